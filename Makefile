@@ -1,0 +1,36 @@
+# Two commands do everything: `make run` shows Belljar at work, `make test` runs all tests.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.belljar-ready
+
+.PHONY: run test setup check bench profiles clean
+
+run: $(STAMP)              ## a small showcase on the embedded default: no Docker, no root
+	@$(BIN)/python examples/showcase.py
+
+test: $(STAMP)             ## all tests, on real sandboxes
+	@sh scripts/system_packages.sh
+	@$(BIN)/python -m pytest
+
+check: $(STAMP)            ## style, types, layers, seccomp profiles
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand and llm-sandbox
+	@$(BIN)/python tests/bench/bench.py
+
+setup: $(STAMP)
+
+profiles: $(STAMP)         ## compile the seccomp profile anew, after a change of guest.json
+	@$(BIN)/python scripts/compile_profiles.py
+
+$(STAMP): pyproject.toml
+	@PYTHON="$(PYTHON)" sh scripts/make_venv.sh $(VENV)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache

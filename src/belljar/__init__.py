@@ -1,0 +1,55 @@
+"""Belljar runs code that nobody has read yet, where it can do no harm, and returns a typed answer.
+
+>>> import belljar
+>>> belljar.run("print(1)").stdout
+'1\\n'
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Imported on first use, so that `import belljar` costs next to nothing.
+_PUBLIC = {
+    "run": "sandbox", "arun": "sandbox", "stream": "sandbox", "Sandbox": "sandbox", "Cancel": "sandbox",
+    "Session": "session", "Engine": "engine",
+    "Result": "models", "Status": "models", "ErrorType": "models", "Limits": "models", "Event": "models",
+    "BelljarError": "errors", "BackendError": "errors", "InvalidRequest": "errors", "PolicyDenied": "errors",
+    "supported_languages": "sandbox",
+}  # fmt: skip
+
+__all__ = [*_PUBLIC, "__version__"]
+
+if TYPE_CHECKING:
+    from belljar.engine import Engine as Engine
+    from belljar.errors import BackendError as BackendError
+    from belljar.errors import BelljarError as BelljarError
+    from belljar.errors import InvalidRequest as InvalidRequest
+    from belljar.errors import PolicyDenied as PolicyDenied
+    from belljar.models import ErrorType as ErrorType
+    from belljar.models import Event as Event
+    from belljar.models import Limits as Limits
+    from belljar.models import Result as Result
+    from belljar.models import Status as Status
+    from belljar.sandbox import Cancel as Cancel
+    from belljar.sandbox import Sandbox as Sandbox
+    from belljar.sandbox import arun as arun
+    from belljar.sandbox import run as run
+    from belljar.sandbox import stream as stream
+    from belljar.sandbox import supported_languages as supported_languages
+    from belljar.session import Session as Session
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'belljar' has no attribute {name!r}")
+    value = getattr(import_module(f"belljar.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,71 @@
+"""The contract of a backend. Five verbs; what a backend lacks is data in `Capabilities`, not an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from belljar.models import (
+    Capabilities,
+    Collected,
+    Command,
+    Entry,
+    EventKind,
+    File,
+    LanguageSupport,
+    Plan,
+    Result,
+    Status,
+)
+
+Emit = Callable[[EventKind, str], Awaitable[None]]
+
+
+class Control:
+    """The caller's hand on a running command: stop it, or (if `feed` is set) talk to its stdin."""
+
+    def __init__(self, feed: MemoryObjectReceiveStream[bytes] | None = None) -> None:
+        self.feed = feed
+        self.reason = Status.ABORTED
+        self._stopped = anyio.Event()
+
+    def stop(self, reason: Status = Status.ABORTED) -> None:
+        """Ends the command and everything it started; its partial output is still returned."""
+        if not self._stopped.is_set():
+            self.reason = reason
+            self._stopped.set()
+
+    async def stopped(self) -> Status:
+        await self._stopped.wait()
+        return self.reason
+
+
+class Box(Protocol):
+    """One sandbox. `put`, `get` and `list` work when the plan said `keep_files`."""
+
+    id: str
+
+    async def run(self, command: Command, emit: Emit, control: Control) -> Result: ...
+    async def put(self, files: Sequence[File]) -> None: ...
+    async def get(self, patterns: Sequence[str]) -> Collected: ...
+    async def list(self) -> tuple[Entry, ...]: ...
+
+
+class Backend(Protocol):
+    name: str
+
+    async def probe(self) -> Capabilities:
+        """Never raises; says why not and how to fix it."""
+        ...
+
+    async def languages(self) -> tuple[LanguageSupport, ...]: ...
+
+    def open(self, plan: Plan) -> AbstractAsyncContextManager[Box]: ...
+
+    async def reap(self) -> int:
+        """Removes what a Belljar that died left behind; returns how many sandboxes that were."""
+        ...

@@ -1,0 +1,261 @@
+"""Control groups, version 1 and 2, behind one small face. Version 1 is what the knobs table calls `1`.
+
+A `Group` is one sandbox: made with its limits, joined by the launcher, read at the end, killed, removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from belljar.models import Limits
+
+PREFIX = "belljar-"
+_PERIOD_US = 100_000
+_CONTROLLERS = {1: ("memory", "pids", "cpu", "cpuacct", "blkio"), 2: ("memory", "pids", "cpu", "io")}
+_LIMIT_OF = {"memory": "memory", "pids": "pids", "cpu": "cpus", "blkio": "io", "io": "io"}
+
+
+class Usage(NamedTuple):
+    memory_peak: int | None
+    cpu_ms: float | None
+    oom_kills: int
+    forks_refused: int
+
+
+class Group:
+    """One sandbox's control group: one directory (version 2) or one for each controller (version 1)."""
+
+    def __init__(self, version: int, dirs: Mapping[str, Path]) -> None:
+        self.version = version
+        self._dirs = dirs
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys(self._dirs.values()))
+
+    @property
+    def doors(self) -> tuple[Path, ...]:
+        """Files that take "0" to let the writing process in.
+
+        Moving a whole process takes a kernel-wide lock that costs a grace period (12 ms here); a single
+        thread moving itself does not, and the launcher is one. Version 2 has no such side door.
+        """
+        return tuple(path / ("tasks" if self.version == 1 else "cgroup.procs") for path in self.paths)
+
+    def limit(self, limits: Limits, device: str | None = None) -> None:
+        for controller, name, value in _knobs(self.version, limits, device):
+            if (folder := self._dirs.get(controller)) is None:
+                continue
+            try:
+                (folder / name).write_text(value)
+            except OSError:
+                # Swap accounting is missing on many kernels, and some disks cannot be throttled; a main
+                # limit that cannot be set is a broken promise.
+                if not (name.startswith(("memory.swap", "memory.memsw", "memory.oom.group", "blkio", "io."))):
+                    raise
+
+    def usage(self) -> Usage:
+        if self.version == 2:
+            cpu = self._table("cpu", "cpu.stat").get("usage_usec")
+            return Usage(
+                self._number("memory", "memory.peak"),
+                None if cpu is None else cpu / 1000,
+                self._table("memory", "memory.events").get("oom_kill", 0),
+                self._table("pids", "pids.events").get("max", 0),
+            )
+        cpu_ns = self._number("cpuacct", "cpuacct.usage")
+        return Usage(
+            self._number("memory", "memory.max_usage_in_bytes"),
+            None if cpu_ns is None else cpu_ns / 1e6,
+            self._table("memory", "memory.oom_control").get("oom_kill", 0),
+            self._table("pids", "pids.events").get("max", 0),
+        )
+
+    def pids(self) -> list[int]:
+        found: set[int] = set()
+        for path in self.paths:
+            with suppress(OSError):
+                found.update(int(pid) for pid in (path / "cgroup.procs").read_text().split())
+        return sorted(found)
+
+    def kill(self) -> None:
+        """Ends everything in the group; called until `pids` is empty, since a fork may race one pass."""
+        for path in self.paths:
+            with suppress(OSError):
+                if (switch := path / "cgroup.kill").exists():
+                    switch.write_text("1")
+                    continue
+            for pid in self.pids():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def remove(self) -> bool:
+        """True when nothing of it is left. False: something in it has not died yet; try again."""
+        gone = True
+        for path in self.paths:
+            try:
+                path.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                gone = False
+        return gone
+
+    def destroy(self, seconds: float = 5.0) -> bool:
+        """Kills and removes, patiently. For orphans and for the end of a box."""
+        deadline = time.monotonic() + seconds
+        while not self.remove():
+            if time.monotonic() > deadline:
+                return False
+            self.kill()
+            time.sleep(0.002)
+        return True
+
+    def _number(self, controller: str, name: str) -> int | None:
+        with suppress(OSError, ValueError, KeyError):
+            return int((self._dirs[controller] / name).read_text())
+        return None
+
+    def _table(self, controller: str, name: str) -> dict[str, int]:
+        with suppress(OSError, ValueError, KeyError):
+            rows = (line.split() for line in (self._dirs[controller] / name).read_text().splitlines())
+            return {row[0]: int(row[1]) for row in rows if len(row) == 2}
+        return {}
+
+
+class Cgroups:
+    """Where groups can be made here, found once by `detect`."""
+
+    def __init__(self, version: int, bases: Mapping[str, Path]) -> None:
+        self.version = version
+        self.bases = bases
+
+    @property
+    def limits(self) -> frozenset[str]:
+        """The limits that are really enforced: memory, pids, cpus, io."""
+        return frozenset(_LIMIT_OF[name] for name in self.bases if name in _LIMIT_OF)
+
+    def create(self, name: str, limits: Limits, device: str | None = None) -> Group:
+        group = self._group(PREFIX + name)
+        try:
+            for path in group.paths:
+                path.mkdir()
+            group.limit(limits, device)
+        except BaseException:
+            group.destroy()
+            raise
+        return group
+
+    def orphans(self, alive: Iterable[str]) -> list[Group]:
+        """Groups whose owner (the part of the name before the last dash) is not among the living."""
+        owners = set(alive)
+        names = {
+            path.name
+            for base in set(self.bases.values())
+            for path in base.glob(PREFIX + "*")
+            if path.name.removeprefix(PREFIX).rpartition("-")[0] not in owners
+        }
+        return [self._group(name) for name in sorted(names)]
+
+    def _group(self, name: str) -> Group:
+        return Group(self.version, {controller: base / name for controller, base in self.bases.items()})
+
+
+def detect(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Cgroups | str:
+    """Where this process may make groups, or a sentence saying why it may not."""
+    try:
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError as error:
+        return f"no control groups: {error}"
+    if (root / "cgroup.controllers").exists():
+        own = next((path for number, _, path in lines if number == "0"), "/")
+        return _detect_v2(root, own)
+    return _detect_v1(root, lines)
+
+
+def _detect_v1(root: Path, lines: list[list[str]]) -> Cgroups | str:
+    bases = {}
+    for _, controllers, path in lines:
+        for controller in controllers.split(","):
+            base = root / controller / path.lstrip("/")
+            if controller in _CONTROLLERS[1] and os.access(base, os.W_OK) and base.is_dir():
+                bases[controller] = base
+    if "memory" not in bases or "pids" not in bases:
+        return "no right to make control groups (version 1 gives it to root only)"
+    return Cgroups(1, bases)
+
+
+def _detect_v2(root: Path, own: str) -> Cgroups | str:
+    """Its own group if it may hand controllers down, else the nearest ancestor that already does."""
+    start = root / own.lstrip("/")
+    for base in (start, *start.parents):
+        if not base.is_relative_to(root):
+            break
+        if not (os.access(base, os.W_OK) and os.access(base / "cgroup.procs", os.W_OK)):
+            continue
+        wanted = set(_CONTROLLERS[2]) & set(_words(base / "cgroup.controllers"))
+        missing = wanted - set(_words(base / "cgroup.subtree_control"))
+        for controller in sorted(missing):
+            with suppress(OSError):
+                (base / "cgroup.subtree_control").write_text(f"+{controller}")
+        given = wanted & set(_words(base / "cgroup.subtree_control"))
+        if {"memory", "pids"} <= given:
+            return Cgroups(2, {controller: base for controller in _CONTROLLERS[2] if controller in given})
+    return (
+        "no control group was delegated to this process: start it with "
+        "`systemd-run --user --scope -p Delegate=yes …`, or as root"
+    )
+
+
+def _words(path: Path) -> list[str]:
+    with suppress(OSError):
+        return path.read_text().split()
+    return []
+
+
+def _knobs(version: int, limits: Limits, device: str | None) -> list[tuple[str, str, str]]:
+    memory, quota = str(limits.memory), max(1000, int(limits.cpus * _PERIOD_US))
+    if version == 2:
+        knobs = [
+            ("memory", "memory.max", memory),
+            ("memory", "memory.swap.max", "0"),
+            ("memory", "memory.oom.group", "1"),
+            ("pids", "pids.max", str(limits.pids)),
+            ("cpu", "cpu.max", f"{quota} {_PERIOD_US}"),
+        ]
+        rates = {"rbps": limits.io_bps, "wbps": limits.io_bps, "riops": limits.io_iops, "wiops": limits.io_iops}
+        if device and any(rates.values()):
+            knobs.append(("io", "io.max", " ".join([device, *(f"{k}={v}" for k, v in rates.items() if v)])))
+        return knobs
+    knobs = [
+        ("memory", "memory.limit_in_bytes", memory),
+        ("memory", "memory.memsw.limit_in_bytes", memory),
+        ("pids", "pids.max", str(limits.pids)),
+        ("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
+        ("cpu", "cpu.cfs_quota_us", str(quota)),
+    ]
+    for name, value in (("bps", limits.io_bps), ("iops", limits.io_iops)):
+        if device and value:
+            knobs += [("blkio", f"blkio.throttle.{way}_{name}_device", f"{device} {value}") for way in ("read", "write")]
+    return knobs
+
+
+def disk_of(path: str) -> str | None:
+    """`major:minor` of the whole disk below a path, as throttling wants it; None for what has no disk."""
+    number = os.stat(path).st_dev
+    entry = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not entry.exists():
+        return None
+    entry = entry.resolve()
+    if (entry / "partition").exists():
+        entry = entry.parent
+    return (entry / "dev").read_text().strip()

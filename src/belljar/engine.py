@@ -1,0 +1,192 @@
+"""The single orchestrator: decide, choose, open, run, diagnose, tell. Every surface comes through here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+
+from belljar import backends, diagnose, errors, languages, policy, routing
+from belljar.backends.base import Backend, Box, Control
+from belljar.models import (
+    INPUTS,
+    WORKSPACE,
+    Capabilities,
+    Command,
+    Event,
+    EventKind,
+    Failure,
+    LanguageSupport,
+    Plan,
+    Result,
+    RunRequest,
+    Status,
+)
+from belljar.settings import Settings
+from belljar.settings import load as load_settings
+
+Listener = Callable[[Event], Awaitable[None] | None]
+_ALWAYS_SPOKEN = ("python", "bash")
+
+
+class Engine:
+    """Holds the settings, the backends and the listeners. No state of the process: make as many as you like."""
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        extra: Sequence[Backend] = (),
+        sinks: Sequence[Listener] = (),
+    ) -> None:
+        self.settings = settings or load_settings()
+        self.languages = languages.load(self.settings.language_file)
+        self._extra = {backend.name: backend for backend in extra}
+        self._backends: dict[str, Backend] = {}
+        self._offers: dict[str, Capabilities] = {}
+        self._spoken: dict[str, tuple[LanguageSupport, ...]] = {}
+        self._sinks = tuple(sinks)
+        self._places = anyio.Semaphore(self.settings.max_containers)
+
+    # --- what there is ---
+
+    def backend(self, name: str) -> Backend:
+        if name in self._extra:
+            return self._extra[name]
+        if name not in self._backends:
+            self._backends[name] = backends.load(name, self.settings)
+        return self._backends[name]
+
+    async def offer(self, name: str, *, again: bool = False) -> Capabilities:
+        if again or name not in self._offers:
+            self._offers[name] = await self.backend(name).probe()
+        return self._offers[name]
+
+    async def offers(self) -> tuple[Capabilities, ...]:
+        """Every backend's word on itself, in the order of preference."""
+        return tuple([await self.offer(name) for name in (*self._extra, *backends.NAMES)])
+
+    async def spoken(self, name: str) -> tuple[LanguageSupport, ...]:
+        if name not in self._spoken:
+            self._spoken[name] = await self.backend(name).languages()
+        return self._spoken[name]
+
+    # --- running ---
+
+    async def run(
+        self, request: RunRequest, *, listener: Listener | None = None, control: Control | None = None
+    ) -> Result:
+        """One request in a sandbox of its own."""
+        async with self.open(request) as lease:
+            return await lease.run(request, listener=listener, control=control)
+
+    @asynccontextmanager
+    async def open(self, request: RunRequest, *, keep_files: bool = False) -> AsyncIterator[Lease]:
+        plan = policy.decide(request, self.settings, keep_files=keep_files)
+        choice = routing.choose(plan, await self._candidates(plan))
+        backend, offer = self.backend(choice.backend), await self.offer(choice.backend)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._places)
+            box = await stack.enter_async_context(backend.open(plan))
+            yield Lease(self, plan, box, offer, choice.reasons)
+
+    async def _candidates(self, plan: Plan) -> tuple[Capabilities, ...]:
+        """All offers for `auto`; for a named backend only its own, so that nobody waits for the others."""
+        known = (*self._extra, *backends.NAMES)
+        if plan.backend in known:
+            return (await self.offer(plan.backend),)
+        return await self.offers() if plan.backend == "auto" else tuple(
+            Capabilities(backend=name, available=False) for name in known
+        )
+
+    async def tell(self, event: Event, listener: Listener | None) -> None:
+        for hear in (*self._sinks, listener):
+            if hear is not None:
+                answer = hear(event)
+                if inspect.isawaitable(answer):
+                    await answer
+
+    async def require_language(self, name: str, backend: str) -> None:
+        if name in _ALWAYS_SPOKEN or backend in self._extra:
+            return
+        for support in await self.spoken(backend):
+            if support.name == name and not support.available:
+                raise errors.NotAvailable(f"{name} cannot be run by {backend} here", fix=support.fix)
+
+
+class Lease:
+    """An open box with the decisions that led to it."""
+
+    def __init__(
+        self, engine: Engine, plan: Plan, box: Box, offer: Capabilities, reasons: tuple[str, ...]
+    ) -> None:
+        self.engine = engine
+        self.plan = plan
+        self.box = box
+        self.offer = offer
+        self.reasons = reasons
+
+    async def run(
+        self, request: RunRequest, *, listener: Listener | None = None, control: Control | None = None
+    ) -> Result:
+        command = await self.command(request)
+        emit = self._emitter(listener)
+        result = await self.box.run(command, emit, control or Control())
+        result = await self.finish(request, result)
+        await emit("finished", "", result=result)
+        return result
+
+    async def command(self, request: RunRequest) -> Command:
+        """The request as one program with its files: a snippet becomes its language's main file."""
+        limits = policy.limits(request.limits, self.plan.limits, self.engine.settings.caps)
+        own_files = {name: data for name, data in request.files.items() if name not in self.plan.files}
+        if request.command is not None:
+            return Command(
+                argv=request.command, env=request.env, stdin=request.stdin, cwd=request.workdir, limits=limits,
+                files=own_files,
+            )  # fmt: skip
+        if request.code is None:
+            raise errors.InvalidRequest("code: give `code` or `command`")
+        language = self.engine.languages.get(request.language)
+        await self.engine.require_language(language.name, self.offer.backend)
+        main, env, argv = language.filename, dict(language.env), language.argv
+        if main in request.files:
+            raise errors.InvalidRequest(f"files: {main!r} is where the code goes", fix="rename the file")
+        if self.plan.workspace:
+            argv = tuple(f"{INPUTS}/{main}" if word == main else word for word in argv)
+            env.setdefault("PYTHONPATH", WORKSPACE)
+        return Command(
+            argv=argv, env=env | dict(request.env), stdin=request.stdin, cwd=request.workdir, limits=limits,
+            language=language.name, files={main: request.code.encode(), **own_files},
+        )  # fmt: skip
+
+    async def finish(self, request: RunRequest, result: Result) -> Result:
+        """The backend's raw result with its files, its diagnosis, and where and why it ran."""
+        reasons = self.reasons
+        changes: dict[str, Any] = {}
+        if request.collect:
+            collected = await self.box.get(request.collect)
+            changes["files"] = collected.files
+            reasons += tuple(f"not collected: {left_out}" for left_out in collected.left_out)
+        failure = self.diagnose(request, result)
+        changes |= {"error": failure, "backend": self.offer.backend, "reasons": reasons}
+        return result.model_copy(update=changes | {"guarantees": self.offer.guarantees})
+
+    def diagnose(self, request: RunRequest, result: Result) -> Failure | None:
+        if result.status is Status.SUCCESS:
+            return None
+        language = "" if request.command else self.engine.languages.get(request.language).name
+        return diagnose.diagnose(result, language=language, limits=self.plan.limits, backend=self.offer.backend)
+
+    def _emitter(self, listener: Listener | None) -> Any:
+        sequence = 0
+
+        async def emit(kind: EventKind, text: str, result: Result | None = None) -> None:
+            nonlocal sequence
+            sequence += 1
+            event = Event(run=self.box.id, seq=sequence, kind=kind, text=text, result=result)
+            await self.engine.tell(event, listener)
+
+        return emit

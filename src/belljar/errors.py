@@ -1,0 +1,103 @@
+"""Every exception Belljar raises.
+
+    BelljarError                 exit  http  mcp
+    ├── InvalidRequest            125   422  -32602   the request makes no sense; the message names the field
+    ├── PolicyDenied              126   403  -32001   it makes sense, and the answer is no
+    └── BackendError              125   503  -32603   our failure, never the guest's
+        ├── NotAvailable          125   503  -32603   kind "not_available"
+        ├── ImageNotFound         125   404  -32603   kind "image_not_found"
+        ├── StartFailed           125   503  -32603   kind "start_failed": the guest never ran
+        ├── ExecutionFailed       125   500  -32603   kind "execution_failed": it ran, and we lost it
+        ├── BackendTimeout        125   504  -32603   kind "timeout": an engine did not answer
+        ├── Aborted               125   499  -32603   kind "aborted"
+        └── CleanupFailed         125   500  -32603   kind "cleanup_failed"
+
+The guest's own failure is not here: it is a `Result`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import ValidationError
+
+
+class BelljarError(Exception):
+    """`message` says what happened, `fix` what to do next."""
+
+    kind: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 125
+    http_status: ClassVar[int] = 500
+    mcp_code: ClassVar[int] = -32603
+
+    def __init__(self, message: str, *, fix: str = "", context: dict[str, Any] | None = None) -> None:
+        super().__init__(f"{message} — {fix}" if fix else message)
+        self.message = message
+        self.fix = fix
+        self.context = context or {}
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "message": self.message, "fix": self.fix, "context": self.context}
+
+
+class InvalidRequest(BelljarError, ValueError):
+    kind = "invalid_request"
+    http_status = 422
+    mcp_code = -32602
+
+
+class PolicyDenied(BelljarError):
+    kind = "policy_denied"
+    exit_code = 126
+    http_status = 403
+    mcp_code = -32001
+
+
+class BackendError(BelljarError):
+    kind = "backend_error"
+    http_status = 503
+
+
+class NotAvailable(BackendError):
+    kind = "not_available"
+
+
+class ImageNotFound(BackendError):
+    kind = "image_not_found"
+    http_status = 404
+
+
+class StartFailed(BackendError):
+    kind = "start_failed"
+
+
+class ExecutionFailed(BackendError):
+    kind = "execution_failed"
+    http_status = 500
+
+
+class BackendTimeout(BackendError):
+    kind = "timeout"
+    http_status = 504
+
+
+class Aborted(BackendError):
+    kind = "aborted"
+    http_status = 499
+
+
+class CleanupFailed(BackendError):
+    kind = "cleanup_failed"
+    http_status = 500
+
+
+def from_validation(error: ValidationError, what: str = "request") -> InvalidRequest:
+    """pydantic's report as one sentence for each field: where, what is wrong, what was given."""
+    parts = []
+    for item in error.errors(include_url=False, include_context=False):
+        field = ".".join(str(step) for step in item["loc"]) or what
+        message = item["msg"].removeprefix("Value error, ")
+        given = repr(item.get("input"))
+        given = given if len(given) <= 60 else given[:57] + "..."
+        parts.append(f"{field}: {message} (got {given})" if item["type"] != "missing" else f"{field}: is required")
+    return InvalidRequest("; ".join(parts), context={"fields": [".".join(map(str, e["loc"])) for e in error.errors()]})

@@ -1,0 +1,216 @@
+"""Files into and out of a box. Everything that leaves one is hostile: no link is followed, no device or
+pipe is opened, and count, depth and size are capped before anything is read."""
+
+from __future__ import annotations
+
+import ctypes
+import fnmatch
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from belljar import errors
+from belljar.models import MIB, Collected, Entry, File, format_size, guest_path
+
+MAX_DEPTH = 32
+MAX_ENTRIES = 10_000
+MAX_COLLECTED = 64 * MIB
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Node(NamedTuple):
+    path: str
+    folder: int  # an open descriptor of the directory that holds it, valid during the step
+    name: str
+    info: os.stat_result
+
+
+def write(root: int, files: Sequence[File], *, owner: int | None = None) -> None:
+    """Writes files below an open directory, as `owner` if given: then with that uid's rights and no more."""
+    with _acting_as(owner):
+        for file in files:
+            parts = guest_path(file.path).split("/")
+            with _folder(root, parts[:-1]) as folder:
+                _replace(folder, parts[-1], file)
+
+
+def collect(root: int, patterns: Sequence[str], *, ignore: frozenset[str] = frozenset()) -> Collected:
+    """The regular files below an open directory that match, within the caps, and what was left out and why."""
+    files: list[File] = []
+    left_out: list[str] = []
+    budget = MAX_COLLECTED
+    for node in _walk(root, left_out):
+        if node.path in ignore or stat.S_ISDIR(node.info.st_mode) or not matches(node.path, patterns):
+            continue
+        if not stat.S_ISREG(node.info.st_mode):
+            left_out.append(f"{node.path}: {_kind(node.info.st_mode)}, only regular files leave a sandbox")
+        elif node.info.st_size > budget:
+            left_out.append(f"{node.path}: {format_size(node.info.st_size)} is over what may be collected")
+        elif (content := _read(node, budget)) is None:
+            left_out.append(f"{node.path}: changed while it was read")
+        else:
+            budget -= len(content)
+            files.append(File(path=node.path, content=content, executable=bool(node.info.st_mode & 0o100)))
+    return Collected(tuple(files), tuple(left_out))
+
+
+def entries(root: int) -> tuple[Entry, ...]:
+    found = (Entry(node.path, _kind(node.info.st_mode), node.info.st_size) for node in _walk(root, []))
+    return tuple(sorted(found))
+
+
+def tree(path: str, *, limit: int) -> tuple[File, ...]:
+    """A host folder's regular files as they are, for a grant by copy; over the limit is a refusal."""
+    files: list[File] = []
+    left = limit
+    root = os.open(path, _DIRECTORY)
+    try:
+        for node in _walk(root, [], most=1_000_000):
+            if not stat.S_ISREG(node.info.st_mode):
+                continue
+            content = _read(node, left)
+            if content is None:
+                raise errors.PolicyDenied(
+                    f"workspace: {path} holds more than the disk limit of {format_size(limit)}",
+                    fix="raise `disk`, or run Belljar as the folder's owner, so that no copy is needed",
+                )
+            left -= len(content)
+            files.append(File(path=node.path, content=content, executable=bool(node.info.st_mode & 0o100)))
+    finally:
+        os.close(root)
+    return tuple(files)
+
+
+def remove(root: int, path: str) -> None:
+    """Removes one file below an open directory, following no link."""
+    parts = path.split("/")
+    with suppress(FileNotFoundError), _folder(root, parts[:-1]) as folder:
+        os.unlink(parts[-1], dir_fd=folder)
+
+
+@contextmanager
+def _acting_as(owner: int | None) -> Iterator[None]:
+    """This thread's file rights become the owner's: root has none in a filesystem mounted by the guest's uid."""
+    if owner is None:
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.setfsgid(owner)
+    libc.setfsuid(owner)
+    try:
+        yield
+    finally:
+        libc.setfsuid(os.geteuid())
+        libc.setfsgid(os.getegid())
+
+
+def matches(path: str, patterns: Sequence[str]) -> bool:
+    """A pattern without a slash matches names at any depth (`./name` only the topmost); `*` stays within a
+    name, `**` does not."""
+    return any(
+        _match(path.split("/"), p.removeprefix("./").split("/") if "/" in p else ["**", p]) for p in patterns
+    )
+
+
+def _match(parts: list[str], pattern: list[str]) -> bool:
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_match(parts[i:], pattern[1:]) for i in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _match(parts[1:], pattern[1:])
+
+
+@contextmanager
+def _folder(root: int, parts: Sequence[str]) -> Iterator[int]:
+    """Opens (making what is missing) the folder below root, one name at a time, so that no link is followed."""
+    current = os.dup(root)
+    try:
+        for part in parts:
+            try:
+                following = os.open(part, _DIRECTORY, dir_fd=current)
+            except FileNotFoundError:
+                os.mkdir(part, 0o755, dir_fd=current)
+                following = os.open(part, _DIRECTORY, dir_fd=current)
+            os.close(current)
+            current = following
+        yield current
+    except NotADirectoryError:
+        raise errors.InvalidRequest(f"path: {'/'.join(parts)!r} is not a folder in the sandbox") from None
+    finally:
+        os.close(current)
+
+
+def _replace(folder: int, name: str, file: File) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)  # the name goes, never what a link points to
+    fd = os.open(name, _CREATE, 0o755 if file.executable else 0o644, dir_fd=folder)
+    try:
+        view = memoryview(file.content)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+
+
+def _walk(root: int, left_out: list[str], most: int = MAX_ENTRIES) -> Iterator[_Node]:
+    """Depth first, so that no more folders are open at once than the tree is deep."""
+    seen = 0
+
+    def visit(folder: int, prefix: str, depth: int) -> Iterator[_Node]:
+        nonlocal seen
+        for name in sorted(os.listdir(folder)):
+            seen += 1
+            if seen > most:
+                if seen == most + 1:
+                    left_out.append(f"{prefix or './'}: more than {most} entries, the rest was not looked at")
+                return
+            path = prefix + name
+            try:
+                guest_path(path)
+                info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except (OSError, ValueError):
+                left_out.append(f"{path.encode('utf-8', 'backslashreplace').decode()!r}: an unusable name")
+                continue
+            yield _Node(path, folder, name, info)
+            if stat.S_ISDIR(info.st_mode) and depth < MAX_DEPTH:
+                try:
+                    inner = os.open(name, _DIRECTORY, dir_fd=folder)
+                except OSError:
+                    left_out.append(f"{path}: cannot be opened")
+                    continue
+                try:
+                    yield from visit(inner, path + "/", depth + 1)
+                finally:
+                    os.close(inner)
+
+    yield from visit(root, "", 1)
+
+
+def _read(node: _Node, limit: int) -> bytes | None:
+    """The content, or None if it is no regular file any more, or longer than allowed."""
+    try:
+        fd = os.open(node.name, _READ, dir_fd=node.folder)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        chunks: list[bytes] = []
+        size = 0
+        while chunk := os.read(fd, 1 << 20):
+            size += len(chunk)
+            if size > limit:
+                return None
+            chunks.append(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(fd)
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "pipe"}
+    return kinds.get(stat.S_IFMT(mode), "device or socket")

@@ -1,0 +1,410 @@
+"""The data that crosses boundaries: what is asked, what was decided, what happened.
+
+Everything here is frozen, refuses unknown fields, and does no I/O.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+MAX_FILES = 256
+WORKSPACE = "/workspace"
+INPUTS = "/inputs"  # where read-only files are when /workspace is a folder of the host: it gets no litter
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", validate_default=False
+    )
+
+
+# --- the closed sets ---------------------------------------------------------------------------
+
+
+class Status(StrEnum):
+    """Exactly one per run."""
+
+    SUCCESS = "success"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    OOM_KILLED = "oom_killed"
+    FUEL_EXHAUSTED = "fuel_exhausted"
+    OUTPUT_LIMIT = "output_limit"
+    DISK_LIMIT = "disk_limit"
+    KILLED = "killed"
+    ABORTED = "aborted"
+
+
+class ErrorType(StrEnum):
+    TIMEOUT = "TIMEOUT"
+    OOM_KILLED = "OOM_KILLED"
+    NETWORK_ERROR = "NETWORK_ERROR"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    SYNTAX_ERROR = "SYNTAX_ERROR"
+    RUNTIME_ERROR = "RUNTIME_ERROR"
+    MISSING_PACKAGE = "MISSING_PACKAGE"
+    FUEL_EXHAUSTED = "FUEL_EXHAUSTED"
+    OUTPUT_LIMIT = "OUTPUT_LIMIT"
+    DISK_LIMIT = "DISK_LIMIT"
+    PROCESS_LIMIT = "PROCESS_LIMIT"
+
+
+class Isolation(StrEnum):
+    """What stands between the guest and the host's kernel, weakest first."""
+
+    NONE = "none"
+    NAMESPACE = "namespace"
+    KERNEL = "kernel"
+
+    @property
+    def rank(self) -> int:
+        return list(type(self)).index(self)
+
+
+# --- values with units -------------------------------------------------------------------------
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(value: object) -> object:
+    """`"512M"` -> 536870912. Units are powers of 1024; a bare number is bytes."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if not match:
+        raise ValueError(f'{value!r} is not a size: write bytes, or a number with a unit such as "512M" or "4G"')
+    number = float(match[1]) * 1024 ** _POWERS[match[2].lower()]
+    if not number < 2**63:
+        raise ValueError(f"{value!r} is larger than any machine")
+    return int(number)
+
+
+def format_size(size: int) -> str:
+    for unit in ("B", "K", "M", "G"):
+        if size < 1024:
+            return f"{size:g}{unit}" if unit != "B" else f"{size} bytes"
+        size = size // 1024 if size % 1024 == 0 else size / 1024  # type: ignore[assignment]
+    return f"{size:.4g}T"
+
+
+def guest_path(value: object) -> str:
+    """A name inside the box: relative, plain, never climbing out."""
+    if not isinstance(value, str | PurePosixPath):
+        raise ValueError("a path inside the sandbox must be a string")
+    text = str(value)
+    if not text or len(text.encode("utf-8", "surrogatepass")) > 1024:
+        raise ValueError("a path inside the sandbox must have 1 to 1024 bytes")
+    if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in text):
+        raise ValueError(f"{text!r} holds a control character or half a surrogate pair: use a plain name")
+    if "\\" in text:
+        raise ValueError(f"{text!r} holds a backslash: separate folders with /")
+    path = PurePosixPath(text)
+    if path.is_absolute():
+        if not path.is_relative_to(WORKSPACE):
+            raise ValueError(f"{text!r} is outside {WORKSPACE}: use a path relative to it")
+        path = path.relative_to(WORKSPACE)
+    if ".." in path.parts:
+        raise ValueError(f"{text!r} climbs out of {WORKSPACE}: leave out '..'")
+    if not path.parts:
+        raise ValueError(f"{text!r} names no file: give a name below {WORKSPACE}")
+    if any(len(part.encode()) > 255 for part in path.parts) or len(path.parts) > 32:
+        raise ValueError(f"{text[:60]!r} has a name over 255 bytes or more than 32 folders")
+    return str(path)
+
+
+def _env_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", value):
+        raise ValueError(f"{value!r} is not a variable name: use letters, digits and _")
+    return value
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must not hold a NUL byte")
+    return value
+
+
+def _encodable(value: str) -> str:
+    if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
+        raise ValueError("must be valid Unicode (it holds half a surrogate pair)")
+    return value
+
+
+def _as_bytes(value: object) -> object:
+    return value.encode() if isinstance(value, str) else value
+
+
+_HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def _host(value: str) -> str:
+    host = value.lower().rstrip(".")
+    if not _HOST.fullmatch(host) or len(host) > 253:
+        raise ValueError(f"{value!r} is not a host name: write example.org, or *.example.org for what is below it")
+    if re.fullmatch(r"[\d.]+", host):
+        raise ValueError(f"{value!r} is an address: an allowlist takes host names only")
+    return host
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Text = Annotated[str, AfterValidator(_no_nul), AfterValidator(_encodable)]
+GuestPath = Annotated[str, BeforeValidator(guest_path)]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+Bytes = Annotated[bytes, BeforeValidator(_as_bytes)]
+HostPattern = Annotated[str, AfterValidator(_host)]
+
+
+# --- what is asked -----------------------------------------------------------------------------
+
+
+class Limits(Model):
+    """What a run may use, with the defaults. In a request only the fields that were set count."""
+
+    cpus: float = Field(1.0, gt=0, le=1024)
+    memory: Size = Field(512 * MIB, ge=8 * MIB, le=2**46)
+    disk: Size = Field(1 * GIB, ge=64 * KIB, le=2**46)
+    pids: int = Field(100, ge=1, le=2**22)
+    timeout: float = Field(30.0, gt=0, le=7 * 86400, description="seconds of wall clock")
+    output: Size = Field(10 * MIB, ge=0, le=GIB, description="bytes kept of stdout and stderr each")
+    io_bps: Size | None = Field(None, ge=4096, description="bytes a second from the disk, each way")
+    io_iops: int | None = Field(None, ge=1)
+
+    @field_validator("cpus", "timeout")
+    @classmethod
+    def _finite(cls, value: float) -> float:
+        if not math.isfinite(value):
+            raise ValueError("must be a finite number")
+        return value
+
+    def named(self) -> dict[str, Any]:
+        return self.model_dump(include=self.model_fields_set)
+
+
+class Egress(Model):
+    """Absent, empty and everything are three different things."""
+
+    mode: Literal["none", "listed", "open"] = "none"
+    hosts: frozenset[HostPattern] = frozenset()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.mode == "listed") != bool(self.hosts):
+            raise ValueError('hosts go with mode "listed", and "listed" needs at least one host')
+        return self
+
+
+class Workspace(Model):
+    """A host directory granted to the guest at /workspace; read-only unless `write` is set."""
+
+    path: str
+    write: bool = False
+
+
+class RunRequest(Model):
+    """One run as a caller asks for it: a snippet (`code`) or a `command`, never both."""
+
+    language: str = Field("python", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.+#_-]+$")
+    code: Text | None = Field(None, max_length=16 * MIB)
+    command: tuple[Text, ...] | None = Field(None, min_length=1, max_length=4096)
+    files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, max_length=MAX_FILES)
+    stdin: Bytes = Field(b"", max_length=256 * MIB)
+    env: Mapping[EnvName, Text] = Field(default_factory=dict, max_length=1024)
+    limits: Limits = Field(Limits(), description="only what is named here counts; the rest comes from the settings")
+    egress: Egress = Egress()
+    collect: tuple[str, ...] = Field((), max_length=256)
+    backend: str = Field("auto", min_length=1, max_length=64)
+    isolation: Isolation = Isolation.NAMESPACE
+    workspace: Workspace | None = None
+    packages: str | None = Field(None, description="a Python environment (venv) of the host, granted read-only")
+    workdir: str = WORKSPACE
+
+    @field_validator("collect")
+    @classmethod
+    def _patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(guest_path(pattern) for pattern in value)
+
+    @field_validator("workdir")
+    @classmethod
+    def _workdir(cls, value: str) -> str:
+        return WORKSPACE if PurePosixPath(value) in (PurePosixPath(WORKSPACE), PurePosixPath(".")) else (
+            f"{WORKSPACE}/{guest_path(value)}"
+        )
+
+    @model_validator(mode="after")
+    def _one_job(self) -> Self:
+        if self.code is not None and self.command is not None:
+            raise ValueError("give `code` or `command`, not both")
+        if self.command and not self.command[0]:
+            raise ValueError("`command` needs a program as its first word")
+        paths = [PurePosixPath(name) for name in self.files]
+        for path in paths:
+            if any(parent in paths for parent in path.parents):
+                raise ValueError(f"{str(path)!r} lies below another file: a name cannot be a file and a folder")
+        return self
+
+
+# --- what was decided --------------------------------------------------------------------------
+
+
+class Plan(Model):
+    """A finished decision. A backend needs nothing else, and reads no settings."""
+
+    id: str = Field(default_factory=lambda: f"bj-{uuid.uuid4().hex[:16]}")
+    limits: Limits = Limits()
+    egress: Egress = Egress()
+    files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, description="read-only context files")
+    workspace: Workspace | None = None
+    packages: str | None = None
+    keep_files: bool = Field(False, description="files will be put or got, or more than one command run")
+    isolation: Isolation = Isolation.NAMESPACE
+    backend: str = "auto"
+
+
+class Command(Model):
+    """One program to start in a box."""
+
+    argv: tuple[Text, ...] = Field(min_length=1)
+    env: Mapping[EnvName, Text] = Field(default_factory=dict)
+    stdin: bytes = b""
+    cwd: str = WORKSPACE
+    language: str | None = Field(None, description="whose toolchain the program belongs to")
+    limits: Limits | None = Field(None, description="instead of the plan's, for this command")
+    files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, description="read-only, for this command only")
+
+
+# --- what happened -----------------------------------------------------------------------------
+
+
+class Failure(Model):
+    """A guest's failure, told so that an agent can act on it."""
+
+    error_type: ErrorType
+    message: str
+    suggestion: str
+    context: dict[str, Any] = Field(default_factory=dict)
+
+
+class Guarantees(Model):
+    """What held for this run, each line proved by the backend's probe."""
+
+    isolation: Isolation
+    walls: tuple[str, ...] = Field((), description="what stands around the guest")
+    limits: Mapping[str, str] = Field(default_factory=dict, description="limit -> the mechanism that enforces it")
+    network: str = "none"
+    weaker: tuple[str, ...] = Field((), description="what is not enforced here, in words")
+
+
+class File(Model):
+    path: str
+    content: bytes = b""
+    executable: bool = False
+
+    @property
+    def text(self) -> str:
+        return self.content.decode("utf-8", "replace")
+
+
+FileTree = tuple[File, ...]
+
+
+class Collected(NamedTuple):
+    files: FileTree
+    left_out: tuple[str, ...] = ()  # what was not taken, and why: links, devices, what was too large
+
+
+class Entry(NamedTuple):
+    path: str
+    kind: str  # "file", "folder", "link", "pipe" or "device or socket"
+    size: int
+
+
+MimeBundle = dict[str, Any]
+
+
+class Result(Model):
+    """What a run came to; the mission's field names."""
+
+    status: Status
+    exit_code: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+    truncated: bool = False
+    duration_ms: float = 0.0
+    startup_ms: float = 0.0
+    memory_used_mb: float | None = None
+    cpu_ms: float | None = None
+    fuel_consumed: int | None = None
+    files: FileTree = ()
+    results: tuple[MimeBundle, ...] = ()
+    error: Failure | None = None
+    backend: str = ""
+    container_id: str = ""
+    guarantees: Guarantees | None = None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.SUCCESS
+
+
+EventKind = Literal["started", "stdout", "stderr", "display", "limit", "denied", "finished"]
+
+
+class Event(Model):
+    """One thing that happened, in order (`seq`) within its run."""
+
+    run: str
+    seq: int
+    kind: EventKind
+    at: float = Field(default_factory=time.time)
+    text: str = ""
+    data: MimeBundle = Field(default_factory=dict)
+    result: Result | None = None
+
+
+# --- what a backend says of itself -------------------------------------------------------------
+
+
+class LanguageSupport(Model):
+    """Whether a backend runs a language here, and how to get it if not."""
+
+    name: str
+    available: bool
+    version: str = ""
+    program: str = ""
+    fix: str = ""
+
+
+class Capabilities(Model):
+    """What a backend can do here: data, never an exception."""
+
+    backend: str
+    available: bool
+    why_not: str = ""
+    fix: str = ""
+    version: str = ""
+    guarantees: Guarantees | None = None
+    egress: frozenset[Literal["none", "listed", "open"]] = frozenset({"none"})
+    sessions: frozenset[str] = frozenset()
+    workspace: bool = False
+    packages: bool = False
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,62 @@
+"""What is kept of a stream that may never end: its head and its tail, with the cut flagged."""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+
+FLOOD_FACTOR = 16  # past this many times its limit a stream is an attack on the reader, and the run is ended
+FLOOD_LEAST = 1 << 20
+
+
+class Capture:
+    """Takes the bytes of one stream; `feed` returns the text worth showing now."""
+
+    def __init__(self, limit: int | None) -> None:
+        """Without a limit nothing is kept and all is shown: the caller takes the stream as it comes."""
+        self.unlimited = limit is None
+        self.limit = limit = limit or 0
+        self.total = 0
+        self._head = bytearray()
+        self._head_room = limit - limit // 2
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> str:
+        if self.unlimited:
+            return self._decoder.decode(data, final=not data)
+        room = max(0, self.limit - self.total)
+        self.total += len(data)
+        keep = self._head_room - len(self._head)
+        if keep > 0:
+            self._head += data[:keep]
+        rest = data[max(keep, 0) :]
+        if rest and self.limit:
+            self._push(rest)
+        return self._decoder.decode(data[:room], final=not data) if room or not data else ""
+
+    def _push(self, data: bytes) -> None:
+        room = self.limit // 2
+        self._tail.append(data)
+        self._tail_size += len(data)
+        while self._tail and self._tail_size - len(self._tail[0]) >= room:
+            self._tail_size -= len(self._tail.popleft())
+
+    @property
+    def cut(self) -> int:
+        """How many bytes are missing from `text`."""
+        return max(0, self.total - self.limit)
+
+    @property
+    def flooded(self) -> bool:
+        return self.total > FLOOD_FACTOR * max(self.limit, FLOOD_LEAST)
+
+    @property
+    def text(self) -> str:
+        tail = b"".join(self._tail)
+        if not self.cut:
+            return (self._head + tail).decode("utf-8", "replace")
+        room = self.limit // 2
+        head, tail = bytes(self._head).decode("utf-8", "replace"), tail[len(tail) - room :].decode("utf-8", "replace")
+        return f"{head}\n[... {self.cut} bytes cut by belljar: the limit is {self.limit} ...]\n{tail}"

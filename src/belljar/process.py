@@ -1,0 +1,124 @@
+"""The only file that starts host processes: argv lists, a cleared environment, a deadline."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import anyio
+import anyio.to_thread
+
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+
+
+class Exit(NamedTuple):
+    code: int  # negative: the signal that ended it
+    usage: resource.struct_rusage
+
+
+class Child:
+    """A started process. Whoever holds it must `wait` for it, or `kill` and then `wait`."""
+
+    def __init__(self, argv: Sequence[str], *, stdin: int, stdout: int, stderr: int, fds: Sequence[int] = ()) -> None:
+        # No preexec_fn, user or group: any of them would make Python fork a copy of this whole process
+        # instead of using vfork, which stays fast however large the process is.
+        self._popen = subprocess.Popen(
+            list(argv), stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=tuple(fds), env=_ENVIRONMENT, cwd="/"
+        )
+        self.pid = self._popen.pid
+        self._exit: Exit | None = None
+        try:
+            self._pidfd: int | None = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # not Linux, or a kernel before 5.3
+            self._pidfd = None
+
+    def kill(self) -> None:
+        if self._exit is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    async def wait(self) -> Exit:
+        if self._exit is None:
+            if self._pidfd is not None:
+                await anyio.wait_readable(self._pidfd)
+                self._reap(os.WNOHANG)
+            else:
+                await anyio.to_thread.run_sync(self._reap, 0, abandon_on_cancel=True)
+        assert self._exit is not None
+        return self._exit
+
+    def _reap(self, flags: int) -> None:
+        if self._exit is None:
+            _, status, usage = os.wait4(self.pid, flags)
+            code = self._popen.returncode = os.waitstatus_to_exitcode(status)
+            self._exit = Exit(code, usage)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
+class Output(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+async def output(argv: Sequence[str], *, deadline: float = 10.0, limit: int = 1 << 20) -> Output:
+    """Runs a trusted host command to its end and returns what it printed; past the deadline it is killed."""
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    try:
+        child = Child(argv, stdin=subprocess.DEVNULL, stdout=out_write, stderr=err_write)
+    except BaseException:
+        os.close(out_read)
+        os.close(err_read)
+        raise
+    finally:
+        os.close(out_write)
+        os.close(err_write)
+    texts: dict[int, bytes] = {out_read: b"", err_read: b""}
+
+    async def read(fd: int) -> None:
+        while data := await read_some(fd):
+            texts[fd] = (texts[fd] + data)[:limit]
+
+    try:
+        with anyio.fail_after(deadline):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(read, out_read)
+                tasks.start_soon(read, err_read)
+            code = (await child.wait()).code
+    finally:
+        child.kill()
+        with anyio.CancelScope(shield=True):
+            await child.wait()
+        os.close(out_read)
+        os.close(err_read)
+    return Output(code, texts[out_read].decode("utf-8", "replace"), texts[err_read].decode("utf-8", "replace"))
+
+
+async def read_some(fd: int, size: int = 1 << 16) -> bytes:
+    """The next bytes of a pipe, empty at its end."""
+    os.set_blocking(fd, False)
+    while True:
+        try:
+            return os.read(fd, size)
+        except BlockingIOError:
+            await anyio.wait_readable(fd)
+
+
+async def write_all(fd: int, data: bytes) -> None:
+    """Writes all of data to a pipe; a reader that went away is not an error."""
+    os.set_blocking(fd, False)
+    view = memoryview(data)
+    with suppress(BrokenPipeError):
+        while view:
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                await anyio.wait_writable(fd)

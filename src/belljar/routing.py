@@ -1,0 +1,65 @@
+"""Says where. `choose` weighs a plan against what each backend can do here; it does no I/O.
+
+It never falls back to something weaker than asked, and never to no sandbox at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from belljar import errors
+from belljar.models import Capabilities, Plan
+
+
+class Choice(NamedTuple):
+    backend: str
+    reasons: tuple[str, ...]
+
+
+def choose(plan: Plan, offers: Sequence[Capabilities]) -> Choice:
+    """The first offer, in order of preference, that can do all the plan asks."""
+    if plan.backend != "auto":
+        return _named(plan, offers)
+    passed_over: list[str] = []
+    for offer in offers:
+        if objection := _objection(plan, offer):
+            passed_over.append(f"{offer.backend} passed over: {objection}")
+        else:
+            return Choice(offer.backend, (*passed_over, f"{offer.backend} chosen: first that can do what was asked"))
+    fixes = [f"{offer.backend}: {offer.fix}" for offer in offers if offer.fix and not offer.available]
+    raise errors.NotAvailable(
+        "no sandbox here can run this: " + ("; ".join(passed_over) or "no backend is configured"),
+        fix="; ".join(fixes) or "ask for less, or run `belljar doctor`",
+        context={"reasons": passed_over},
+    )
+
+
+def _named(plan: Plan, offers: Sequence[Capabilities]) -> Choice:
+    offer = next((offer for offer in offers if offer.backend == plan.backend), None)
+    if offer is None:
+        known = ", ".join(offer.backend for offer in offers) or "none"
+        raise errors.InvalidRequest(f"backend: there is no backend {plan.backend!r}", fix=f"choose from: auto, {known}")
+    if objection := _objection(plan, offer):
+        kind = errors.PolicyDenied if offer.available else errors.NotAvailable
+        fix = offer.fix or "ask for less, or for backend=auto"
+        raise kind(f"{offer.backend}: {objection}", fix=fix, context={"backend": offer.backend})
+    return Choice(offer.backend, (f"{offer.backend} chosen: asked for by name",))
+
+
+def _objection(plan: Plan, offer: Capabilities) -> str:
+    """Why this backend cannot take the plan; empty if it can."""
+    if not offer.available:
+        return offer.why_not or "not available here"
+    if offer.guarantees is None:
+        return "it proved no guarantee"
+    if offer.guarantees.isolation.rank < plan.isolation.rank:
+        return f"isolation {offer.guarantees.isolation} is weaker than {plan.isolation}"
+    if plan.egress.mode not in offer.egress:
+        what = "the hosts " + ", ".join(sorted(plan.egress.hosts)) if plan.egress.hosts else "an open network"
+        return f"it has no network to offer, so {what} cannot be reached"
+    if plan.workspace and not offer.workspace:
+        return "it cannot be granted a folder of the host"
+    if plan.packages and not offer.packages:
+        return "it cannot be granted a Python environment of the host"
+    return ""

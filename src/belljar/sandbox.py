@@ -1,0 +1,273 @@
+"""The user's handle: `run`, `stream`, `Sandbox`. Async, each with a blocking twin over the same code."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from pydantic import ValidationError
+
+from belljar import errors, portal
+from belljar.backends.base import Backend, Control
+from belljar.engine import Engine, Lease, Listener
+from belljar.models import Egress, Entry, Event, File, Limits, Result, RunRequest, Workspace, guest_path
+
+_LIMITS = frozenset(Limits.model_fields)
+_engine: Engine | None = None
+
+
+def default_engine() -> Engine:
+    """The engine of the module-level functions, with the settings of this process."""
+    global _engine
+    if _engine is None:
+        _engine = Engine()
+    return _engine
+
+
+def request(
+    code: str | None = None, *, command: Iterable[str] | None = None, net: Iterable[str] = (),
+    workspace: str | Workspace | None = None, write: bool = False, limits: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes | str] | None = None, **options: Any,
+) -> RunRequest:  # fmt: skip
+    """What users type, as one checked `RunRequest`. Limits may be given by name: `timeout=5, memory="256M"`."""
+    named = {name: value for name, value in options.items() if name in _LIMITS and value is not None}
+    rest = {name: value for name, value in options.items() if name not in _LIMITS and value is not None}
+    try:
+        hosts = frozenset(net)
+        return RunRequest(
+            code=code,
+            command=None if command is None else tuple(command),
+            files=dict(files or {}),
+            limits=Limits(**{**(limits or {}), **named}),
+            egress=Egress(mode="listed", hosts=hosts) if hosts else Egress(),
+            workspace=Workspace(path=workspace, write=write) if isinstance(workspace, str) else workspace,
+            **rest,
+        )
+    except ValidationError as error:
+        raise errors.from_validation(error) from None
+
+
+def _engine_for(backend: str | Backend, engine: Engine | None) -> tuple[Engine, str]:
+    if isinstance(backend, str):
+        return engine or default_engine(), backend
+    return Engine((engine or default_engine()).settings, extra=(backend,)), backend.name
+
+
+class Cancel:
+    """A handle to stop a run from any thread or task: the run returns, `aborted`, with its partial output."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._hooks: list[Callable[[], None]] = []
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for hook in self._hooks:
+            hook()
+
+    def attach(self, control: Control, *, blocking: bool) -> None:
+        def hook() -> None:
+            portal.soon(control.stop) if blocking else control.stop()
+
+        self._hooks.append(hook)
+        if self.cancelled:
+            control.stop()
+
+
+async def arun(
+    code: str | None = None, *, backend: str | Backend = "auto", engine: Engine | None = None,
+    on_event: Listener | None = None, on_stdout: Callable[[str], Any] | None = None,
+    on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, **options: Any,
+) -> Result:  # fmt: skip
+    """Runs a snippet (or `command=[...]`) in a sandbox of its own and returns what happened."""
+    return await _run(code, backend, engine, _listener(on_event, on_stdout, on_stderr), cancel, False, options)
+
+
+def run(
+    code: str | None = None, *, backend: str | Backend = "auto", engine: Engine | None = None,
+    on_event: Listener | None = None, on_stdout: Callable[[str], Any] | None = None,
+    on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, **options: Any,
+) -> Result:  # fmt: skip
+    """`arun` for blocking code; callbacks are called from another thread, one at a time."""
+    listener = _listener(on_event, on_stdout, on_stderr)
+    return portal.call(_run, code, backend, engine, listener, cancel, True, options)
+
+
+async def _run(
+    code: str | None, backend: str | Backend, engine: Engine | None, listener: Listener | None,
+    cancel: Cancel | None, blocking: bool, options: dict[str, Any],
+) -> Result:  # fmt: skip
+    engine, name = _engine_for(backend, engine)
+    control = Control()
+    if cancel:
+        cancel.attach(control, blocking=blocking)
+    return await engine.run(request(code, backend=name, **options), listener=listener, control=control)
+
+
+def _listener(
+    on_event: Listener | None, on_stdout: Callable[[str], Any] | None, on_stderr: Callable[[str], Any] | None
+) -> Listener | None:
+    by_kind = {kind: call for kind, call in (("stdout", on_stdout), ("stderr", on_stderr)) if call}
+    if not by_kind:
+        return on_event
+
+    def hear(event: Event) -> Any:
+        if call := by_kind.get(event.kind):
+            call(event.text)
+        return on_event(event) if on_event else None
+
+    return hear
+
+
+def supported_languages(*, backend: str = "auto", engine: Engine | None = None) -> tuple[str, ...]:
+    """The languages that this installation can run now."""
+
+    async def ask() -> tuple[str, ...]:
+        chosen = engine or default_engine()
+        offers = [offer for offer in await chosen.offers() if offer.available and backend in ("auto", offer.backend)]
+        spoken = [support for offer in offers for support in await chosen.spoken(offer.backend)]
+        return tuple(dict.fromkeys(support.name for support in spoken if support.available))
+
+    return portal.call(ask)
+
+
+class Stream:
+    """A running command: an async iterator of its events. `result` is set when it has ended."""
+
+    def __init__(self) -> None:
+        self._send, self._receive = anyio.create_memory_object_stream[Event](64)
+        self._control = Control()
+        self.result: Result | None = None
+
+    def cancel(self) -> None:
+        """Ends the guest and all it started; the iteration goes on to the end of what it had printed."""
+        self._control.stop()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._receive.__aiter__()
+
+
+@asynccontextmanager
+async def stream(
+    code: str | None = None, *, backend: str | Backend = "auto", engine: Engine | None = None, **options: Any
+) -> AsyncIterator[Stream]:
+    """`async with belljar.stream(code) as run: async for event in run: ...`; leaving early ends the guest."""
+    engine, name = _engine_for(backend, engine)
+    asked = request(code, backend=name, **options)
+    handle = Stream()
+
+    async def work() -> None:
+        async with handle._send:
+            handle.result = await engine.run(asked, listener=handle._send.send, control=handle._control)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work)
+        with handle._receive:
+            yield handle
+        tasks.cancel_scope.cancel()
+
+
+class Sandbox:
+    """One sandbox for several commands: files stay, processes do not outlive their command.
+
+    `async with Sandbox() as box: await box.run(...)`, or `with Sandbox() as box: box.run(...)`.
+    """
+
+    def __init__(self, *, backend: str | Backend = "auto", engine: Engine | None = None, **options: Any) -> None:
+        self._engine, name = _engine_for(backend, engine)
+        self._request = request(backend=name, **options)
+        self._stack = AsyncExitStack()
+        self._lease: Lease | None = None
+        self._blocking: Any = None
+
+    @property
+    def lease(self) -> Lease:
+        if self._lease is None:
+            raise errors.InvalidRequest("this sandbox is not open", fix="use it inside `async with` or `with`")
+        return self._lease
+
+    async def run(self, code: str, *, listener: Listener | None = None, **options: Any) -> Result:
+        """Runs a snippet here; its files are those of the box."""
+        return await self.lease.run(self._asked(code=code, **options), listener=listener)
+
+    async def exec(self, command: Iterable[str], *, listener: Listener | None = None, **options: Any) -> Result:
+        """Runs a command here."""
+        return await self.lease.run(self._asked(command=command, **options), listener=listener)
+
+    async def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
+        data = content.encode() if isinstance(content, str) else content
+        name = _name(path)
+        await self.lease.box.put([File(path=name, content=data, executable=executable)])
+
+    async def read(self, path: str) -> bytes:
+        collected = await self.lease.box.get([_exactly(_name(path))])
+        if not collected.files:
+            why = f": {collected.left_out[0]}" if collected.left_out else ""
+            raise FileNotFoundError(f"{path} is not a file of this sandbox{why}")
+        return collected.files[0].content
+
+    async def list(self) -> tuple[Entry, ...]:
+        return await self.lease.box.list()
+
+    def _asked(self, **options: Any) -> RunRequest:
+        mine = self._request
+        env = {**mine.env, **options.pop("env", {})}
+        limits = {**mine.limits.named(), **options.pop("limits", {})}
+        return request(env=env, limits=limits, backend=mine.backend, **options)
+
+    async def __aenter__(self) -> Self:
+        self._lease = await self._stack.enter_async_context(self._engine.open(self._request, keep_files=True))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lease = None
+        await self._stack.__aexit__(kind, error, trace)
+
+    def __enter__(self) -> SyncSandbox:
+        self._blocking = portal.enter(self)
+        self._blocking.__enter__()
+        return SyncSandbox(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._blocking.__exit__(kind, error, trace)
+
+
+def _name(path: str) -> str:
+    try:
+        return guest_path(path)
+    except ValueError as error:
+        raise errors.InvalidRequest(f"path: {error}") from None
+
+
+def _exactly(path: str) -> str:
+    """A pattern that matches this path and no other."""
+    return "./" + "".join(f"[{c}]" if c in "*?[" else c for c in path)
+
+
+class SyncSandbox:
+    """The blocking twin of an open `Sandbox`."""
+
+    def __init__(self, box: Sandbox) -> None:
+        self._box = box
+
+    def run(self, code: str, **options: Any) -> Result:
+        return portal.call(lambda: self._box.run(code, **options))
+
+    def exec(self, command: Iterable[str], **options: Any) -> Result:
+        return portal.call(lambda: self._box.exec(command, **options))
+
+    def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
+        portal.call(lambda: self._box.write(path, content, executable=executable))
+
+    def read(self, path: str) -> bytes:
+        return portal.call(lambda: self._box.read(path))
+
+    def list(self) -> tuple[Entry, ...]:
+        return portal.call(self._box.list)

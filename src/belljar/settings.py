@@ -1,0 +1,166 @@
+"""Configuration: defaults < administrator's file < user's file < project file < environment < flags.
+
+The only reader of `os.environ`. A project file comes with code nobody has read, so it may set the
+defaults of a run and nothing else: caps, directories and uids are the administrator's.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from belljar import errors
+from belljar.models import GIB, MIB, Limits, Model, parse_size
+
+UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
+
+
+class Caps(Model):
+    """The most a request may ask for."""
+
+    cpus: float = 64
+    memory: int = 8 * GIB
+    disk: int = 16 * GIB
+    pids: int = 4096
+    timeout: float = 300
+    output: int = 256 * MIB
+
+
+class Settings(Model):
+    backend: str = "auto"
+    defaults: Limits = Limits()
+    caps: Caps = Caps()
+    max_containers: int = Field(10, ge=1, le=100_000)
+    state_dir: str = ""
+    user_uid: int = Field(UNPRIVILEGED_UIDS, ge=1, le=2**31 - 70_000, description="first uid of the private range")
+    language_file: str = ""
+    docker_socket: str = "/var/run/docker.sock"
+    path: str = "/usr/local/bin:/usr/bin:/bin"
+    home: str = "/"
+
+
+def _uid(value: str) -> int:
+    return int(value.split(":")[0])
+
+
+# The mission's variables: name -> (where it goes, how to read it).
+_VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
+    "SANDBOX_GLOBAL_MAX_TIMEOUT_SECONDS": (("caps", "timeout"), float),
+    "SANDBOX_DEFAULT_TIMEOUT_SECONDS": (("defaults", "timeout"), float),
+    "SANDBOX_DEFAULT_MEMORY_LIMIT_MB": (("defaults", "memory"), lambda v: int(v) * MIB),
+    "SANDBOX_DEFAULT_CPU_QUOTA_PERCENT": (("defaults", "cpus"), lambda v: float(v) / 100),
+    "SANDBOX_PID_LIMIT": (("defaults", "pids"), int),
+    "SANDBOX_LANGUAGE_CONFIG_FILE": (("language_file",), str),
+    "SANDBOX_DEFAULT_USER_UID_GID": (("user_uid",), _uid),
+    "DOCKER_SOCKET_PATH": (("docker_socket",), str),
+    "MAX_CONTAINERS": (("max_containers",), int),
+    "BELLJAR_BACKEND": (("backend",), str),
+    "BELLJAR_STATE_DIR": (("state_dir",), str),
+    **{f"BELLJAR_MAX_{name.upper()}": (("caps", name), str) for name in Caps.model_fields if name != "timeout"},
+    **{f"BELLJAR_DEFAULT_{name.upper()}": (("defaults", name), str) for name in Limits.model_fields},
+}
+_SIZES = {"memory", "disk", "output", "io_bps"}
+_PROJECT_KEYS = {"backend", "defaults"}
+
+
+def load(
+    environ: Mapping[str, str] | None = None, project: Path | None = None, **flags: Any
+) -> Settings:
+    """The settings in force, or `InvalidRequest` naming the file or variable that is wrong."""
+    env = os.environ if environ is None else environ
+    home = env.get("HOME", "/")
+    layers: list[tuple[str, dict[str, Any]]] = []
+    for path in (Path("/etc/belljar/config.toml"), _user_file(env, home)):
+        if path.is_file():
+            layers.append((str(path), _read(path)))
+    project_file = _project_file(Path.cwd() if project is None else project)
+    if project_file:
+        layers.append((str(project_file), _project_layer(project_file)))
+    layers.append(("the environment", _environment_layer(env)))
+    layers.append(("the flags", flags))
+    merged: dict[str, Any] = {"home": home, "path": env.get("PATH", "/usr/local/bin:/usr/bin:/bin")}
+    for source, layer in layers:
+        merged = _merge(merged, layer)
+        _validate(merged, source)
+    settings = _validate(merged, "the settings")
+    return settings if settings.state_dir else settings.model_copy(update={"state_dir": _state_dir(env)})
+
+
+def _validate(values: dict[str, Any], source: str) -> Settings:
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        problem = errors.from_validation(error, "settings")
+        raise errors.InvalidRequest(f"{source}: {problem.message}", context=problem.context) from None
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key, {}), Mapping):
+            merged[key] = _merge(merged.get(key, {}), value)
+        else:
+            merged[key] = parse_size(value) if key in _SIZES else value
+    return merged
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise errors.InvalidRequest(f"{path}: {error}", fix="mend the file or move it away") from None
+
+
+def _project_file(start: Path) -> Path | None:
+    for folder in (start, *start.parents):
+        if (file := folder / ".belljar.toml").is_file():
+            return file
+        if (folder / ".git").exists():
+            return None
+    return None
+
+
+def _project_layer(path: Path) -> dict[str, Any]:
+    layer = _read(path)
+    if foreign := sorted(set(layer) - _PROJECT_KEYS):
+        raise errors.InvalidRequest(
+            f"{path}: {', '.join(foreign)} cannot be set by a project",
+            fix=f"a project file may set {' and '.join(sorted(_PROJECT_KEYS))}; the rest is the administrator's",
+        )
+    return layer
+
+
+def _environment_layer(env: Mapping[str, str]) -> dict[str, Any]:
+    layer: dict[str, Any] = {}
+    for name, (keys, read) in _VARIABLES.items():
+        if name not in env:
+            continue
+        try:
+            value = read(env[name])
+            value = parse_size(value) if keys[-1] in _SIZES else value
+        except ValueError:
+            raise errors.InvalidRequest(f"{name}={env[name]!r} cannot be read", fix=f"correct or unset {name}") from None
+        target = layer
+        for key in keys[:-1]:
+            target = target.setdefault(key, {})
+        target[keys[-1]] = value
+    return layer
+
+
+def _user_file(env: Mapping[str, str], home: str) -> Path:
+    return Path(env.get("XDG_CONFIG_HOME") or Path(home) / ".config") / "belljar" / "config.toml"
+
+
+def _state_dir(env: Mapping[str, str]) -> str:
+    if os.geteuid() == 0:
+        return "/run/belljar"
+    runtime = env.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK):
+        return f"{runtime}/belljar"
+    return f"{tempfile.gettempdir()}/belljar-{os.geteuid()}"
