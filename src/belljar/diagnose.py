@@ -1,9 +1,524 @@
-"""Turns what a guest printed and how it ended into `{error_type, message, suggestion, context}`."""
+"""Turns what a guest printed and how it ended into `{error_type, message, suggestion, context}`.
+
+The status decides first: it was measured from outside. Only then is the guest's own text read, and that
+text is hostile: no more than its end, line by line, by patterns that cannot backtrack far, and nothing of it
+reaches a suggestion but what looks like a name. A guest can lie here and mislead its reader about why it
+failed; it can never turn a limit that struck into something else.
+"""
 
 from __future__ import annotations
 
-from belljar.models import ErrorType, Failure, Limits, Result, Status
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from belljar.models import ErrorType, Failure, Limits, Result, Status, format_size
+
+_E = ErrorType
+_MISSING = ErrorType.MISSING_PACKAGE
+_TAIL = 20_000  # characters of stderr that are looked at
+_LINE = 1_000
+_MESSAGE = 500
+_USER_CODE = ("/workspace/", "/inputs/", "/tmp/", "./", "main.")
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,32}[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def diagnose(result: Result, *, language: str, limits: Limits, backend: str) -> Failure:
-    return Failure(error_type=ErrorType.RUNTIME_ERROR, message="", suggestion="", context={})
+    """Why a run did not succeed, told so that an agent can act on it. Never raises."""
+    facts: dict[str, Any] = {"exit_code": result.exit_code, "signal": _signal(result.exit_code)}
+    if verdict := _VERDICTS.get(result.status):
+        return _from_status(verdict, result, limits, facts)
+    lines = _lines(result.stderr)
+    finding = _find(lines, language) or _from_exit(lines, facts, language)
+    kind, advice, seen = _classify(finding, result.exit_code, shell=language in _SHELLS)
+    facts |= {"language": language} | finding.facts | seen
+    if kind in _LIMIT_BEHIND:
+        facts |= _limit(_LIMIT_BEHIND[kind], limits)
+    words = defaultdict(str, {name: str(value) for name, value in facts.items() if value is not None})
+    words |= {"place": "the wasm runtime" if backend == "wasm" else "this sandbox"}
+    words |= {"where": _where(finding.facts), "pip": _pip_name(words["package"])}
+    words |= {"elsewhere": "ask for backend=native, or " if backend == "wasm" else ""}
+    message = f"{finding.headline} ({facts['cause']})" if "cause" in facts else finding.headline
+    return _failure(kind, message, advice.format_map(words), facts)
+
+
+def _failure(kind: ErrorType, message: str, suggestion: str, facts: dict[str, Any]) -> Failure:
+    context = {name: value for name, value in facts.items() if value not in (None, "")}
+    return Failure(error_type=kind, message=message[:_MESSAGE], suggestion=suggestion, context=context)
+
+
+# --- what the status says ----------------------------------------------------------------------
+
+
+class _Verdict(NamedTuple):
+    kind: ErrorType
+    limit: str
+    message: str
+    suggestion: str
+
+
+_VERDICTS = {
+    Status.SUCCESS: _Verdict(_E.RUNTIME_ERROR, "", "the run succeeded", "nothing needs to be done"),
+    Status.TIMEOUT: _Verdict(
+        _E.TIMEOUT, "timeout", "stopped after {limit}, the time limit of this run",
+        "do less work at once, look for an endless loop or a wait for input, or ask for more with timeout=<seconds>",
+    ),
+    Status.OOM_KILLED: _Verdict(
+        _E.OOM_KILLED, "memory", "killed for using more than {limit} of memory, the limit of this run",
+        'hold less in memory at once (read in chunks, stream, use generators), or ask for more with memory="<size>"',
+    ),
+    Status.DISK_LIMIT: _Verdict(
+        _E.DISK_LIMIT, "disk", "wrote more than {limit}, the disk limit of this run",
+        'write less, delete what is no longer needed in /workspace and /tmp, or ask for more with disk="<size>"',
+    ),
+    Status.OUTPUT_LIMIT: _Verdict(
+        _E.OUTPUT_LIMIT, "output", "printed more than {limit}, the output limit of this run; the middle was cut",
+        'write it to a file and collect it with collect=["<name>"], or print less',
+    ),
+    Status.FUEL_EXHAUSTED: _Verdict(
+        _E.FUEL_EXHAUSTED, "", "used up its fuel: it executed more instructions than this run allows",
+        "do less work at once, look for an endless loop, or ask for backend=native, where time is the limit",
+    ),
+    Status.KILLED: _Verdict(
+        _E.RUNTIME_ERROR, "", "ended from outside: neither the program nor a limit of this run stopped it",
+        "run it again; if that happens again, the machine itself may be short of memory",
+    ),
+    Status.ABORTED: _Verdict(
+        _E.RUNTIME_ERROR, "", "cancelled by the caller; the output up to then is in the result",
+        "run it again if the answer is still wanted",
+    ),
+}  # fmt: skip
+
+
+def _from_status(verdict: _Verdict, result: Result, limits: Limits, facts: dict[str, Any]) -> Failure:
+    limit = _limit(verdict.limit, limits)
+    last = _last(_lines(result.stderr)) or _last(_lines(result.stdout))
+    facts |= limit | {"last_output": last[:_MESSAGE], "memory_used_mb": result.memory_used_mb}
+    suggestion = verdict.suggestion
+    if result.status is Status.TIMEOUT and _REFUSED_FORK.search(last):
+        suggestion = (
+            f"it waited for processes it was refused: start fewer than {limits.pids}, or ask for more with pids="
+        )
+    return _failure(verdict.kind, verdict.message.format(limit=limit.get("limit", "")), suggestion, facts)
+
+
+_LIMIT_BEHIND = {
+    _E.OOM_KILLED: "memory", _E.PROCESS_LIMIT: "pids", _E.DISK_LIMIT: "disk",
+    _E.TIMEOUT: "timeout",
+}  # fmt: skip
+
+
+def _limit(name: str, limits: Limits) -> dict[str, Any]:
+    if not name:
+        return {}
+    value = getattr(limits, name)
+    shown = {"timeout": f"{value:g} s", "pids": f"{value} processes"}.get(name) or format_size(value)
+    return {"limit_name": name, "limit": shown}
+
+
+# --- what the exit code says -------------------------------------------------------------------
+
+_SIGNALS = {
+    "SIGSEGV": (_E.RUNTIME_ERROR, "crashed by an access to memory that is not its own",
+                "look at native extensions, ctypes, unsafe code or very deep recursion"),
+    "SIGABRT": (_E.RUNTIME_ERROR, "aborted itself", "an assertion or a check of the runtime failed: see its output"),
+    "SIGILL": (_E.RUNTIME_ERROR, "executed an instruction this processor does not have",
+               "use a build for a plainer processor, or look for memory corruption"),
+    "SIGFPE": (_E.RUNTIME_ERROR, "crashed by an arithmetic error such as a division by zero", "check the divisors"),
+    "SIGBUS": (_E.RUNTIME_ERROR, "crashed by an access beyond the end of a mapped file", "check memory maps"),
+    "SIGSYS": (_E.PERMISSION_DENIED, "used a system call that the sandbox refuses",
+               "mounts, ptrace, namespaces, keyrings, bpf and the like are closed here: do without them"),
+    "SIGKILL": (_E.RUNTIME_ERROR, "was killed, and not by a limit of this run", "look for `kill -9` in the program"),
+    "SIGXFSZ": (_E.DISK_LIMIT, "wrote a file larger than allowed", "write less, or ask for more with disk="),
+    "SIGXCPU": (_E.TIMEOUT, "used up its processor time", "do less work at once"),
+    "SIGPIPE": (_E.RUNTIME_ERROR, "wrote to a pipe whose reader had gone", "let the reader read to the end"),
+}  # fmt: skip
+
+
+def _signal(code: int | None) -> str | None:
+    """The name behind 128 + n (a shell's or bubblewrap's way to tell) or -n (Python's)."""
+    number = -code if code is not None and code < 0 else (code or 0) - 128
+    return next((s.name for s in signal.Signals if s.value == number), None)
+
+
+def _from_exit(lines: Sequence[str], facts: dict[str, Any], language: str) -> _Finding:
+    code, name, last = facts["exit_code"], facts["signal"], _last(lines)
+    if name in _SIGNALS and not (language in _SHELLS and last):
+        kind, meaning, advice = _SIGNALS[name]
+        said = f": {last}" if last else ""
+        return _Finding(0, f"{name}: the program {meaning}{said}", language, {}, "\n".join(lines[-12:]), advice, kind)
+    ended = "the program ended" if code is None else f"exit code {code}"
+    if not last:
+        advice = "look at stdout: the program chose this exit code itself" if code else "run it again"
+        return _Finding(0, f"{ended}, and nothing was printed to stderr", language, {}, "", advice)
+    return _Finding(0, f"{ended}: {last}", language, {}, "\n".join(lines[-12:]), _READ_OUTPUT)
+
+
+# --- what the text says: one reader for each way of reporting errors ---------------------------
+
+
+class _Finding(NamedTuple):
+    position: int  # the line of stderr it was found in
+    headline: str
+    reader: str  # whose signs to look for
+    facts: dict[str, Any]
+    block: str  # the headline and what belongs to it
+    advice: str
+    kind: ErrorType = _E.RUNTIME_ERROR
+
+
+_FRAME = re.compile(r' {2}File "(?P<file>[^"]{1,300})", line (?P<line>\d{1,9})')
+_EXCEPTION = re.compile(r"(?P<exception>[A-Za-z_][\w.]{0,200})(?:: (?P<text>.*))?$")
+_GROUP_PREFIX = re.compile(r" {2,60}[+|] ?(?=\S| {2})")
+
+
+def _python(lines: Sequence[str]) -> _Finding | None:
+    """The last traceback: its exception, and the innermost frame that is the guest's own code."""
+    found = None
+    frames: list[tuple[int, dict[str, Any]]] = []
+    grouped = False
+    plain = [_GROUP_PREFIX.sub("", line, count=1) if line.startswith("  ") else line for line in lines]
+    for number, line in enumerate(plain):
+        grouped = grouped or line.startswith("Exception Group Traceback")
+        if frame := _FRAME.match(line):
+            frames.append((number, frame.groupdict()))
+        elif frames and line[:1].strip() and (headline := _EXCEPTION.match(line)):
+            at, facts = next(((at, f) for at, f in reversed(frames) if _is_own(f["file"])), frames[-1])
+            facts |= {"line": int(facts["line"]), "exception": headline["exception"]}
+            facts["source"] = _source(plain[at + 1], facts["file"])
+            found = _Finding(
+                number, line, "python", facts=facts, block="\n".join(plain[number : number + 6]), advice=_MEND
+            )
+            frames = []
+            if grouped:  # the group is the failure; what follows are its members
+                break
+    return found
+
+
+def _is_own(file: str) -> bool:
+    return file.startswith(_USER_CODE) or (file.startswith("<") and not file.startswith("<frozen"))
+
+
+def _source(line: str, file: str) -> str:
+    return line.strip()[:200] if line.startswith("    ") and not file.startswith("<") else ""
+
+
+_NODE_HEADLINE = re.compile(
+    r"(?:Uncaught )?\[?(?P<exception>[A-Za-z_$][\w$.]{0,100}(?:Error|Exception|Rejection)|Error)"
+    r"(?: \[(?P<code>[A-Z0-9_]{1,80})\])?(?:: (?P<text>.*))?$"
+)
+_NODE_PLACE = re.compile(r"(?:file://)?(?P<file>/[^:]{1,300}):(?P<line>\d{1,9})$")
+_NODE_FRAME = re.compile(r" {4,8}at (?:[^(]{0,200}\()?(?:file://)?(?P<file>/[^:]{1,300}):(?P<line>\d{1,9}):\d{1,9}\)?$")
+_NODE_FATAL = re.compile(r"FATAL ERROR: .*")
+
+
+def _node(lines: Sequence[str]) -> _Finding | None:
+    """An uncaught error: place, source and caret, then name and message, then the stack."""
+    at = next((i for i in reversed(range(len(lines))) if _NODE_FATAL.match(lines[i])), None)
+    if at is None and not any(line.startswith("Node.js v") for line in lines):
+        return None
+    if at is None:
+        at = next((i for i in reversed(range(len(lines))) if _NODE_HEADLINE.match(lines[i])), None)
+    if at is None:  # thrown, but not an Error: what was thrown follows the caret
+        caret = next((i for i in reversed(range(len(lines))) if lines[i].strip(" ~") in ("^", "^^")), None)
+        at = next((i for i in range(caret + 1, len(lines)) if lines[i].strip()), None) if caret is not None else None
+    if at is None:
+        return None
+    facts = _node_place(lines, at)
+    headline = _NODE_HEADLINE.match(lines[at])
+    if headline:
+        facts |= {"exception": headline["exception"], "code": headline["code"]}
+    message = lines[at].strip("[]{ ") if headline else f"uncaught: {lines[at]}"
+    return _Finding(at, message, "javascript", facts, "\n".join(lines[at:]), _MEND)
+
+
+def _node_place(lines: Sequence[str], at: int) -> dict[str, Any]:
+    for number in range(max(0, at - 12), at):
+        place = _NODE_PLACE.match(lines[number])
+        if place and _is_own(place["file"]):
+            return {"file": place["file"], "line": int(place["line"]), "source": lines[number + 1].strip()[:200]}
+    frames = (_NODE_FRAME.match(line) for line in lines[at:])
+    frame = next((frame for frame in frames if frame and _is_own(frame["file"])), None)
+    return {"file": frame["file"], "line": int(frame["line"])} if frame else {}
+
+
+_BASH = re.compile(r"(?P<file>[^: ]{1,200}): line (?P<line>\d{1,9}): (?P<text>.+)$")
+_BASH_FORK = re.compile(r"(?P<file>[^: ]{1,200}): (?P<text>fork: .+)$")
+_EXEC = re.compile(r"(?:bwrap: execvp|prlimit: failed to execute) (?P<text>.{1,500})$")
+
+
+def _bash(lines: Sequence[str]) -> _Finding | None:
+    """The shell's last complaint. After a syntax error it repeats the line, in quotes."""
+    source = ""
+    for number in reversed(range(len(lines))):
+        if started := _EXEC.match(lines[number]):
+            return _Finding(number, started["text"], "bash", {}, started["text"], _READ_OUTPUT)
+        said = _BASH.match(lines[number]) or _BASH_FORK.match(lines[number])
+        if said and said["text"].startswith("`"):
+            source = said["text"].strip("`'")
+        elif said:
+            facts = {"file": said["file"], "source": source[:200]}
+            if "line" in said.groupdict():
+                facts["line"] = int(said["line"])
+            block = "\n".join(lines[max(0, number - 5) : number + 1])
+            return _Finding(number, said["text"], "bash", facts, block, _MEND)
+    return None
+
+
+_GO_COMPILE = re.compile(r"(?P<file>[^: ]{1,300}\.go):(?P<line>\d{1,9}):(?P<column>\d{1,9}): (?P<text>.+)$")
+_GO_PANIC = re.compile(r"(?P<exception>panic|fatal error): (?P<text>.+)$")
+_GO_FRAME = re.compile(r"\t(?P<file>/[^:]{1,300}\.go):(?P<line>\d{1,9})(?: |$)")
+
+
+def _go(lines: Sequence[str]) -> _Finding | None:
+    for number, line in enumerate(lines):
+        if panic := _GO_PANIC.match(line):
+            places = (_GO_FRAME.match(later) for later in lines[number:])
+            frame = next((place for place in places if place and _is_own(place["file"])), None)
+            facts: dict[str, Any] = {"exception": panic["exception"]}
+            facts |= {"file": frame["file"], "line": int(frame["line"])} if frame else {}
+            return _Finding(number, line, "go", facts, "\n".join(lines[max(0, number - 2) :]), _MEND)
+        if wrong := _GO_COMPILE.match(line):
+            facts = {"file": wrong["file"], "line": int(wrong["line"]), "column": int(wrong["column"])}
+            return _Finding(number, wrong["text"], "go", facts, line, _COMPILE, _E.SYNTAX_ERROR)
+    return None
+
+
+_RUST_ERROR = re.compile(r"error(?:\[(?P<code>E\d{4})\])?: (?P<text>.+)$")
+_RUST_PLACE = re.compile(r" {1,12}--> (?P<file>[^:]{1,300}):(?P<line>\d{1,9}):(?P<column>\d{1,9})$")
+_RUST_SOURCE = re.compile(r"\d{1,9} {1,4}\| (?P<source>.*)$")
+_RUST_PANIC = re.compile(r"thread '[^']{0,100}'(?: \(\d{1,9}\))? (?:panicked at |has overflowed its stack)")
+_RUST_PANIC_PLACE = re.compile(r"(?P<file>[^\s:',]{1,300}\.rs):(?P<line>\d{1,9}):\d{1,9}:?$")
+
+
+def _rust(lines: Sequence[str]) -> _Finding | None:
+    """A panic, or else the compiler's first error; errors that a program prints itself have no place below."""
+    for number, line in enumerate(lines):
+        if _RUST_PANIC.match(line):
+            return _rust_panic(lines, number)
+    compiled = any(line.startswith(("error: aborting due to", "error: could not compile")) for line in lines)
+    for number, line in enumerate(lines if compiled else ()):
+        if wrong := _RUST_ERROR.match(line):
+            facts: dict[str, Any] = {"code": wrong["code"]}
+            after = lines[number + 1 : number + 8]
+            if place := next(filter(None, map(_RUST_PLACE.match, after)), None):
+                facts |= {"file": place["file"], "line": int(place["line"]), "column": int(place["column"])}
+            if source := next(filter(None, map(_RUST_SOURCE.match, after)), None):
+                facts["source"] = source["source"].strip()[:200]
+            return _Finding(number, line, "rust", facts, line, _COMPILE, _E.SYNTAX_ERROR)
+    return None
+
+
+def _rust_panic(lines: Sequence[str], number: int) -> _Finding:
+    """Old: `panicked at 'message', place`. New: `panicked at place:`, and the message below."""
+    block = lines[number : number + 6]
+    place = next(filter(None, map(_RUST_PANIC_PLACE.search, block[:4])), None)
+    said = lines[number].partition(" panicked at ")[2]
+    if "overflowed" in lines[number]:
+        message = "stack overflow: the recursion is too deep"
+    elif said.startswith("'"):
+        message = "panic: " + said[1:].rpartition("', ")[0] if "', " in said else "panic: " + said[1:]
+    else:
+        message = "panic: " + (block[1] if len(block) > 1 else "")
+    facts: dict[str, Any] = {"exception": "panic"}
+    facts |= {"file": place["file"], "line": int(place["line"])} if place else {}
+    return _Finding(number, message, "rust", facts, "\n".join(block), _MEND)
+
+
+_READERS: dict[str, Callable[[Sequence[str]], _Finding | None]] = {
+    "python": _python, "javascript": _node, "typescript": _node, "go": _go, "rust": _rust, "bash": _bash,
+}  # fmt: skip
+_SHELLS = ("bash", "")
+
+
+def _find(lines: Sequence[str], language: str) -> _Finding | None:
+    """What the language's own reader finds; a shell or a command may start anything, so there the last word counts."""
+    family = "python" if language.startswith("python") else language
+    own = _READERS.get(family)
+    if own and family not in _SHELLS and (finding := own(lines)):
+        return finding
+    found = [finding for read in dict.fromkeys(_READERS.values()) if (finding := read(lines))]
+    return max(found, key=lambda finding: finding.position, default=None)
+
+
+# --- what it means -----------------------------------------------------------------------------
+
+_MEND = "correct the code{where}; the whole report is in stderr"
+_COMPILE = "it did not compile, so nothing ran: correct the code{where}"
+_READ_OUTPUT = "read stderr and stdout for what the program said"
+_WRITABLE = "only /workspace and /tmp are writable here: write there"
+_EXECUTABLE = "make it executable (chmod +x) or start it by its interpreter: `bash {program}`, `python3 {program}`"
+_NETWORK = (
+    "there is no network in {place}: give it what it needs with files={{...}}, start what it talks to inside the same "
+    "run, or ask for the hosts with net=[...] on a backend that offers them"
+)
+_PROCESSES = "start fewer processes or threads at once, or ask for more with pids="
+_MEMORY = 'hold less in memory at once (read in chunks, stream, use generators), or ask for more with memory="<size>"'
+_DISK = 'write less, delete what is no longer needed in /workspace and /tmp, or ask for more with disk="<size>"'
+_PYTHON_PACKAGE = (
+    "{package} is not installed in {place}: {elsewhere}grant a Python environment that has it with "
+    'packages="/path/to/venv"'
+    "{pip}, use only the standard library, or, if it is a file of yours, pass it with files={{...}}"
+)
+_NO_NAME = "the installed {package} has no such name: check the spelling and the version"
+_NODE_PACKAGE = (
+    "{package} is not installed in {place}: use only the modules of Node.js, or pass the module with files={{...}} "
+    "and import it as ./name"
+)
+_GO_PACKAGE = "{package} is not in {place}: use only Go's standard library, or grant a workspace with a vendor folder"
+_CRATE = "{package} is not in {place}: crates cannot be fetched, so use only Rust's std, or write the part you need"
+_PROGRAM = "{package} is not installed in {place}: use a program that is there, or write that step in Python"
+_FILES = "the guest sees only /workspace, /tmp and the system: pass the file with files={{...}}, or create it first"
+_STDIN = "the program wants input: pass it with stdin="
+_UNBOUND = "give the variable a value{where}, pass it with env={{...}}, or write a default such as ${{NAME:-}}"
+_RECURSION = "the recursion has no end or is too deep{where}: use a loop, or a base case that is reached"
+_TYPES_ONLY = "Node only strips types: replace enum, namespace and parameter properties by plain objects and fields"
+_DEADLOCK = "every goroutine waits for another: close the channel, or send from a goroutine of its own"
+
+
+class _Sign(NamedTuple):
+    kind: ErrorType
+    pattern: re.Pattern[str]
+    advice: str
+
+
+def _signs(*rows: tuple[ErrorType, str, str]) -> tuple[_Sign, ...]:
+    return tuple(_Sign(kind, re.compile(pattern, re.IGNORECASE), advice) for kind, pattern, advice in rows)
+
+
+_NAME = r"(?P<package>[\w.@/+~-]{1,120})"
+
+# Kind, pattern (tried on the headline first, then on what belongs to it), advice. The first that fits wins.
+_ANY = _signs(
+    (_MISSING, rf"(?:^|: ){_NAME}: (?:command )?not found$", _PROGRAM),
+    (_E.DISK_LIMIT, r"no space left on device|disk quota exceeded|\bENOSPC\b", _DISK),
+    (_E.PERMISSION_DENIED, r"read-only file ?system|permission ?denied|operation not permitted", _WRITABLE),
+    (_E.NETWORK_ERROR,
+     r"could ?n[o']t resolve|failure in name resolution|network ?(?:is )?unreachable|connection ?refused|"
+     r"no such host|no route to host|failed to lookup address|name or service not known|dial tcp", _NETWORK),
+    (_E.PROCESS_LIMIT, r"resource temporarily unavailable|cannot fork|can't fork|failed to create new OS thread|"
+     r"failed to spawn thread", _PROCESSES),
+    (_E.OOM_KILLED, r"cannot allocate memory|out of memory|memory allocation of \d+ bytes failed|bad_alloc", _MEMORY),
+)  # fmt: skip
+
+_BY_LANGUAGE: dict[str, tuple[_Sign, ...]] = {
+    "python": _signs(
+        (_MISSING, rf"^ModuleNotFoundError: No module named '{_NAME}'", _PYTHON_PACKAGE),
+        (_MISSING, rf"^ImportError: cannot import name '[^']{{1,200}}' from (?:[a-z ]{{1,40}})?'{_NAME}'", _NO_NAME),
+        (_MISSING, rf"^ImportError: {_NAME}: cannot open shared object file", _PROGRAM),
+        (_MISSING, r"^ImportError\b", "check the spelling and the version of what is imported{where}"),
+        (_E.SYNTAX_ERROR, r"^(?:SyntaxError|IndentationError|TabError)\b", "correct the syntax{where}; nothing ran"),
+        (_E.OOM_KILLED, r"^(?:MemoryError|[\w.]+\._ArrayMemoryError)\b", _MEMORY),
+        (_E.OOM_KILLED, r"^OSError: \[Errno 12\]", _MEMORY),
+        (_E.PROCESS_LIMIT, r"^(?:(?:BlockingIO|OS)Error: \[Errno 11\]|RuntimeError: can't start new)", _PROCESSES),
+        (_E.DISK_LIMIT, r"^OSError: \[Errno (?:28|122|27)\]", _DISK),
+        (_E.PERMISSION_DENIED, r"^(?:PermissionError|OSError: \[Errno (?:30|1|13)\])", _WRITABLE),
+        (_E.NETWORK_ERROR, r"^(?:socket\.)?(?:gaierror|ConnectionRefusedError|ConnectionResetError)\b", _NETWORK),
+        (_E.NETWORK_ERROR, r"^(?:OSError|TimeoutError): \[Errno (?:-[235]|99|10[01]|11[013])\]", _NETWORK),
+        (_E.NETWORK_ERROR, r"^(?:urllib\.error\.URLError|[\w.]*\b(?:ConnectionError|ConnectError|ConnectTimeout|"
+         r"ClientConnector\w{0,20}Error|NameResolutionError|NewConnectionError|MaxRetryError))\b", _NETWORK),
+        (_E.RUNTIME_ERROR, r"^FileNotFoundError\b", _FILES),
+        (_E.RUNTIME_ERROR, r"^EOFError\b", _STDIN),
+        (_E.RUNTIME_ERROR, r"^RecursionError\b", _RECURSION),
+    ),
+    "javascript": _signs(
+        (_MISSING, rf"Cannot find (?:module|package) '{_NAME}'", _NODE_PACKAGE),
+        (_E.SYNTAX_ERROR, r"ERR_UNSUPPORTED_TYPESCRIPT_SYNTAX", _TYPES_ONLY),
+        (_E.SYNTAX_ERROR, r"^SyntaxError\b", "correct the syntax{where}; nothing ran"),
+        (_E.OOM_KILLED, r"heap out of memory|Array buffer allocation failed", _MEMORY),
+        (_E.NETWORK_ERROR, r"\b(?:ENOTFOUND|ECONNREFUSED|EAI_AGAIN|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT)\b", _NETWORK),
+        (_E.DISK_LIMIT, r"\b(?:ENOSPC|EDQUOT|EFBIG)\b", _DISK),
+        (_E.PERMISSION_DENIED, r"\b(?:EROFS|EACCES|EPERM)\b", _WRITABLE),
+        (_E.PROCESS_LIMIT, r"\bEAGAIN\b", _PROCESSES),
+        (_MISSING, rf"\bspawn(?:Sync)? {_NAME} ENOENT\b", _PROGRAM),
+        (_E.RUNTIME_ERROR, r"\bENOENT\b", _FILES),
+        (_E.RUNTIME_ERROR, r"^RangeError: Maximum call stack", _RECURSION),
+    ),
+    "bash": _signs(
+        (_MISSING, rf"^{_NAME}: command not found", _PROGRAM),
+        (_E.SYNTAX_ERROR, r"^syntax error|^unexpected EOF while looking for", "correct the syntax{where}"),
+        (_E.RUNTIME_ERROR, r": unbound variable", _UNBOUND),
+    ),
+    "go": _signs(
+        (_MISSING, rf'(?:no required module provides|cannot find module providing|cannot find) package "?{_NAME}',
+         _GO_PACKAGE),
+        (_MISSING, rf"package {_NAME} is not in (?:GOROOT|std)", _GO_PACKAGE),
+        (_E.RUNTIME_ERROR, r"all goroutines are asleep", _DEADLOCK),
+        (_E.RUNTIME_ERROR, r"stack overflow|goroutine stack exceeds", _RECURSION),
+    ),
+    "rust": _signs(
+        (_MISSING, rf"\[E0432\]: unresolved import `(?!(?:std|core|alloc|crate|self|super)::){_NAME}", _CRATE),
+        (_MISSING, rf"\[E0433\]: .{{0,80}}(?:crate or module|or unlinked crate|missing crate) `{_NAME}`", _CRATE),
+        (_MISSING, rf"\[E0463\]: can't find crate for `{_NAME}`", _CRATE),
+        (_E.RUNTIME_ERROR, r"stack overflow", _RECURSION),
+    ),
+}  # fmt: skip
+_REFUSED_FORK = re.compile(r"fork: (?:retry: )?Resource temporarily unavailable")
+
+# What a shell says by its exit code, where its words said less.
+_BY_EXIT = {
+    126: (_E.PERMISSION_DENIED, _EXECUTABLE),
+    127: (
+        _E.MISSING_PACKAGE,
+        "{package} is not there: check its name and path, or pass it with files={{...}}",
+    ),
+}
+
+
+def _classify(finding: _Finding, code: int | None, *, shell: bool) -> tuple[ErrorType, str, dict[str, str]]:
+    sign, names = _sign_of(finding)
+    kind, advice = (sign.kind, sign.advice) if sign else (finding.kind, finding.advice)
+    if finding.kind is _E.SYNTAX_ERROR and kind is not _E.MISSING_PACKAGE:
+        kind, advice = _E.SYNTAX_ERROR, finding.advice  # a compiler's words about types are not the kernel's
+    if shell and code in _BY_EXIT and kind in (_E.RUNTIME_ERROR, _E.PERMISSION_DENIED):
+        kind, advice = _BY_EXIT[code]
+        program = re.match(rf"{_NAME}:", finding.headline)
+        names = {"package" if code == 127 else "program": program["package"] if program else "the program"}
+    return kind, advice, names
+
+
+def _sign_of(finding: _Finding) -> tuple[_Sign | None, dict[str, str]]:
+    table = _BY_LANGUAGE.get(finding.reader, ())
+    if finding.reader != "python":  # a traceback names its exception; words inside its message mean nothing more
+        table += _ANY
+    for text in (finding.headline, finding.block):
+        for sign in table:
+            if match := sign.pattern.search(text):
+                names = {name: value for name, value in match.groupdict().items() if value}
+                cause = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0].strip()
+                return sign, names if cause in finding.headline else names | {"cause": cause}
+    return None, {}
+
+
+# --- small things ------------------------------------------------------------------------------
+
+# Modules whose package has another name.
+_DISTRIBUTIONS = {
+    "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python", "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+
+
+def _pip_name(module: str) -> str:
+    name = _DISTRIBUTIONS.get(module.partition(".")[0])
+    return f" (its package is {name})" if name else ""
+
+
+def _where(facts: dict[str, Any]) -> str:
+    if not facts.get("line"):
+        return ""
+    file = str(facts.get("file", "")).rpartition("/")[2]
+    named = f" of {file}" if re.fullmatch(r"[\w.-]{1,100}", file) else ""
+    return f" at line {facts['line']}{named}"
+
+
+def _lines(text: str) -> list[str]:
+    """The end of what was printed, without colours and control characters, in lines of a sane length."""
+    tail = _ESCAPES.sub("", text[-_TAIL:].replace("\r\n", "\n"))
+    return [line[:_LINE] for line in tail.split("\n")]
+
+
+def _last(lines: Sequence[str]) -> str:
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -12,7 +12,6 @@ import anyio
 from belljar import backends, diagnose, errors, languages, policy, routing
 from belljar.backends.base import Backend, Box, Control
 from belljar.models import (
-    INPUTS,
     WORKSPACE,
     Capabilities,
     Command,
@@ -97,8 +96,10 @@ class Engine:
         known = (*self._extra, *backends.NAMES)
         if plan.backend in known:
             return (await self.offer(plan.backend),)
-        return await self.offers() if plan.backend == "auto" else tuple(
-            Capabilities(backend=name, available=False) for name in known
+        return (
+            await self.offers()
+            if plan.backend == "auto"
+            else tuple(Capabilities(backend=name, available=False) for name in known)
         )
 
     async def tell(self, event: Event, listener: Listener | None) -> None:
@@ -119,9 +120,7 @@ class Engine:
 class Lease:
     """An open box with the decisions that led to it."""
 
-    def __init__(
-        self, engine: Engine, plan: Plan, box: Box, offer: Capabilities, reasons: tuple[str, ...]
-    ) -> None:
+    def __init__(self, engine: Engine, plan: Plan, box: Box, offer: Capabilities, reasons: tuple[str, ...]) -> None:
         self.engine = engine
         self.plan = plan
         self.box = box
@@ -155,7 +154,7 @@ class Lease:
         if main in request.files:
             raise errors.InvalidRequest(f"files: {main!r} is where the code goes", fix="rename the file")
         if self.plan.workspace:
-            argv = tuple(f"{INPUTS}/{main}" if word == main else word for word in argv)
+            argv = tuple(f"{self.plan.inputs}/{main}" if word == main else word for word in argv)
             env.setdefault("PYTHONPATH", WORKSPACE)
         return Command(
             argv=argv, env=env | dict(request.env), stdin=request.stdin, cwd=request.workdir, limits=limits,

@@ -111,9 +111,7 @@ def _acting_as(owner: int | None) -> Iterator[None]:
 def matches(path: str, patterns: Sequence[str]) -> bool:
     """A pattern without a slash matches names at any depth (`./name` only the topmost); `*` stays within a
     name, `**` does not."""
-    return any(
-        _match(path.split("/"), p.removeprefix("./").split("/") if "/" in p else ["**", p]) for p in patterns
-    )
+    return any(_match(path.split("/"), p.removeprefix("./").split("/") if "/" in p else ["**", p]) for p in patterns)
 
 
 def _match(parts: list[str], pattern: list[str]) -> bool:

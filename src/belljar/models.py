@@ -245,8 +245,10 @@ class RunRequest(Model):
     @field_validator("workdir")
     @classmethod
     def _workdir(cls, value: str) -> str:
-        return WORKSPACE if PurePosixPath(value) in (PurePosixPath(WORKSPACE), PurePosixPath(".")) else (
-            f"{WORKSPACE}/{guest_path(value)}"
+        return (
+            WORKSPACE
+            if PurePosixPath(value) in (PurePosixPath(WORKSPACE), PurePosixPath("."))
+            else (f"{WORKSPACE}/{guest_path(value)}")
         )
 
     @model_validator(mode="after")
@@ -277,6 +279,11 @@ class Plan(Model):
     keep_files: bool = Field(False, description="files will be put or got, or more than one command run")
     isolation: Isolation = Isolation.NAMESPACE
     backend: str = "auto"
+
+    @property
+    def inputs(self) -> str:
+        """The folder in which the guest finds its read-only files."""
+        return INPUTS if self.workspace else WORKSPACE
 
 
 class Command(Model):

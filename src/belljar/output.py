@@ -60,3 +60,18 @@ class Capture:
         room = self.limit // 2
         head, tail = bytes(self._head).decode("utf-8", "replace"), tail[len(tail) - room :].decode("utf-8", "replace")
         return f"{head}\n[... {self.cut} bytes cut by belljar: the limit is {self.limit} ...]\n{tail}"
+
+
+# Controls that would act on a terminal, shown as the symbols Unicode has for them; newline and tab pass.
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+_VISIBLE |= {0x7F: 0x2421} | {code: 0xFFFD for code in range(0x80, 0xA0)}
+# Characters that reorder or hide what is around them.
+_VISIBLE |= {code: 0xFFFD for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200B, 0x2028, 0x2029)}
+
+
+def neutralise(text: str) -> str:
+    """Guest text that can be printed on a terminal: no escape sequence in it can do anything.
+
+    A carriage return before a newline is dropped; any other is shown, since it could overwrite what was printed.
+    """
+    return text.replace("\r\n", "\n").translate(_VISIBLE)

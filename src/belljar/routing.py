@@ -28,7 +28,8 @@ def choose(plan: Plan, offers: Sequence[Capabilities]) -> Choice:
         else:
             return Choice(offer.backend, (*passed_over, f"{offer.backend} chosen: first that can do what was asked"))
     fixes = [f"{offer.backend}: {offer.fix}" for offer in offers if offer.fix and not offer.available]
-    raise errors.NotAvailable(
+    refused = any(offer.available for offer in offers)  # there is a sandbox, but none as strict or as able as asked
+    raise (errors.PolicyDenied if refused else errors.NotAvailable)(
         "no sandbox here can run this: " + ("; ".join(passed_over) or "no backend is configured"),
         fix="; ".join(fixes) or "ask for less, or run `belljar doctor`",
         context={"reasons": passed_over},

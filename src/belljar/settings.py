@@ -69,9 +69,7 @@ _SIZES = {"memory", "disk", "output", "io_bps"}
 _PROJECT_KEYS = {"backend", "defaults"}
 
 
-def load(
-    environ: Mapping[str, str] | None = None, project: Path | None = None, **flags: Any
-) -> Settings:
+def load(environ: Mapping[str, str] | None = None, project: Path | None = None, **flags: Any) -> Settings:
     """The settings in force, or `InvalidRequest` naming the file or variable that is wrong."""
     env = os.environ if environ is None else environ
     home = env.get("HOME", "/")
@@ -145,7 +143,9 @@ def _environment_layer(env: Mapping[str, str]) -> dict[str, Any]:
             value = read(env[name])
             value = parse_size(value) if keys[-1] in _SIZES else value
         except ValueError:
-            raise errors.InvalidRequest(f"{name}={env[name]!r} cannot be read", fix=f"correct or unset {name}") from None
+            raise errors.InvalidRequest(
+                f"{name}={env[name]!r} cannot be read", fix=f"correct or unset {name}"
+            ) from None
         target = layer
         for key in keys[:-1]:
             target = target.setdefault(key, {})

@@ -79,22 +79,20 @@ class Group:
         )
 
     def pids(self) -> list[int]:
-        found: set[int] = set()
-        for path in self.paths:
-            with suppress(OSError):
-                found.update(int(pid) for pid in (path / "cgroup.procs").read_text().split())
-        return sorted(found)
+        """The processes in it. They join all directories or none, so the first one tells."""
+        with suppress(OSError):
+            return [int(pid) for pid in (self.paths[0] / "cgroup.procs").read_text().split()]
+        return []
 
     def kill(self) -> None:
         """Ends everything in the group; called until `pids` is empty, since a fork may race one pass."""
-        for path in self.paths:
-            with suppress(OSError):
-                if (switch := path / "cgroup.kill").exists():
-                    switch.write_text("1")
-                    continue
-            for pid in self.pids():
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+        with suppress(OSError):
+            if self.version == 2 and (switch := self.paths[0] / "cgroup.kill").exists():
+                switch.write_text("1")
+                return
+        for pid in self.pids():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> bool:
         """True when nothing of it is left. False: something in it has not died yet; try again."""
@@ -245,7 +243,9 @@ def _knobs(version: int, limits: Limits, device: str | None) -> list[tuple[str, 
     ]
     for name, value in (("bps", limits.io_bps), ("iops", limits.io_iops)):
         if device and value:
-            knobs += [("blkio", f"blkio.throttle.{way}_{name}_device", f"{device} {value}") for way in ("read", "write")]
+            knobs += [
+                ("blkio", f"blkio.throttle.{way}_{name}_device", f"{device} {value}") for way in ("read", "write")
+            ]
     return knobs
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from belljar import errors
-from belljar.models import INPUTS, MIB, WORKSPACE, Workspace
+from belljar.models import MIB, WORKSPACE, Workspace
 
 GUEST_ID = 1000
 MINIMUM_BUBBLEWRAP = (0, 8)  # the first with --disable-userns and --size
@@ -59,6 +59,7 @@ class Jail(NamedTuple):
     cwd: str
     disk: int
     files: Mapping[str, bytes]
+    inputs: str
     grants: Sequence[str]
     workspace: Workspace | None
     space: Space
@@ -78,7 +79,9 @@ def holder_arguments(disk: int, space: Space) -> list[str]:
     """A private view of the host in which only our two folders are new. No guest ever runs in it."""
     walls = ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--die-with-parent"]
     folders = [
-        part for path in (space.workspace, space.tmp) for part in ("--perms", "0755", "--size", str(disk), "--tmpfs", path)
+        part
+        for path in (space.workspace, space.tmp)
+        for part in ("--perms", "0755", "--size", str(disk), "--tmpfs", path)
     ]
     return [*walls, "--dev-bind", "/", "/", *folders, "--", "/bin/sh", "-c", HOLD]
 
@@ -100,9 +103,8 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
     args += ["--proc", "/proc", *_proc_masks()]
     args += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM), "--tmpfs", "/dev/shm"]
     args += _writable(jail)
-    inputs = INPUTS if jail.workspace else WORKSPACE
     for name, content in jail.files.items():
-        args += ["--perms", "0444", "--ro-bind-data", data(content), f"{inputs}/{name}"]
+        args += ["--perms", "0444", "--ro-bind-data", data(content), f"{jail.inputs}/{name}"]
     args += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", jail.cwd]
     seccomp = os.open(seccomp_filter(), os.O_RDONLY | os.O_CLOEXEC)
     stack.callback(os.close, seccomp)

@@ -62,9 +62,8 @@ class Native:
 
     def __init__(self, state_dir: Path, *, first_uid: int, path: str, use_cgroups: bool = True) -> None:
         self.state_dir = state_dir
-        self.is_root = os.geteuid() == 0
-        self.first_uid = first_uid
-        self.toolchains = Toolchains(path, as_root=self.is_root)
+        self.uids = owner.private_uids(first_uid) if os.geteuid() == 0 else range(0)
+        self.toolchains = Toolchains(path, as_root=bool(self.uids))
         self.bubblewrap = ""
         self.groups: cgroups.Cgroups | None = None
         self.no_groups = "" if use_cgroups else "control groups were switched off"
@@ -158,8 +157,8 @@ class Native:
             if not re.search(pattern, said, re.MULTILINE):
                 raise errors.NotAvailable(f"the probe could not prove: {wall}", context={"output": said[:500]})
             walls.append(wall)
-        if self.is_root:
-            walls.append(f"uid from {self.first_uid} on, never root")
+        if self.uids:
+            walls.append(f"a uid from {self.uids[0]} on, never root")
         return self._promise(tuple(walls))
 
     def _promise(self, walls: tuple[str, ...]) -> Guarantees:
@@ -175,7 +174,9 @@ class Native:
             "output": "watchdog",
         }
         weaker = [self.no_groups] if self.no_groups else []
-        if "memory" not in by_group:
+        if "memory" not in by_group and not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+            weaker.append("memory is limited for each process alone: this kernel does not list children")
+        elif "memory" not in by_group:
             weaker.append("memory is sampled: a burst may pass the limit for a moment; files in /tmp do not count")
         weaker += [f"{name} is not limited" for name, how in limits.items() if how == "not limited"]
         return Guarantees(
@@ -197,7 +198,11 @@ class Native:
         self._prepare()
         async with AsyncExitStack() as stack:
             uid = None
-            if self.is_root:
+            if plan.workspace and not os.path.isdir(plan.workspace.path):
+                raise errors.InvalidRequest(
+                    f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path"
+                )
+            if self.uids:
                 uid, claim = self._uid_for(plan)
                 stack.callback(claim)
             box = NativeBox(self, plan, uid)
@@ -213,7 +218,7 @@ class Native:
             folder_owner = os.stat(plan.workspace.path).st_uid
             if folder_owner != 0:
                 return folder_owner, lambda: None
-        uid, claim = owner.claim_uid(self.first_uid)
+        uid, claim = owner.claim_uid(self.uids)
         return uid, claim.close
 
     def group_for(self, limits: Limits) -> cgroups.Group | None:
@@ -240,7 +245,7 @@ class NativeBox:
     @property
     def copies(self) -> bool:
         """A folder that belongs to root is copied in (and back): the guest's uid could not use it otherwise."""
-        return bool(self.plan.workspace and self._backend.is_root and os.stat(self.plan.workspace.path).st_uid == 0)
+        return bool(self.plan.workspace and self._backend.uids and os.stat(self.plan.workspace.path).st_uid == 0)
 
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
@@ -267,7 +272,9 @@ class NativeBox:
                     said = await process.read_some(ready_read)
                     status = await process.read_some(status_read)
                 if not said.startswith(b"ready"):
-                    raise errors.StartFailed(f"the sandbox's folders could not be made: {said.decode(errors='replace')}")
+                    raise errors.StartFailed(
+                        f"the sandbox's folders could not be made: {said.decode(errors='replace')}"
+                    )
                 self._space = space._replace(holder=json.loads(status.splitlines()[0])["child-pid"])
                 self._root = os.open(f"/proc/{self._space.holder}/root{space.workspace}", os.O_RDONLY | os.O_DIRECTORY)
                 fds.callback(os.close, self._root)
@@ -345,7 +352,7 @@ class NativeBox:
 
     def _placeholders(self, command: Command) -> list[str]:
         """bubblewrap leaves an empty file under each read-only one it mounts over a kept folder."""
-        if self._root < 0 or (self.plan.workspace and not self.copies):
+        if self._root < 0 or self.plan.workspace:
             return []
         there = {entry.path for entry in files.entries(self._root)}
         return [name for name in {*self.plan.files, *command.files} if name not in there]
@@ -373,7 +380,7 @@ class NativeBox:
         workspace = None if self.copies else self.plan.workspace
         return jail.Jail(
             env=env | {"PATH": path} | dict(command.env), cwd=command.cwd, disk=limits.disk,
-            files=dict(self.plan.files) | dict(command.files), grants=tuple(dict.fromkeys(grants)),
+            files=dict(self.plan.files) | dict(command.files), inputs=self.plan.inputs, grants=tuple(dict.fromkeys(grants)),
             workspace=workspace, space=self._space,
         )  # fmt: skip
 
@@ -395,6 +402,7 @@ class _Run:
         self._fds = ExitStack()
         self._group: cgroups.Group | None = None
         self._startup_ms = 0.0
+        self._peak = 0  # as sampled, where there is no control group to ask
 
     async def go(self) -> Result:
         self._started = time.perf_counter()
@@ -405,10 +413,11 @@ class _Run:
                 child, pipes = self._start()
                 try:
                     exit_ = await self._attend(child, pipes)
-                finally:
+                except BaseException:
                     self._kill(child)
                     with anyio.CancelScope(shield=True):
-                        exit_ = await child.wait()
+                        await child.wait()
+                    raise
                 usage = self._group.usage() if self._group else None
             finally:
                 with anyio.CancelScope(shield=True):
@@ -440,7 +449,13 @@ class _Run:
             listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", self._fds)
             doors = self._group.doors if self._group else ()
             argv = jail.launcher(doors, box.uid, box._space.holder)
-            argv += [box._backend.bubblewrap, "--args", str(listing), "--", *box.command_line(command.argv, self._limits)]
+            argv += [
+                box._backend.bubblewrap,
+                "--args",
+                str(listing),
+                "--",
+                *box.command_line(command.argv, self._limits),
+            ]
             try:
                 child = process.Child(
                     argv, stdin=stdin, stdout=theirs["stdout"], stderr=theirs["stderr"],
@@ -474,7 +489,9 @@ class _Run:
             if text := capture.feed(data):
                 await self._emit(name, text)  # type: ignore[arg-type]
             if capture.cut and not warned:
-                await self._emit("limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept")
+                await self._emit(
+                    "limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept"
+                )
             if capture.flooded and self._verdict is None:
                 self._end(child, Status.OUTPUT_LIMIT)
         if text := capture.feed(b""):
@@ -510,7 +527,9 @@ class _Run:
     async def _watch_memory(self, child: process.Child) -> None:
         """Without control groups: adds up the private memory of all the guest's processes."""
         while True:
-            if sum(map(_private_memory, _descendants(child.pid))) > self._limits.memory:
+            used = sum(map(_private_memory, _descendants(child.pid)))
+            self._peak = max(self._peak, used)
+            if used > self._limits.memory:
                 return self._end(child, Status.OOM_KILLED)
             await anyio.sleep(0.02)
 
@@ -539,8 +558,8 @@ class _Run:
         stderr = err.text
         if code is None and self._verdict is None:
             code = self._never_ran(exit_, usage, stderr)
-        peak = usage.memory_peak if usage else exit_.usage.ru_maxrss * 1024
-        cpu = usage.cpu_ms if usage else (exit_.usage.ru_utime + exit_.usage.ru_stime) * 1000
+        peak = usage.memory_peak if usage else self._peak or None
+        cpu = usage.cpu_ms if usage else None
         return Result(
             status=self._judge(code, usage, stderr, bool(out.cut or err.cut)), exit_code=code,
             stdout=out.text, stderr=stderr, truncated=bool(out.cut or err.cut),
@@ -612,6 +631,6 @@ _EXPLANATIONS = (
 
 def _explain(error: errors.BelljarError) -> errors.NotAvailable:
     for pattern, meaning, fix in _EXPLANATIONS:
-        if re.search(pattern, error.message):
+        if re.search(pattern, error.message, re.IGNORECASE):
             return errors.NotAvailable(meaning, fix=fix, context={"said": error.message})
     return errors.NotAvailable(error.message, fix="see docs/security.md, or use another backend")

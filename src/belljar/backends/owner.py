@@ -94,11 +94,24 @@ def reap(state_dir: Path, groups: cgroups.Cgroups | None) -> int:
     return removed
 
 
-def claim_uid(first: int) -> tuple[int, socket.socket]:
+def private_uids(first: int, mapping: Path = Path("/proc/self/uid_map")) -> range:
+    """The uids to run guests as: the private range or, in a container that maps only some, the last it maps.
+
+    Empty where root is the only one there is; then a guest keeps our uid, behind its own user namespace.
+    """
+    rows = [[int(number) for number in line.split()] for line in mapping.read_text().splitlines()]
+    mapped = [range(inside, inside + count) for inside, _, count in rows]
+    if any(first in uids and first + UIDS - 1 in uids for uids in mapped):
+        return range(first, first + UIDS)
+    last = mapped[-1]
+    return last[-min(4096, len(last) // 2) :] if len(last) > 1 else range(0)
+
+
+def claim_uid(uids: range) -> tuple[int, socket.socket]:
     """A uid of the private range that no other sandbox on this host is using, and the claim to close."""
-    start = random.randrange(UIDS)
-    for step in range(UIDS):
-        uid = first + (start + step) % UIDS
+    start = random.randrange(len(uids))
+    for step in range(len(uids)):
+        uid = uids[(start + step) % len(uids)]
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             claim.bind(f"\0belljar-uid-{uid}")
@@ -106,4 +119,4 @@ def claim_uid(first: int) -> tuple[int, socket.socket]:
             claim.close()
             continue
         return uid, claim
-    raise errors.StartFailed(f"all {UIDS} uids from {first} are in use")
+    raise errors.StartFailed(f"all {len(uids)} uids from {uids[0]} on are in use")

@@ -1,0 +1,3 @@
+from belljar.cli import main
+
+main()

@@ -1,0 +1,294 @@
+"""A backend that never runs code: trusted Python functions play the guests. For tests, yours and ours.
+
+>>> import belljar
+>>> from belljar.backends.fake import Fake
+>>> belljar.run("print(1)", backend=Fake({"print(1)": lambda p: p.out("1\\n")})).stdout
+'1\\n'
+
+Everything around the guest is real: policy, limits, events, captures, verdicts. Nothing of the guest is
+ever executed, so there is nothing to isolate: it declares the strongest isolation, which lets every
+request through, and says on each result that it is a simulation. It is never chosen by `auto`.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import os
+import posixpath
+import shlex
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import PurePosixPath
+from types import MappingProxyType
+
+import anyio
+import anyio.lowlevel
+
+from belljar.backends.base import Control, Emit
+from belljar.files import matches
+from belljar.languages import BUILTIN
+from belljar.models import (
+    MIB,
+    WORKSPACE,
+    Capabilities,
+    Collected,
+    Command,
+    Entry,
+    EventKind,
+    File,
+    Guarantees,
+    Isolation,
+    LanguageSupport,
+    Limits,
+    Plan,
+    Result,
+    Status,
+)
+from belljar.output import Capture
+
+_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+_SIMULATED = ("memory", "pids", "disk", "timeout", "output")
+
+
+class _End(Exception):
+    """Unwinds a program: it left, or a limit ended it."""
+
+    def __init__(self, exit_code: int | None, verdict: Status | None = None) -> None:
+        self.exit_code = exit_code
+        self.verdict = verdict
+
+
+class FakeProcess:
+    """What a program sees of its sandbox, and all that it can do there.
+
+    An exception that a program lets out is the guest's: it is printed as Python would, and the exit code is 1.
+    """
+
+    def __init__(self, box: FakeBox, command: Command, limits: Limits, emit: Emit) -> None:
+        self.argv = command.argv
+        self.env: Mapping[str, str] = MappingProxyType(_ENV | dict(command.env))
+        self.cwd = command.cwd
+        self.stdin = command.stdin
+        self.limits = limits
+        self.streams: dict[EventKind, Capture] = {"stdout": Capture(limits.output), "stderr": Capture(limits.output)}
+        self.memory_peak = 0
+        self.forks_refused = 0
+        self._memory = 0
+        self._processes = 1
+        self._box = box
+        self._emit = emit
+        given = {**box.plan.files, **command.files}
+        self._inputs = {f"{WORKSPACE}/{name}": File(path=name, content=data) for name, data in given.items()}
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """/workspace as it is now, by relative path, the read-only inputs included."""
+        there = {**self._box.disk, **self._inputs}
+        prefix = f"{WORKSPACE}/"
+        return MappingProxyType({k.removeprefix(prefix): f.content for k, f in there.items() if k.startswith(prefix)})
+
+    async def out(self, data: str | bytes) -> None:
+        await self._print("stdout", data)
+
+    async def err(self, data: str | bytes) -> None:
+        await self._print("stderr", data)
+
+    def read(self, path: str) -> bytes:
+        """A file of /workspace or /tmp; a relative path starts at `cwd`."""
+        where = posixpath.join(self.cwd, path)
+        file = self._inputs.get(where) or self._box.disk.get(where)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return file.content
+
+    def write(self, path: str, content: bytes, *, executable: bool = False) -> None:
+        """Writes a file of /workspace or /tmp. A full disk is an OSError, and `disk_limit` if it is let out."""
+        where = self._writable(path)
+        space = posixpath.join("/", where.split("/")[1])
+        used = sum(len(f.content) for name, f in self._box.disk.items() if name.startswith(space) and name != where)
+        if used + len(content) > self.limits.disk:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        name = posixpath.relpath(where, WORKSPACE)
+        self._box.links.pop(name, None)
+        self._box.disk[where] = File(path=name, content=content, executable=executable)
+
+    def link(self, path: str, target: str) -> None:
+        """A symbolic link in /workspace; nothing here ever follows it."""
+        self._box.links[posixpath.relpath(self._writable(path), WORKSPACE)] = target
+
+    def allocate(self, size: int) -> None:
+        """Takes memory; over the limit the guest is ended, as by the kernel."""
+        self._memory += size
+        self.memory_peak = max(self.memory_peak, min(self._memory, self.limits.memory))
+        if self._memory > self.limits.memory:
+            raise _End(137, Status.OOM_KILLED)
+
+    def spawn(self, count: int = 1) -> None:
+        """Starts processes that live as long as this one."""
+        if self._processes + count > self.limits.pids:
+            self.forks_refused += 1
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        self._processes += count
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+    def exit(self, code: int = 0) -> None:
+        raise _End(code & 255)
+
+    def signal(self, number: int) -> None:
+        """Dies of a signal, with the exit code that a shell would tell."""
+        raise _End(128 + number)
+
+    async def _print(self, stream: EventKind, data: str | bytes) -> None:
+        capture = self.streams[stream]
+        warned = capture.cut
+        if text := capture.feed(data.encode() if isinstance(data, str) else data):
+            await self._emit(stream, text)
+        if capture.cut and not warned:
+            await self._emit(
+                "limit", f"output: {stream} passed {capture.limit} bytes; from here on only its end is kept"
+            )
+        if capture.flooded:
+            raise _End(None, Status.OUTPUT_LIMIT)
+        await anyio.lowlevel.checkpoint()  # a program that prints for ever must still meet its timeout
+
+    def _writable(self, path: str) -> str:
+        where = posixpath.normpath(posixpath.join(self.cwd, path))
+        if where in self._inputs or not where.startswith((f"{WORKSPACE}/", "/tmp/")):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return where
+
+
+Program = Callable[[FakeProcess], Awaitable[int | None] | int | None]
+
+
+class Fake:
+    """`programs` maps the exact code of a snippet, or a command as a shell would spell it, to who plays it."""
+
+    name = "fake"
+
+    def __init__(self, programs: Mapping[str, Program]) -> None:
+        self.programs = dict(programs)
+        self.open_boxes = 0  # what a test looks at to see that nothing is left open
+
+    async def probe(self) -> Capabilities:
+        guarantees = Guarantees(
+            isolation=Isolation.KERNEL,
+            walls=("nothing is executed",),
+            limits=dict.fromkeys(_SIMULATED, "simulated") | {"cpus": "not limited", "io": "not limited"},
+            weaker=("a simulation: results are scripted",),
+        )
+        return Capabilities(backend=self.name, available=True, version="simulation", guarantees=guarantees)
+
+    async def languages(self) -> tuple[LanguageSupport, ...]:
+        return tuple(LanguageSupport(name=name, available=True, version="simulation") for name in BUILTIN)
+
+    @asynccontextmanager
+    async def open(self, plan: Plan) -> AsyncIterator[FakeBox]:
+        self.open_boxes += 1
+        try:
+            yield FakeBox(self, plan)
+        finally:
+            self.open_boxes -= 1
+
+    async def reap(self) -> int:
+        return 0
+
+
+class FakeBox:
+    """One pretended sandbox: a dictionary for a disk."""
+
+    def __init__(self, backend: Fake, plan: Plan) -> None:
+        self.id = plan.id
+        self.plan = plan
+        self.disk: dict[str, File] = {}
+        self.links: dict[str, str] = {}
+        self._backend = backend
+
+    async def run(self, command: Command, emit: Emit, control: Control) -> Result:
+        began = time.perf_counter()
+        process = FakeProcess(self, command, command.limits or self.plan.limits, emit)
+        await emit("started", self.id)
+        startup_ms = (time.perf_counter() - began) * 1000
+        code, verdict = await self._play(process, self._program(command), control)
+        for stream, capture in process.streams.items():
+            if text := capture.feed(b""):
+                await emit(stream, text)
+        if process.forks_refused:
+            await emit("limit", f"pids: {process.forks_refused} forks were refused")
+        out, err = process.streams["stdout"], process.streams["stderr"]
+        cut = bool(out.cut or err.cut)
+        if verdict is None:
+            verdict = Status.ERROR if code else Status.OUTPUT_LIMIT if cut else Status.SUCCESS
+        return Result(
+            status=verdict, exit_code=code, stdout=out.text, stderr=err.text, truncated=cut,
+            duration_ms=(time.perf_counter() - began) * 1000, startup_ms=startup_ms,
+            memory_used_mb=round(process.memory_peak / MIB, 3), container_id=self.id,
+        )  # fmt: skip
+
+    def _program(self, command: Command) -> Program:
+        main = next((word for word in command.argv if word in command.files), None)
+        source = command.files[main].decode() if command.language and main else shlex.join(command.argv)
+        return self._backend.programs.get(source, _missing)
+
+    async def _play(self, process: FakeProcess, program: Program, control: Control) -> tuple[int | None, Status | None]:
+        """How the program ended: its exit code, and the verdict if something else ended it."""
+        outcome: tuple[int | None, Status | None] = (None, Status.TIMEOUT)
+
+        async def obey() -> None:
+            nonlocal outcome
+            outcome = (None, await control.stopped())
+            tasks.cancel_scope.cancel()
+
+        with anyio.move_on_after(process.limits.timeout):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(obey)
+                await anyio.lowlevel.checkpoint()  # who was stopped before the start never starts
+                outcome = await _outcome(process, program)
+                tasks.cancel_scope.cancel()
+        return outcome
+
+    async def put(self, files: Sequence[File]) -> None:
+        for file in files:
+            self.links.pop(file.path, None)
+            self.disk[f"{WORKSPACE}/{file.path}"] = file
+
+    async def get(self, patterns: Sequence[str]) -> Collected:
+        links = [name for name in self.links if matches(name, patterns)]
+        left_out = tuple(f"{name}: link, only regular files leave a sandbox" for name in links)
+        return Collected(tuple(file for file in self._files() if matches(file.path, patterns)), left_out)
+
+    async def list(self) -> tuple[Entry, ...]:
+        entries = {Entry(file.path, "file", len(file.content)) for file in self._files()}
+        entries |= {Entry(name, "link", len(target)) for name, target in self.links.items()}
+        folders = {str(folder) for entry in entries for folder in PurePosixPath(entry.path).parents} - {"."}
+        return tuple(sorted(entries | {Entry(name, "folder", 0) for name in folders}))
+
+    def _files(self) -> Iterator[File]:
+        """What was written to /workspace, in the order of names."""
+        for where, file in sorted(self.disk.items()):
+            if where.startswith(f"{WORKSPACE}/") and file.path not in self.links:
+                yield file
+
+
+async def _outcome(process: FakeProcess, program: Program) -> tuple[int | None, Status | None]:
+    try:
+        answer = program(process)
+        code = await answer if inspect.isawaitable(answer) else answer
+    except _End as end:
+        return end.exit_code, end.verdict
+    except Exception as error:
+        said = "".join(traceback.format_exception_only(error))
+        await process.err(f'Traceback (most recent call last):\n  File "main.py", line 1, in <module>\n{said}')
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        return 1, Status.DISK_LIMIT if full else None
+    return code or 0, None
+
+
+async def _missing(process: FakeProcess) -> int:
+    await process.err(f"fake: {process.argv[0]}: no program was scripted for this\n")
+    return 127

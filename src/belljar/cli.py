@@ -1,0 +1,322 @@
+"""The command line. Each command parses, asks the engine, prints, and ends with an exit code that means something.
+
+the guest's own code, or   124 timeout   137 out of memory   125 Belljar's own failure   126 refused   130 Ctrl-C
+"""
+
+from __future__ import annotations
+
+import codeop
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import typer
+
+from belljar import __version__, errors, files, terminal
+from belljar.engine import Engine
+from belljar.models import Event, Result, RunRequest, Status
+from belljar.sandbox import default_engine
+from belljar.sandbox import request as make_request
+
+app = typer.Typer(
+    name="belljar", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    help="Runs code that nobody has read yet, where it can do no harm.",
+)  # fmt: skip
+
+_OWN_CODES = {Status.TIMEOUT: 124, Status.OOM_KILLED: 137, Status.ABORTED: 130, Status.KILLED: 137}
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Backend = Annotated[str, typer.Option("--backend", "-b", help="auto, or a backend's name.")]
+Isolation = Annotated[
+    str | None, typer.Option("--isolation", help="The least isolation to accept: namespace or kernel.")
+]
+Timeout = Annotated[float | None, typer.Option("--timeout", "-t", help="Seconds of wall clock.")]
+Memory = Annotated[str | None, typer.Option("--memory", "-m", help='Such as "512M" or "4G".')]
+Cpus = Annotated[float | None, typer.Option("--cpus")]
+Pids = Annotated[int | None, typer.Option("--pids", help="The most processes and threads at once.")]
+Disk = Annotated[str | None, typer.Option("--disk", help="Size of /workspace and of /tmp, each.")]
+Stdin = Annotated[str | None, typer.Option("--stdin", metavar="FILE", help="What the guest reads; - is our own stdin.")]
+InFiles = Annotated[list[str] | None, typer.Option("--file", "-f", metavar="PATH[:NAME]", help="Given read-only.")]
+Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V")]
+Collect = Annotated[list[str] | None, typer.Option("--collect", metavar="GLOB", help="Files to bring back.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where collected files go.")]
+Net = Annotated[list[str] | None, typer.Option("--net", metavar="HOST", help="A host the guest may reach.")]
+Packages = Annotated[Path | None, typer.Option("--packages", metavar="VENV", help="A Python environment, read-only.")]
+
+
+def main() -> None:
+    """The entry point: every failure of ours ends in a sentence and an exit code, never in a traceback."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGHUP, _as_interrupt)
+    try:
+        code = app(standalone_mode=False)
+    except typer.Exit as stop:
+        code = stop.exit_code
+    except typer.TyperException as error:
+        error.show()  # type: ignore[attr-defined]
+        code = 125
+    except errors.BelljarError as error:
+        terminal.print_json({"error": error.as_dict()}) if "--json" in sys.argv else terminal.problem(error)
+        code = error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more, and that is no error of ours
+        code = 141
+    raise SystemExit(code or 0)
+
+
+def _as_interrupt(number: int, frame: object) -> None:
+    signal.raise_signal(signal.SIGINT)  # the event loop cancels on it, and so everything is cleaned up
+
+
+def _await(function: Callable[[], Awaitable[Any]]) -> Any:
+    return anyio.run(function)
+
+
+@app.command()
+def run(
+    file: Annotated[str | None, typer.Argument(metavar="[FILE|-]", help="A file, or - for stdin.")] = None,
+    code: Annotated[str | None, typer.Option("--code", "-c", help="The code itself.")] = None,
+    language: Annotated[str | None, typer.Option("--language", "-l", help="By default the file's extension tells.")] = None,
+    backend: Backend = "auto", isolation: Isolation = None, timeout: Timeout = None, memory: Memory = None,
+    cpus: Cpus = None, pids: Pids = None, disk: Disk = None, stdin: Stdin = None, in_files: InFiles = None,
+    env: Env = None, collect: Collect = None, out: Out = None, net: Net = None, packages: Packages = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Run a snippet or a file in a sandbox of its own."""
+    if (code is None) == (file is None):
+        raise errors.InvalidRequest("give code with -c, or one file, or - for stdin", fix='belljar run -c "print(1)"')
+    engine = default_engine()
+    if code is None:
+        assert file is not None
+        code = _read(file).decode("utf-8", "strict" if file == "-" else "replace")
+        if language is None and file != "-":
+            language = engine.languages.of_file(file).name
+    asked = make_request(
+        code, language=language or "python", backend=backend, isolation=isolation, timeout=timeout, memory=memory,
+        cpus=cpus, pids=pids, disk=disk, stdin=_stdin(stdin), files=_files(in_files), env=_env(env),
+        collect=tuple(collect or ()), net=net or (), packages=_absolute(packages),
+    )  # fmt: skip
+    _execute(engine, asked, out, as_json)
+
+
+@app.command(name="exec", context_settings={"ignore_unknown_options": True})
+def exec_(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…")],
+    workspace: Annotated[Path | None, typer.Option("--workspace", "-w", metavar="DIR", help="Granted at /workspace.")] = None,
+    rw: Annotated[bool, typer.Option("--rw", help="Let the command change the workspace.")] = False,
+    backend: Backend = "auto", isolation: Isolation = None, timeout: Timeout = None, memory: Memory = None,
+    cpus: Cpus = None, pids: Pids = None, disk: Disk = None, stdin: Stdin = None, in_files: InFiles = None,
+    env: Env = None, collect: Collect = None, out: Out = None, net: Net = None, packages: Packages = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Run a command in a sandbox, with a folder of the host at /workspace if you grant one."""
+    if rw and workspace is None:
+        raise errors.InvalidRequest("--rw goes with --workspace DIR")
+    asked = make_request(
+        command=command, workspace=_absolute(workspace), write=rw, backend=backend, isolation=isolation, timeout=timeout,
+        memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=_stdin(stdin), files=_files(in_files), env=_env(env),
+        collect=tuple(collect or ()), net=net or (), packages=_absolute(packages),
+    )  # fmt: skip
+    _execute(default_engine(), asked, out, as_json)
+
+
+def _execute(engine: Engine, asked: RunRequest, out: Path | None, as_json: bool) -> None:
+    if asked.collect and out is None and not as_json:
+        raise errors.InvalidRequest("--collect needs a place for the files", fix="add --out DIR, or --json")
+
+    async def work() -> Result:
+        return await engine.run(asked, listener=None if as_json else terminal.relay)
+
+    result: Result = _await(work)
+    if out is not None:
+        _save(out, result)
+    if as_json:
+        terminal.print_json(result.model_dump(mode="json"))
+    else:
+        terminal.verdict(result)
+    raise typer.Exit(exit_code(result))
+
+
+def exit_code(result: Result) -> int:
+    if result.status in _OWN_CODES:
+        return _OWN_CODES[result.status]
+    return result.exit_code if result.exit_code is not None else 1
+
+
+def _save(out: Path, result: Result) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        files.write(folder, result.files)
+    finally:
+        os.close(folder)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise errors.InvalidRequest(f"{path}: {error.strerror}", fix="check the path") from None
+
+
+def _stdin(path: str | None) -> bytes | None:
+    return None if path is None else _read(path)
+
+
+def _files(names: list[str] | None) -> dict[str, bytes]:
+    given = {}
+    for name in names or ():
+        path, _, target = name.partition(":")
+        given[target or Path(path).name] = _read(path)
+    return given
+
+
+def _env(pairs: list[str] | None) -> dict[str, str]:
+    env = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise errors.InvalidRequest(f"--env {pair!r} has no value", fix="write --env NAME=VALUE")
+        env[name] = value
+    return env
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute() if path.is_symlink() else path.resolve())
+
+
+@app.command()
+def session(
+    backend: Backend = "auto", timeout: Timeout = None, memory: Memory = None, packages: Packages = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """An interactive prompt with one sandboxed interpreter: what you define stays."""
+    from belljar.session import Session
+
+    options = {"timeout": timeout, "memory": memory, "packages": _absolute(packages)}
+
+    async def work() -> None:
+        async with Session(backend=backend, **options) as box:
+            if sys.stdin.isatty() and not as_json:
+                terminal.err.print("[dim]Python in a sandbox. :quit or Ctrl-D ends it, Ctrl-C ends a turn's typing.[/]")
+            while (code := await anyio.to_thread.run_sync(_block, abandon_on_cancel=True)) is not None:
+                if not code.strip():
+                    continue
+                result = await box.run(code, listener=None if as_json else _relay_turn)
+                if as_json:
+                    terminal.print_json(result.model_dump(mode="json"))
+                elif result.error and result.status is not Status.ERROR:
+                    terminal.verdict(result)
+
+    _await(work)
+
+
+def _relay_turn(event: Event) -> None:
+    terminal.relay(event)
+    if event.kind == "display":
+        terminal.relay(event.model_copy(update={"kind": "stdout", "text": event.text + "\n"}))
+
+
+def _block() -> str | None:
+    """Reads lines until they are a whole statement; None at the end."""
+    lines: list[str] = []
+    while True:
+        prompt = ("... " if lines else ">>> ") if sys.stdin.isatty() else ""
+        try:
+            lines.append(input(prompt))
+        except EOFError:
+            return "\n".join(lines) if lines else None
+        if lines == [":quit"]:
+            return None
+        source = "\n".join(lines)
+        try:
+            if codeop.compile_command(source, symbol="single" if len(lines) == 1 else "exec") is not None:
+                if len(lines) == 1 or not lines[-1].strip() or not lines[-1].startswith((" ", "\t")):
+                    return source
+        except (SyntaxError, ValueError, OverflowError):
+            return source  # the guest's interpreter says what is wrong with it
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Every backend: does it work here, why not, how to fix it, and what it guarantees."""
+
+    async def work() -> Any:
+        return await default_engine().offers()
+
+    offers = _await(work)
+    if as_json:
+        terminal.print_json({"backends": [offer.model_dump(mode="json") for offer in offers]})
+    else:
+        terminal.doctor(offers)
+    raise typer.Exit(0 if any(offer.available for offer in offers) else 1)
+
+
+@app.command()
+def languages(as_json: Json = False) -> None:
+    """The languages this installation can run now, and how to get the others."""
+
+    async def work() -> Any:
+        engine = default_engine()
+        available = [offer.backend for offer in await engine.offers() if offer.available]
+        return [(name, row) for name in available for row in await engine.spoken(name)]
+
+    rows = _await(work)
+    if as_json:
+        terminal.print_json({"languages": [{"backend": name, **row.model_dump(mode="json")} for name, row in rows]})
+    else:
+        terminal.languages(rows)
+
+
+@app.command()
+def version(as_json: Json = False) -> None:
+    """Belljar's version."""
+    terminal.print_json({"version": __version__}) if as_json else terminal.out.print(f"belljar {__version__}")
+
+
+@app.command()
+def conformance(backend: Backend = "auto", as_json: Json = False) -> None:
+    """Check a backend against the contract, one named check after the other."""
+    from belljar.conformance import CHECKS, conform
+
+    async def work() -> Any:
+        with terminal.progress("conformance", len(CHECKS)) as step:
+            return await conform(backend, on_verdict=lambda verdict: step(verdict.name))
+
+    found = _await(work)
+    failed = sum(verdict.status == "failed" for verdict in found)
+    if as_json:
+        rows = [{"name": v.name, "area": v.area, "status": v.status, "detail": v.detail} for v in found]
+        terminal.print_json({"backend": backend, "checks": rows})
+    else:
+        terminal.verdicts(f"conformance of {backend}", ((v.status, v.area, v.name, v.detail) for v in found))
+        terminal.out.print(f"{len(found) - failed} of {len(found)} checks passed or do not apply, {failed} failed")
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def attack(backend: Backend = "auto", as_json: Json = False) -> None:
+    """Attack a sandbox in every way we know; exits non-zero if one got through."""
+    from belljar.escape import ATTACKS
+    from belljar.escape import attack as run_attacks
+
+    async def work() -> Any:
+        with terminal.progress("attack", len(ATTACKS)) as step:
+            return await run_attacks(backend, on_verdict=lambda verdict: step(verdict.name))
+
+    found = _await(work)
+    through = sum(not verdict.held for verdict in found)
+    if as_json:
+        rows = [{"name": v.name, "category": v.category, "held": v.held, "detail": v.detail} for v in found]
+        terminal.print_json({"backend": backend, "attacks": rows})
+    else:
+        rows = (("held" if v.held else "THROUGH", v.category, v.name, v.detail) for v in found)
+        terminal.verdicts(f"attacks on {backend}", rows)
+        terminal.out.print(f"{len(found) - through} of {len(found)} attacks held, {through} got through")
+    raise typer.Exit(1 if through else 0)

@@ -1,0 +1,215 @@
+"""A sandbox for several commands: files stay, processes do not, limits hold for each command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from belljar.backends.fake import FakeProcess
+from belljar.conformance.bench import Bench, CheckFailed, check, equal, expect, guest, printed, refused, succeeded
+from belljar.errors import InvalidRequest
+from belljar.models import Result
+from belljar.sandbox import Sandbox
+
+
+def _play_cat(p: FakeProcess) -> Any:
+    return p.out(p.read(p.argv[1]))
+
+
+_CAT = guest(("cat", "note.txt"), _play_cat)
+_CAT_DEEP = guest(("cat", "some/deep/note.txt"), _play_cat)
+_LEAVE = guest("open('note.txt', 'w').write('left by the guest')", lambda p: p.write("note.txt", b"left by the guest"))
+
+
+@check("sandbox", "what is written is read back byte for byte")
+async def _roundtrip(bench: Bench) -> None:
+    data = bytes(range(256))
+    async with bench.sandbox() as box:
+        await box.write("some/deep/data.bin", data)
+        equal(await box.read("some/deep/data.bin"), data, "the file")
+        equal(await box.read("/workspace/some/deep/data.bin"), data, "the file by its absolute name")
+
+
+@check("sandbox", "a command sees what was written from outside")
+async def _seen_inside(bench: Bench) -> None:
+    async with bench.sandbox() as box:
+        await box.write("some/deep/note.txt", "from outside")
+        printed(await box.exec(_CAT_DEEP), "from outside")
+
+
+@check("sandbox", "what a command leaves is there for the next one and for the caller")
+async def _persist(bench: Bench) -> None:
+    async with bench.sandbox() as box:
+        succeeded(await box.run(_LEAVE))
+        printed(await box.exec(_CAT), "left by the guest")
+        equal(await box.read("note.txt"), b"left by the guest", "the file")
+
+
+@check("sandbox", "a write replaces what was there")
+async def _overwrite(bench: Bench) -> None:
+    async with bench.sandbox() as box:
+        await box.write("note.txt", "a rather long first version")
+        await box.write("note.txt", "second")
+        printed(await box.exec(_CAT), "second")
+
+
+@check("sandbox", "the list names files and folders with their sizes")
+async def _listing(bench: Bench) -> None:
+    async with bench.sandbox() as box:
+        await box.write("folder/five", b"12345")
+        succeeded(await box.run(_LEAVE))
+        seen = {(entry.path, entry.kind, entry.size if entry.kind == "file" else 0) for entry in await box.list()}
+    wanted = {("folder", "folder", 0), ("folder/five", "file", 5), ("note.txt", "file", 17)}
+    equal(seen, wanted, "the list")
+
+
+@check("sandbox", "reading a file that is not there is FileNotFoundError")
+async def _absent(bench: Bench) -> None:
+    async with bench.sandbox() as box:
+        try:
+            content = await box.read("missing.txt")
+        except FileNotFoundError:
+            return
+        raise CheckFailed(f"read {content!r}")
+
+
+@check("sandbox", "a path that climbs out is refused as an invalid request")
+async def _traversal(bench: Bench) -> None:
+    async with bench.sandbox() as box:
+        for path in ("../up.txt", "a/../../up.txt", "/etc/passwd"):
+            await refused(InvalidRequest, box.read(path))
+            await refused(InvalidRequest, box.write(path, "x"))
+
+
+_LINK = guest(
+    "import os\nos.symlink('/etc/passwd', 'leak.txt')\nos.symlink('/etc', 'etc')", lambda p: p.link("leak.txt", "/etc")
+)
+
+
+@check("sandbox", "reading a link that the guest made reads nothing")
+async def _no_leak(bench: Bench) -> None:
+    async with bench.sandbox() as box:
+        succeeded(await box.run(_LINK))
+        for path in ("leak.txt", "etc/passwd"):
+            try:
+                content = await box.read(path)
+            except FileNotFoundError:
+                continue
+            raise CheckFailed(f"a link to the outside was read: {content[:60]!r}")
+
+
+_SCRIPT = guest(("./hello.sh", "you"), lambda p: p.out("hello you\n"))
+
+
+@check("sandbox", "a file written as executable can be run")
+async def _executable(bench: Bench) -> None:
+    async with bench.sandbox() as box:
+        await box.write("hello.sh", '#!/bin/sh\necho "hello $1"\n', executable=True)
+        printed(await box.exec(_SCRIPT), "hello you\n")
+
+
+_ENV = guest(("sh", "-c", 'echo "$BASE $OWN"'), lambda p: p.out(f"{p.env.get('BASE')} {p.env.get('OWN')}\n"))
+
+
+@check("sandbox", "the box's environment holds for its commands, which may add to it")
+async def _environment(bench: Bench) -> None:
+    async with bench.sandbox(env={"BASE": "of the box", "OWN": "of the box"}) as box:
+        printed(await box.exec(_ENV, env={"OWN": "of the command"}), "of the box of the command\n")
+
+
+_GIVEN = guest(("cat", "given.txt"), _play_cat)
+
+
+@check("sandbox", "files given when it was opened are there for every command")
+async def _given(bench: Bench) -> None:
+    async with bench.sandbox(files={"given.txt": "given"}) as box:
+        printed(await box.exec(_GIVEN), "given")
+        printed(await box.exec(_GIVEN), "given")
+
+
+async def _play_beat(p: FakeProcess) -> None:
+    p.write("beat", b"x")
+    await p.out("beating\n")
+
+
+# A child that leaves its session, ignores polite signals and writes ten times a second for as long as it lives.
+_BEATING = (
+    "import os, signal, sys, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):\n"
+    "        signal.signal(number, signal.SIG_IGN)\n"
+    "    while True:\n"
+    "        with open('beat', 'a') as file:\n"
+    "            file.write('x')\n"
+    "        time.sleep(0.1)\n"
+    "while not os.path.exists('beat'):\n"
+    "    time.sleep(0.01)\n"
+    "print('beating', flush=True)\n"
+)
+_BEAT = guest(_BEATING, _play_beat)
+
+
+async def _play_beat_on(p: FakeProcess) -> None:
+    await _play_beat(p)
+    await p.sleep(60)
+
+
+BEAT_ON = guest(_BEATING + "time.sleep(60)\n", _play_beat_on)
+
+# Waits for several beats, then says whether there was one.
+_LISTEN = guest(
+    "import os, time\nbefore = os.path.getsize('beat')\ntime.sleep(0.5)\nprint(os.path.getsize('beat') - before)",
+    lambda p: p.out(f"{len(p.read('beat')) - 1}\n"),
+)
+
+
+async def expect_silence(box: Sandbox, result: Result) -> None:
+    """The guest's child beat while the command ran, and does so no more."""
+    equal(result.stdout, "beating\n", "stdout")
+    expect(len(await box.read("beat")) > 0, "the child never ran")
+    printed(await box.run(_LISTEN), "0\n")
+
+
+@check("sandbox", "processes do not outlive their command")
+async def _no_survivors(bench: Bench) -> None:
+    async with bench.sandbox() as box:
+        await expect_silence(box, succeeded(await box.run(_BEAT, timeout=30)))
+
+
+async def _play_nap(p: FakeProcess) -> None:
+    await p.sleep(20)
+
+
+_NAP = guest(("sleep", "20"), _play_nap)
+
+
+@check("sandbox", "a command may have a tighter limit, and the box lives on after it struck")
+async def _tighter(bench: Bench) -> None:
+    async with bench.sandbox(timeout=30) as box:
+        await box.write("note.txt", "still here")
+        equal((await box.exec(_NAP, timeout=0.5)).status, "timeout", "status")
+        printed(await box.exec(_CAT), "still here")
+
+
+@check("sandbox", "the limits of the box hold for its commands")
+async def _inherited(bench: Bench) -> None:
+    async with bench.sandbox(timeout=0.5) as box:
+        equal((await box.exec(_NAP)).status, "timeout", "status")
+
+
+@check("sandbox", "two sandboxes share no files")
+async def _separate(bench: Bench) -> None:
+    async with bench.sandbox() as one, bench.sandbox() as two:
+        await one.write("note.txt", "of the first")
+        await two.write("note.txt", "of the second")
+        printed(await one.exec(_CAT), "of the first")
+        printed(await two.exec(_CAT), "of the second")
+
+
+@check("sandbox", "a closed sandbox refuses, and nothing of it is left to reap")
+async def _closed(bench: Bench) -> None:
+    box = bench.sandbox()
+    async with box:
+        await box.write("note.txt", "x")
+    await refused(InvalidRequest, box.read("note.txt"))
+    equal(await bench.engine.backend(bench.backend).reap(), 0, "the number of orphans")

