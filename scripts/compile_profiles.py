@@ -15,7 +15,10 @@ from typing import Any
 import pyseccomp
 
 PROFILES = Path(__file__).parent.parent / "src" / "belljar" / "backends" / "profiles"
-MACHINES = {"SCMP_ARCH_X86_64": ("x86_64", pyseccomp.Arch.X86_64), "SCMP_ARCH_AARCH64": ("aarch64", pyseccomp.Arch.AARCH64)}
+MACHINES = {
+    "SCMP_ARCH_X86_64": ("x86_64", pyseccomp.Arch.X86_64),
+    "SCMP_ARCH_AARCH64": ("aarch64", pyseccomp.Arch.AARCH64),
+}
 OPERATORS = {
     "SCMP_CMP_EQ": pyseccomp.EQ,
     "SCMP_CMP_MASKED_EQ": pyseccomp.MASKED_EQ,

@@ -82,7 +82,7 @@ def _await(function: Callable[[], Awaitable[Any]]) -> Any:
 def run(
     file: Annotated[str | None, typer.Argument(metavar="[FILE|-]", help="A file, or - for stdin.")] = None,
     code: Annotated[str | None, typer.Option("--code", "-c", help="The code itself.")] = None,
-    language: Annotated[str | None, typer.Option("--language", "-l", help="By default the file's extension tells.")] = None,
+    language: Annotated[str | None, typer.Option("--language", "-l", help="If the extension does not tell.")] = None,
     backend: Backend = "auto", isolation: Isolation = None, timeout: Timeout = None, memory: Memory = None,
     cpus: Cpus = None, pids: Pids = None, disk: Disk = None, stdin: Stdin = None, in_files: InFiles = None,
     env: Env = None, collect: Collect = None, out: Out = None, net: Net = None, packages: Packages = None,
@@ -108,7 +108,7 @@ def run(
 @app.command(name="exec", context_settings={"ignore_unknown_options": True})
 def exec_(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…")],
-    workspace: Annotated[Path | None, typer.Option("--workspace", "-w", metavar="DIR", help="Granted at /workspace.")] = None,
+    workspace: Annotated[Path | None, typer.Option("--workspace", "-w", metavar="DIR", help="At /workspace.")] = None,
     rw: Annotated[bool, typer.Option("--rw", help="Let the command change the workspace.")] = False,
     backend: Backend = "auto", isolation: Isolation = None, timeout: Timeout = None, memory: Memory = None,
     cpus: Cpus = None, pids: Pids = None, disk: Disk = None, stdin: Stdin = None, in_files: InFiles = None,
@@ -119,8 +119,8 @@ def exec_(
     if rw and workspace is None:
         raise errors.InvalidRequest("--rw goes with --workspace DIR")
     asked = make_request(
-        command=command, workspace=_absolute(workspace), write=rw, backend=backend, isolation=isolation, timeout=timeout,
-        memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=_stdin(stdin), files=_files(in_files), env=_env(env),
+        command=command, workspace=_absolute(workspace), write=rw, backend=backend, isolation=isolation,
+        timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=_stdin(stdin), files=_files(in_files), env=_env(env),
         collect=tuple(collect or ()), net=net or (), packages=_absolute(packages),
     )  # fmt: skip
     _execute(default_engine(), asked, out, as_json)
@@ -199,7 +199,7 @@ def session(
     """An interactive prompt with one sandboxed interpreter: what you define stays."""
     from belljar.session import Session
 
-    options = {"timeout": timeout, "memory": memory, "packages": _absolute(packages)}
+    options: dict[str, Any] = {"timeout": timeout, "memory": memory, "packages": _absolute(packages)}
 
     async def work() -> None:
         async with Session(backend=backend, **options) as box:
@@ -236,9 +236,9 @@ def _block() -> str | None:
             return None
         source = "\n".join(lines)
         try:
-            if codeop.compile_command(source, symbol="single" if len(lines) == 1 else "exec") is not None:
-                if len(lines) == 1 or not lines[-1].strip() or not lines[-1].startswith((" ", "\t")):
-                    return source
+            whole = codeop.compile_command(source, symbol="single" if len(lines) == 1 else "exec") is not None
+            if whole and (len(lines) == 1 or not lines[-1].startswith((" ", "\t"))):
+                return source
         except (SyntaxError, ValueError, OverflowError):
             return source  # the guest's interpreter says what is wrong with it
 
@@ -316,7 +316,7 @@ def attack(backend: Backend = "auto", as_json: Json = False) -> None:
         rows = [{"name": v.name, "category": v.category, "held": v.held, "detail": v.detail} for v in found]
         terminal.print_json({"backend": backend, "attacks": rows})
     else:
-        rows = (("held" if v.held else "THROUGH", v.category, v.name, v.detail) for v in found)
-        terminal.verdicts(f"attacks on {backend}", rows)
+        table = (("held" if v.held else "THROUGH", v.category, v.name, v.detail) for v in found)
+        terminal.verdicts(f"attacks on {backend}", table)
         terminal.out.print(f"{len(found) - through} of {len(found)} attacks held, {through} got through")
     raise typer.Exit(1 if through else 0)

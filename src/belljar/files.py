@@ -7,7 +7,7 @@ import ctypes
 import fnmatch
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -88,8 +88,33 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
 def remove(root: int, path: str) -> None:
     """Removes one file below an open directory, following no link."""
     parts = path.split("/")
-    with suppress(FileNotFoundError), _folder(root, parts[:-1]) as folder:
+    with suppress(OSError, errors.InvalidRequest), _folder(root, parts[:-1], make=False) as folder:
         os.unlink(parts[-1], dir_fd=folder)
+
+
+def missing(root: int, paths: Iterable[str]) -> list[str]:
+    """Those paths, and folders on the way to them, that do not exist below an open directory; deepest first."""
+    wanted = {"/".join(path.split("/")[: depth + 1]) for path in paths for depth in range(path.count("/") + 1)}
+    return sorted((path for path in wanted if not _exists(root, path)), key=lambda path: -path.count("/"))
+
+
+def discard(root: int, paths: Sequence[str]) -> None:
+    """Removes files and empty folders, deepest first, as `missing` listed them before somebody made them."""
+    for path in paths:
+        parts = path.split("/")
+        with suppress(OSError, errors.InvalidRequest), _folder(root, parts[:-1], make=False) as folder:
+            try:
+                os.unlink(parts[-1], dir_fd=folder)
+            except IsADirectoryError:
+                os.rmdir(parts[-1], dir_fd=folder)
+
+
+def _exists(root: int, path: str) -> bool:
+    try:
+        os.stat(path, dir_fd=root, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
@@ -123,7 +148,7 @@ def _match(parts: list[str], pattern: list[str]) -> bool:
 
 
 @contextmanager
-def _folder(root: int, parts: Sequence[str]) -> Iterator[int]:
+def _folder(root: int, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
     """Opens (making what is missing) the folder below root, one name at a time, so that no link is followed."""
     current = os.dup(root)
     try:
@@ -131,6 +156,8 @@ def _folder(root: int, parts: Sequence[str]) -> Iterator[int]:
             try:
                 following = os.open(part, _DIRECTORY, dir_fd=current)
             except FileNotFoundError:
+                if not make:
+                    raise
                 os.mkdir(part, 0o755, dir_fd=current)
                 following = os.open(part, _DIRECTORY, dir_fd=current)
             os.close(current)

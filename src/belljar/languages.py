@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from belljar import errors
-from belljar.models import GuestPath, Model, Size, Text
+from belljar.models import EnvName, GuestPath, Model, Size, Text
 
 
 class Language(Model):
     """How a language runs. The administrators' file may add some, or change these fields."""
 
-    name: str
+    name: str = Field(pattern=r"^[a-z0-9.+#_-]{1,64}$")
     filename: GuestPath
     argv: tuple[Text, ...] = Field(min_length=1)
     aliases: tuple[str, ...] = ()
     extensions: tuple[str, ...] = ()
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[EnvName, Text] = Field(default_factory=dict)
     image: str = ""
     seccomp_profile: str = ""
     memory: Size | None = None
@@ -31,13 +31,23 @@ class Language(Model):
     needs: str = Field("", description="the program it needs, if not the first of argv")
     fix: str = Field("", description="how to get it where it is missing")
 
+    @field_validator("extensions")
+    @classmethod
+    def _dotted(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [extension for extension in value if not re.fullmatch(r"\.\w{1,16}", extension)]:
+            raise ValueError(f"{wrong[0]!r} is not an extension: write it with its dot, as in .py")
+        return tuple(extension.lower() for extension in value)
+
     @property
     def program(self) -> str:
         return self.needs or self.argv[0]
 
 
 _PYTHON_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-_GO_ENV = {"GOCACHE": "/tmp/go-cache", "GOPATH": "/tmp/go", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod"}
+_GO_ENV = {"GOCACHE": "/tmp/go-cache", "GOPATH": "/tmp/go", "GOTOOLCHAIN": "local", "GOTELEMETRY": "off"}
+# Built, then run: `go run` hides the program's exit code. Few compilers at once, each of them with few
+# threads: on a large machine they would hit the limits on processes and memory.
+_GO = 'GOMAXPROCS=2 go build -p 2 -o /tmp/belljar-main "$0" && exec /tmp/belljar-main'
 _RUST = 'rustc --edition 2021 -o /tmp/belljar-main "$0" && exec /tmp/belljar-main'
 
 BUILTIN: dict[str, Language] = {
@@ -60,8 +70,8 @@ BUILTIN: dict[str, Language] = {
             extensions=(".ts", ".mts"), fix="pip install 'belljar[node]' (Node 24 runs TypeScript directly)",
         ),
         Language(
-            name="go", filename="main.go", argv=("go", "run", "main.go"), aliases=("golang",),
-            extensions=(".go",), env=_GO_ENV, fix="install Go (Debian: apt install golang-go)",
+            name="go", filename="main.go", argv=("sh", "-c", _GO, "main.go"), aliases=("golang",),
+            extensions=(".go",), env=_GO_ENV, needs="go", fix="install Go (Debian: apt install golang-go)",
         ),
         Language(
             name="rust", filename="main.rs", aliases=("rs",), extensions=(".rs",),
@@ -78,9 +88,11 @@ class Languages:
 
     def __init__(self, extra: Mapping[str, Language] | None = None) -> None:
         self._table = BUILTIN | dict(extra or {})
-        self._names = {alias: name for name, lang in self._table.items() for alias in (name, *lang.aliases)}
+        aliases = {alias.lower(): name for name, lang in self._table.items() for alias in lang.aliases}
+        self._names = aliases | {name: name for name in self._table}  # nobody's alias hides a language
+        self._extensions = {ext: name for name, lang in self._table.items() for ext in lang.extensions}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Language]:
         return iter(self._table.values())
 
     def get(self, name: str) -> Language:
@@ -89,14 +101,14 @@ class Languages:
             return self._table[found]
         if _VERSIONED_PYTHON.fullmatch(wanted):
             base = self._table["python"]
-            return base.model_copy(update={"name": wanted, "argv": (wanted, *base.argv[1:]), "fix": f"install {wanted}"})
+            fix = f"install {wanted} system-wide, or ask for language=python"
+            return base.model_copy(update={"name": wanted, "argv": (wanted, *base.argv[1:]), "fix": fix})
         raise errors.InvalidRequest(f"language: {name!r} is not known", fix=f"choose from: {', '.join(self._table)}")
 
     def of_file(self, path: str) -> Language:
         suffix = PurePosixPath(path).suffix.lower()
-        for language in self._table.values():
-            if suffix and suffix in language.extensions:
-                return language
+        if found := self._extensions.get(suffix):
+            return self._table[found]
         raise errors.InvalidRequest(
             f"language: {path!r} does not say its language by its extension",
             fix="name it with --language (or language=...)",
@@ -109,16 +121,24 @@ def load(path: str) -> Languages:
         return Languages()
     try:
         table = _parse(Path(path))
-        extra = {name: _entry(name, fields) for name, fields in table.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        message = errors.from_validation(error).message if isinstance(error, ValidationError) else str(error)
-        raise errors.InvalidRequest(f"{path}: {message}", fix="correct SANDBOX_LANGUAGE_CONFIG_FILE") from None
-    return Languages(extra)
+    except (OSError, ValueError) as error:
+        raise errors.InvalidRequest(f"{path}: {error}", fix=_FIX) from None
+    return Languages({name.lower(): _entry(path, name.lower(), fields) for name, fields in table.items()})
 
 
-def _entry(name: str, fields: dict[str, Any]) -> Language:
+_FIX = "correct the language file (SANDBOX_LANGUAGE_CONFIG_FILE)"
+
+
+def _entry(path: str, name: str, fields: object) -> Language:
+    if not isinstance(fields, dict):
+        raise errors.InvalidRequest(f"{path}: {name}: a language is a table of fields (got {fields!r})", fix=_FIX)
     base = BUILTIN[name].model_dump() if name in BUILTIN else {}
-    return Language.model_validate(base | fields | {"name": name})
+    try:
+        return Language.model_validate(base | fields | {"name": name})
+    except ValidationError as error:
+        problem = errors.from_validation(error)
+        wrong = [f"{name}.{part}" for part in problem.message.split("; ")]
+        raise errors.InvalidRequest(f"{path}: {'; '.join(wrong)}", fix=_FIX, context=problem.context) from None
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -133,12 +153,15 @@ def _parse(path: Path) -> dict[str, Any]:
                 import yaml
             except ImportError:
                 raise ValueError("YAML needs `pip install pyyaml`; JSON and TOML need nothing") from None
-            table = yaml.safe_load(text)
+            try:
+                table = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ValueError(" ".join(str(error).split())) from None
         case other:
             raise ValueError(f"a language file ends in .json, .toml or .yaml, not {other!r}")
     if not isinstance(table, dict):
         raise ValueError("a language file maps names to languages")
     languages = table.get("languages", table)
-    if not isinstance(languages, dict):
+    if not isinstance(languages, dict) or not all(isinstance(name, str) for name in languages):
         raise ValueError("`languages` maps names to languages")
     return languages

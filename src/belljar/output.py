@@ -57,16 +57,16 @@ class Capture:
         tail = b"".join(self._tail)
         if not self.cut:
             return (self._head + tail).decode("utf-8", "replace")
-        room = self.limit // 2
-        head, tail = bytes(self._head).decode("utf-8", "replace"), tail[len(tail) - room :].decode("utf-8", "replace")
-        return f"{head}\n[... {self.cut} bytes cut by belljar: the limit is {self.limit} ...]\n{tail}"
+        first = self._head.decode("utf-8", "replace")
+        last = tail[len(tail) - self.limit // 2 :].decode("utf-8", "replace")
+        return f"{first}\n[... {self.cut} bytes cut by belljar: the limit is {self.limit} ...]\n{last}"
 
 
 # Controls that would act on a terminal, shown as the symbols Unicode has for them; newline and tab pass.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-_VISIBLE |= {0x7F: 0x2421} | {code: 0xFFFD for code in range(0x80, 0xA0)}
+_VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(128, 160), 65533)
 # Characters that reorder or hide what is around them.
-_VISIBLE |= {code: 0xFFFD for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200B, 0x2028, 0x2029)}
+_VISIBLE |= dict.fromkeys((*range(8234, 8239), *range(8294, 8298), 8203, 8232, 8233), 65533)
 
 
 def neutralise(text: str) -> str:

@@ -11,7 +11,7 @@ import anyio
 from pydantic import ValidationError
 
 from belljar import errors, portal
-from belljar.backends.base import Backend, Control
+from belljar.backends.base import Backend, Control, lone_errors
 from belljar.engine import Engine, Lease, Listener
 from belljar.models import Egress, Entry, Event, File, Limits, Result, RunRequest, Workspace, guest_path
 
@@ -40,7 +40,7 @@ def request(
         return RunRequest(
             code=code,
             command=None if command is None else tuple(command),
-            files=dict(files or {}),
+            files={name: data.encode() if isinstance(data, str) else data for name, data in (files or {}).items()},
             limits=Limits(**{**(limits or {}), **named}),
             egress=Egress(mode="listed", hosts=hosts) if hosts else Egress(),
             workspace=Workspace(path=workspace, write=write) if isinstance(workspace, str) else workspace,
@@ -163,11 +163,12 @@ async def stream(
         async with handle._send:
             handle.result = await engine.run(asked, listener=handle._send.send, control=handle._control)
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(work)
-        with handle._receive:
-            yield handle
-        tasks.cancel_scope.cancel()
+    with lone_errors():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work)
+            with handle._receive:
+                yield handle
+            tasks.cancel_scope.cancel()
 
 
 class Sandbox:

@@ -206,7 +206,8 @@ class _Talk:
         """Runs the agent for as long as the session lives; however it ends, nobody is left waiting."""
         source = package_files("belljar.guest").joinpath("session_agent.py").read_bytes()
         command = Command(
-            argv=("python3", f"{self._lease.plan.inputs}/{_AGENT}"), env=_ENV | dict(self._env), language="python", files={_AGENT: source},
+            argv=("python3", f"{self._lease.plan.inputs}/{_AGENT}"), env=_ENV | dict(self._env), language="python",
+            files={_AGENT: source},
             limits=self._lease.plan.limits.model_copy(update={"timeout": self._lifetime}),
         )  # fmt: skip
         try:

@@ -46,7 +46,7 @@ class Settings(Model):
 
 
 def _uid(value: str) -> int:
-    return int(value.split(":")[0])
+    return int(value.split(":", maxsplit=1)[0])
 
 
 # The mission's variables: name -> (where it goes, how to read it).

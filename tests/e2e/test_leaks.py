@@ -11,12 +11,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from conftest import Traces, eventually
 
 import belljar
 from belljar.backends.base import Control
 from belljar.engine import Engine
 from belljar.sandbox import request
+from conftest import Traces, eventually
 
 pytestmark = pytest.mark.anyio
 RUNS = 200
@@ -54,10 +54,10 @@ async def _victim(engine: Engine, word: str, kind: str, delay: float) -> None:
 def _kill_one(word: str, name: str) -> None:
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and word in (entry / "cmdline").read_text():
-                if (entry / "comm").read_text().strip().startswith(name):
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    return
+            ours = entry.name.isdigit() and word in (entry / "cmdline").read_text()
+            if ours and (entry / "comm").read_text().startswith(name):
+                os.kill(int(entry.name), signal.SIGKILL)
+                return
         except (OSError, UnicodeDecodeError):
             continue
 

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Traces, eventually
 
 import belljar
 from belljar import errors
@@ -19,6 +18,7 @@ from belljar.backends.native import Native
 from belljar.engine import Engine
 from belljar.sandbox import request
 from belljar.settings import load
+from conftest import Traces, eventually
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,10 @@ async def test_without_control_groups_the_limits_still_hold_and_the_weakness_is_
     assert offer.guarantees is not None
     assert offer.guarantees.limits["memory"] == "rlimit and watchdog"
     assert offer.guarantees.weaker
-    hungry = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        b = bytearray(b'x') * (30 * 2**20); time.sleep(9)\ntime.sleep(9)"
+    hungry = (
+        "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n"
+        "        b = bytearray(b'x') * (30 * 2**20); time.sleep(9)\ntime.sleep(9)"
+    )
     for code, limit, status in (
         ("b = bytearray(10**9)", {"memory": "64M"}, "oom_killed"),
         (hungry, {"memory": "100M"}, "oom_killed"),
@@ -182,8 +185,8 @@ def test_the_profile_names_every_call_the_mission_forbids() -> None:
         for name in rule["names"]
     }
     forbidden = (
-        "mount umount2 pivot_root chroot move_mount open_tree fsopen setns unshare ptrace process_vm_readv keyctl add_key "
-        "request_key bpf perf_event_open kexec_load init_module finit_module delete_module userfaultfd io_uring_setup "
+        "mount umount2 pivot_root chroot move_mount open_tree fsopen setns unshare ptrace process_vm_readv keyctl "
+        "add_key request_key bpf perf_event_open kexec_load init_module finit_module delete_module userfaultfd io_uring_setup "
         "io_uring_enter io_uring_register open_by_handle_at clone clone3 reboot swapon"
     ).split()
     assert not allowed & set(forbidden)

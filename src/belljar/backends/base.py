@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Protocol
 
 import anyio
@@ -23,6 +23,18 @@ from belljar.models import (
 )
 
 Emit = Callable[[EventKind, str], Awaitable[None]]
+
+
+@contextmanager
+def lone_errors() -> Iterator[None]:
+    """A task group's single exception as itself, not in a group: callers catch what was raised."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        raise error from error.__cause__
 
 
 class Control:

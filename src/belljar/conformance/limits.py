@@ -30,7 +30,10 @@ async def _play_hang(p: FakeProcess) -> None:
 
 
 _HANG = guest(
-    "import sys, time\nprint('partial', flush=True)\nprint('also partial', file=sys.stderr, flush=True)\ntime.sleep(60)",
+    "import sys, time\n"
+    "print('partial', flush=True)\n"
+    "print('also partial', file=sys.stderr, flush=True)\n"
+    "time.sleep(60)",
     _play_hang,
 )
 _STUBBORN = guest(

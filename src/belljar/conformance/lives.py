@@ -82,7 +82,7 @@ async def _scope(bench: Bench) -> None:
 
             await box.run(BEAT_ON, listener=hear, timeout=40)
         expect(scope.cancelled_caught, "the run was not cancelled")
-        await expect_silence(box, Result(status="aborted", stdout="".join(heard)))  # type: ignore[arg-type]
+        await expect_silence(box, Result(status="aborted", stdout="".join(heard)))
     printed(await bench.run(_AFTER), "after\n")
 
 

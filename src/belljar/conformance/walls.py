@@ -80,7 +80,7 @@ async def _read_only(bench: Bench) -> None:
 
 
 _LOOK = guest(
-    "import os\nprint(os.path.exists(os.environ['HOST_FILE']), os.path.exists(os.path.dirname(os.environ['HOST_FILE'])))",
+    "import os\npath = os.environ['HOST_FILE']\nprint(os.path.exists(path), os.path.exists(os.path.dirname(path)))",
     says("False False\n"),
 )
 

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _VARIABLE = "BELLJAR_BAIT"
@@ -31,7 +31,11 @@ class Bait:
     @property
     def drop(self) -> Path:
         """A folder that everybody may write to: whatever appears in it, a guest has put there."""
-        return self.folder / "drop"
+        return Path(self.words["drop"])
+
+    def apart(self) -> Bait:
+        """The same bait with a drop of its own, so that what appears there can be laid to one attack."""
+        return replace(self, words={**self.words, **_drop(self.folder)})
 
     def fill(self, text: str) -> str:
         for word, value in self.words.items():
@@ -64,7 +68,7 @@ def lay() -> Iterator[Bait]:
         words = {
             "marker": marker,
             "folder": str(folder),
-            "drop": str(folder / "drop"),
+            **_drop(folder),
             "canary": _files(folder, secret),
             "home": str(Path.home()),
             "hostname": socket.gethostname(),
@@ -81,17 +85,22 @@ def lay() -> Iterator[Bait]:
 
 def _files(folder: Path, secret: str) -> str:
     folder.chmod(0o755)
-    drop, code = folder / "drop", folder / "code"
-    drop.mkdir()
+    canary = folder / "canary"
+    canary.write_text(secret)
+    canary.chmod(0o644)
+    return str(canary)
+
+
+def _drop(folder: Path) -> dict[str, str]:
+    place = folder / secrets.token_hex(4)
+    drop, code = place / "drop", place / "code"
+    drop.mkdir(parents=True)
     drop.chmod(0o777)  # so that only the sandbox, and not the file's mode, stands in the way
     code.mkdir()
     # What a launcher would run if it took the guest's environment for its own.
     (code / "environment.sh").write_text(f": > {drop}/shell-startup\n")
     (code / "sitecustomize.py").write_text(f"open('{drop}/python-startup', 'w').close()\n")
-    canary = folder / "canary"
-    canary.write_text(secret)
-    canary.chmod(0o644)
-    return str(canary)
+    return {"drop": str(drop), "code": str(code)}
 
 
 def _variable(secret: str, stack: ExitStack) -> None:
@@ -144,10 +153,13 @@ def _listeners(folder: Path, marker: str, stack: ExitStack) -> dict[str, str]:
             listener.bind((address, 0))
             listener.listen(64)
             ports[word] = str(listener.getsockname()[1])
+    with socket.socket() as free:  # where a neighbour will listen
+        free.bind(("127.0.0.1", 0))
+        ports["free_port"] = str(free.getsockname()[1])
     path = str(folder / "service.sock")
     for name in (path, f"\0{marker}"):
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.bind(name)
         listener.listen(64)
-    os.chmod(path, 0o666)
+    Path(path).chmod(0o666)  # again: only the sandbox stands in the way
     return {**ports, "socket": path, "abstract": marker}

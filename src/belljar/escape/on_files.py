@@ -52,7 +52,7 @@ every("home", [(p, lambda p=p: look(p)) for p in places])
         payload="""
 import socket, stat
 seen = 0
-for top in ("/run", "/var/run", "/tmp", "@folder@"):
+for top in ("@folder@", "/run", "/var/run", "/tmp"):
     for folder, folders, names in os.walk(top):
         if folder.count("/") > 4:
             folders.clear()

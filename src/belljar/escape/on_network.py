@@ -48,8 +48,8 @@ NETWORK = (
         name="socket by path", category="network", tries="connects to a unix socket of the host by its path",
         payload=_CONNECT.format(family="AF_UNIX", address='"@socket@"'), held="the path does not exist inside",
     ),
-    _route("metadata service", "looks for a route to the cloud's metadata service", ("169.254.169.254", "169.254.170.2")),
-    _route("DNS", "looks for a route to a name server", ("8.8.8.8", "1.1.1.1", "127.0.0.53"),),
+    _route("metadata service", "looks for a route to the cloud's metadata", ("169.254.169.254", "169.254.170.2")),
+    _route("DNS", "looks for a route to a name server", ("8.8.8.8", "1.1.1.1", "9.9.9.9")),
     _route("private networks", "looks for a route into private networks", ("10.0.0.1", "172.17.0.1", "192.168.0.1")),
     _route("IPv6", "looks for a route by IPv6", ("2001:4860:4860::8888", "fd00:ec2::254", "fd00::1"), "AF_INET6"),
     Attack(
@@ -85,13 +85,15 @@ every("socket", [
     ),
     Attack(
         name="vsock", category="network", tries="opens a socket to the hypervisor",
-        payload='import socket; refused("AF_VSOCK", lambda: socket.socket(40, socket.SOCK_STREAM))', held="it is refused",
+        payload='import socket; refused("AF_VSOCK", lambda: socket.socket(40, socket.SOCK_STREAM))',
+        held="it is refused",
     ),
     Attack(
         name="rare socket families", category="network", tries="opens sockets of families known for kernel bugs",
         payload="""
 import socket
-families = {"ALG": (38, 5), "KEY": (15, 3), "TIPC": (30, 2), "CAN": (29, 3), "RDS": (21, 5), "X25": (9, 5), "KCM": (41, 2),
+families = {"ALG": (38, 5), "KEY": (15, 3), "TIPC": (30, 2), "CAN": (29, 3), "RDS": (21, 5), "X25": (9, 5),
+            "KCM": (41, 2),
             "BLUETOOTH": (31, 3), "NFC": (39, 3), "PHONET": (35, 2), "XDP": (44, 3), "SMC": (43, 1), "QIPCRTR": (42, 2)}
 every("socket", [(n, lambda f=f, t=t: socket.socket(f, t)) for n, (f, t) in families.items()])
 """,
@@ -110,7 +112,8 @@ held(errno.errorcode[code]) if code in WALLS else escaped("the kernel took the o
         held="the kernel refuses the order", control="root",
     ),
     Attack(
-        name="other netlink doors", category="network", tries="opens netlink sockets for audit, firewall, IPsec and uevents",
+        name="other netlink doors", category="network",
+        tries="opens netlink sockets for audit, firewall, IPsec and uevents",
         payload="""
 import socket
 doors = {"xfrm": 6, "audit": 9, "netfilter": 12, "uevent": 15, "generic": 16, "crypto": 21}
@@ -127,8 +130,10 @@ SIGNALS = (
         held="there is no such process inside",
     ),
     Attack(
-        name="signal Belljar", category="processes", tries="signals Belljar itself by its pid (signal 0, which only asks)",
-        payload='refused("kill", lambda: (os.kill(@belljar@, 0), "within reach"))', held="there is no such process inside",
+        name="signal Belljar", category="processes",
+        tries="signals Belljar itself by its pid (signal 0, which only asks)",
+        payload='refused("kill", lambda: (os.kill(@belljar@, 0), "within reach"))',
+        held="there is no such process inside",
     ),
     Attack(
         name="pidfd of a host process", category="processes", tries="opens a handle on a process of the host",

@@ -118,7 +118,7 @@ escaped(f"{started} processes")
         name="memory", category="resources", tries="uses 512 MB with a limit of 64",
         payload="""
 try:
-    kept = [bytearray(b"x" * (8 << 20)) for _ in range(64)]
+    kept = [b"%d" % n * (4 << 20) for n in range(10, 74)]
 except MemoryError:
     held("no more memory")
 escaped(f"{len(kept) * 8} MB")
@@ -136,7 +136,7 @@ for _ in range(8):
     pid = os.fork()
     if pid == 0:
         try:
-            kept = bytearray(b"x" * (32 << 20))
+            kept = b"x" * (32 << 20)
             os.write(done[1], b"+")
         except MemoryError:
             os.write(done[1], b"-")

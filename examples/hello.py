@@ -1,0 +1,9 @@
+"""The smallest thing: run a snippet, look at the answer."""
+
+import belljar
+
+result = belljar.run("print('hello from', __import__('platform').node())")
+
+print(result.status, result.exit_code)
+print(result.stdout, end="")
+print("ran on", result.backend, "with network:", result.guarantees.network)

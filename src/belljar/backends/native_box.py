@@ -1,0 +1,197 @@
+"""One sandbox of the native backend: its files, and what it was granted.
+
+A run is one bubblewrap. A box whose files will be asked for also has a holder: a process that keeps its
+writable folders mounted in a namespace of its own. Nothing is ever mounted on the host, and when
+Belljar dies the kernel ends guest and holder with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from belljar import errors, files, process
+from belljar.backends import cgroups, jail
+from belljar.backends.base import Control, Emit
+from belljar.backends.native_run import Job, NativeRun
+from belljar.backends.toolchains import Grant, Tool, Toolchains
+from belljar.models import Collected, Command, Entry, File, Limits, Plan, Result
+
+_GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+class Host(NamedTuple):
+    """What a box needs of the backend that opened it."""
+
+    bubblewrap: str
+    state_dir: Path
+    drops_uid: bool
+    toolchains: Toolchains
+    group_for: Callable[[Limits], cgroups.Group | None]
+
+
+class NativeBox:
+    """One sandbox of the native backend."""
+
+    def __init__(self, host: Host, plan: Plan, uid: int | None) -> None:
+        self.id = plan.id
+        self.plan = plan
+        self.uid = uid
+        self.packages: Grant | None = None
+        self._host = host
+        self._space = jail.Space()
+        self._root = -1
+
+    @property
+    def copies(self) -> bool:
+        """A folder that belongs to root is copied in (and back): the guest's uid could not use it otherwise."""
+        return bool(self.plan.workspace and self._host.drops_uid and os.stat(self.plan.workspace.path).st_uid == 0)
+
+    @asynccontextmanager
+    async def holding(self) -> AsyncIterator[None]:
+        """Starts the process that keeps /workspace and /tmp mounted, and opens the first for us."""
+        state = self._host.state_dir
+        space = jail.Space(workspace=str(state / "workspace"), tmp=str(state / "tmp"))
+        ready_read, ready_write = os.pipe()
+        status_read, status_write = os.pipe()
+        hold_read, hold_write = os.pipe()
+        with ExitStack() as fds:
+            for fd in (ready_read, status_read, hold_write):
+                fds.callback(os.close, fd)
+            try:
+                args = ["--json-status-fd", str(status_write), *jail.holder_arguments(self.plan.limits.disk, space)]
+                child = process.Child(
+                    [*jail.launcher((), self.uid, 0), self._host.bubblewrap, *args],
+                    stdin=hold_read, stdout=ready_write, stderr=ready_write, fds=(status_write,),
+                )  # fmt: skip
+            finally:
+                for fd in (ready_write, status_write, hold_read):
+                    os.close(fd)
+            try:
+                with anyio.fail_after(10):
+                    said = await process.read_some(ready_read)
+                    status = await process.read_some(status_read)
+                if not said.startswith(b"ready"):
+                    raise errors.StartFailed(
+                        f"the sandbox's folders could not be made: {said.decode(errors='replace')}"
+                    )
+                self._space = space._replace(holder=json.loads(status.splitlines()[0])["child-pid"])
+                self._root = os.open(f"/proc/{self._space.holder}/root{space.workspace}", os.O_RDONLY | os.O_DIRECTORY)
+                fds.callback(os.close, self._root)
+                if self.copies:
+                    await self._copy_in()
+                yield
+            finally:
+                child.kill()
+                with anyio.CancelScope(shield=True):
+                    await child.wait()
+                self._space, self._root = jail.Space(), -1
+
+    # --- files ---
+
+    async def put(self, files_in: Sequence[File]) -> None:
+        try:
+            await anyio.to_thread.run_sync(lambda: files.write(self._folder(), files_in, owner=self.uid))
+        except OSError as error:
+            raise errors.ExecutionFailed(f"the file could not be written: {error.strerror}") from None
+
+    async def get(self, patterns: Sequence[str]) -> Collected:
+        return await anyio.to_thread.run_sync(files.collect, self._folder(), tuple(patterns))
+
+    def _folder(self) -> int:
+        if self._root < 0:
+            raise errors.ExecutionFailed("this sandbox keeps no files", fix="open it with keep_files")
+        return self._root
+
+    async def _copy_in(self) -> None:
+        assert self.plan.workspace
+        path, limit = self.plan.workspace.path, self.plan.limits.disk
+        self._copied = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
+        await self.put(self._copied)
+
+    async def _copy_back(self) -> None:
+        """What the guest changed in a granted folder, written by us, file by file, following no link."""
+        assert self.plan.workspace
+        path, before, limit = self.plan.workspace.path, self._copied, self.plan.limits.disk
+
+        def work() -> tuple[File, ...]:
+            after = files.tree(f"/proc/self/fd/{self._root}/.", limit=limit * 2)
+            target = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                files.write(target, [file for file in after if file not in before])
+                for gone in {file.path for file in before} - {file.path for file in after}:
+                    files.remove(target, gone)
+            finally:
+                os.close(target)
+            return after
+
+        self._copied = await anyio.to_thread.run_sync(work)
+
+    # --- running ---
+
+    async def run(
+        self, command: Command, emit: Emit, control: Control, note: Callable[[dict[str, Any]], None] | None = None
+    ) -> Result:
+        limits = command.limits or self.plan.limits
+        tool = None
+        if "/" not in command.argv[0]:
+            tool = await self._host.toolchains.tool_for(command.argv[0], command.language)
+        placeholders, walls = self._placeholders(command), self._jail(command, limits, tool)
+        group = self._host.group_for(limits)  # last: from here on the run removes it, whatever happens
+        job = Job(
+            id=self.id, jail=walls, argv=self._argv(command.argv, limits, group),
+            stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
+        )  # fmt: skip
+        run = NativeRun(job, emit, control)
+        try:
+            result = await run.go()
+        finally:
+            files.discard(self._root, placeholders)
+        if note:
+            note(run.status)
+        if self.copies and self.plan.workspace and self.plan.workspace.write:
+            await self._copy_back()
+        return result
+
+    def _placeholders(self, command: Command) -> Sequence[str]:
+        """bubblewrap leaves an empty file under each read-only one it mounts over a kept folder."""
+        if self._root < 0 or self.plan.workspace:
+            return ()
+        return files.missing(self._root, {*self.plan.files, *command.files})
+
+    def _argv(self, argv: Sequence[str], limits: Limits, group: cgroups.Group | None) -> Sequence[str]:
+        first, *rest = argv
+        if self.packages and first in ("python", "python3"):
+            first = self.packages.python
+        if group is None:  # inside its own user namespace the guest's processes are counted from zero
+            return ["prlimit", f"--nproc={limits.pids + 1}", f"--data={limits.memory}", "--", first, *rest]
+        return [first, *rest]
+
+    def _jail(self, command: Command, limits: Limits, tool: Tool | None) -> jail.Jail:
+        grants: list[str] = []
+        path = _PATH
+        env = dict(_GUEST_ENV)
+        if tool and tool.folder:
+            grants.append(tool.folder)
+            path = f"{os.path.dirname(tool.path)}:{path}"
+        if self.packages:
+            grants += self.packages.folders
+            path = f"{os.path.dirname(self.packages.python)}:{path}"
+            env |= self.packages.env
+        workspace = None if self.copies else self.plan.workspace
+        return jail.Jail(
+            env=env | {"PATH": path} | dict(command.env), cwd=command.cwd, disk=limits.disk,
+            files=dict(self.plan.files) | dict(command.files), inputs=self.plan.inputs,
+            grants=tuple(dict.fromkeys(grants)), workspace=workspace, space=self._space,
+        )  # fmt: skip
+
+    async def list(self) -> tuple[Entry, ...]:
+        return await anyio.to_thread.run_sync(files.entries, self._folder())

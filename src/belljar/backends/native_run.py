@@ -1,0 +1,252 @@
+"""One command in a native sandbox, from start to verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from belljar import errors, process
+from belljar.backends import cgroups, jail
+from belljar.backends.base import Control, Emit, lone_errors
+from belljar.models import MIB, Limits, Result, Status
+from belljar.output import Capture
+
+_NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
+_MEMORY_ERROR = re.compile(r"MemoryError|out of memory|cannot allocate memory|bad_alloc", re.IGNORECASE)
+
+
+class Job(NamedTuple):
+    """All that one run needs to know."""
+
+    id: str
+    jail: jail.Jail
+    argv: Sequence[str]
+    stdin: bytes
+    limits: Limits
+    bubblewrap: str
+    uid: int | None
+    group: cgroups.Group | None
+
+
+class NativeRun:
+    """One bubblewrap: started, read, fed, watched, judged, and gone."""
+
+    def __init__(self, job: Job, emit: Emit, control: Control) -> None:
+        self._job = job
+        self._limits = job.limits
+        self._group = job.group
+        self._emit = emit
+        self._control = control
+        keep = job.limits.output if control.feed is None else None
+        self._streams = {"stdout": Capture(keep), "stderr": Capture(keep)}
+        self._verdict: Status | None = None
+        self.status: dict[str, Any] = {}
+        self._fds = ExitStack()
+        self._started = time.perf_counter()
+        self._startup_ms = 0.0
+        self._peak = 0  # as sampled, where there is no control group to ask
+
+    async def go(self) -> Result:
+        try:
+            with self._fds, lone_errors():
+                child, pipes = self._start()
+                try:
+                    exit_ = await self._attend(child, pipes)
+                except BaseException:
+                    self._kill(child)
+                    with anyio.CancelScope(shield=True):
+                        await child.wait()
+                    raise
+            usage = self._group.usage() if self._group else None
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._sweep()
+        if usage and usage.forks_refused:
+            await self._emit("limit", f"pids: {usage.forks_refused} forks were refused")
+        return self._result(exit_, usage)
+
+    def _start(self) -> tuple[process.Child, dict[str, int]]:
+        job = self._job
+        args, fds = jail.arguments(job.jail, self._fds)
+        ours: dict[str, int] = {}
+        theirs: dict[str, int] = {}
+        with ExitStack() as child_side:
+            for name in ("stdout", "stderr", "status"):
+                ours[name], theirs[name] = os.pipe()
+                self._fds.callback(os.close, ours[name])
+                child_side.callback(os.close, theirs[name])
+            if job.uid is not None:  # so that the guest may open /dev/stdout again
+                os.fchown(theirs["stdout"], job.uid, job.uid)
+                os.fchown(theirs["stderr"], job.uid, job.uid)
+            if self._control.feed is None:
+                stdin = jail.memory_file(job.stdin, self._fds) if job.stdin else subprocess.DEVNULL
+            else:
+                stdin, ours["stdin"] = os.pipe()
+                child_side.callback(os.close, stdin)
+            args += ["--json-status-fd", str(theirs["status"])]
+            # In a file of its own, not on the command line, where every user of the host could read the environment.
+            listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", self._fds)
+            line = jail.launcher(job.group.doors if job.group else (), job.uid, job.jail.space.holder)
+            line += [job.bubblewrap, "--args", str(listing), "--", *job.argv]
+            passed = (*fds, listing, theirs["status"])
+            try:
+                child = process.Child(line, stdin=stdin, stdout=theirs["stdout"], stderr=theirs["stderr"], fds=passed)
+            except OSError as error:
+                raise errors.StartFailed(f"bubblewrap could not be started: {error}") from None
+        return child, ours
+
+    async def _attend(self, child: process.Child, pipes: dict[str, int]) -> process.Exit:
+        """Reads, feeds and watches until the guest has ended, one way or another."""
+        async with anyio.create_task_group() as watchers:
+            watchers.start_soon(self._watch_clock, child)
+            watchers.start_soon(self._watch_control, child)
+            if self._group is None:
+                watchers.start_soon(self._watch_memory, child)
+            if self._control.feed is not None:
+                watchers.start_soon(self._feed, pipes["stdin"])
+            async with anyio.create_task_group() as readers:
+                readers.start_soon(self._read_status, pipes["status"])
+                for name in ("stdout", "stderr"):
+                    readers.start_soon(self._read, name, pipes[name], child)
+            exit_ = await child.wait()
+            watchers.cancel_scope.cancel()
+        return exit_
+
+    async def _read(self, name: str, fd: int, child: process.Child) -> None:
+        capture = self._streams[name]
+        while data := await process.read_some(fd):
+            warned = capture.cut
+            if text := capture.feed(data):
+                await self._emit(name, text)  # type: ignore[arg-type]
+            if capture.cut and not warned:
+                await self._emit(
+                    "limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept"
+                )
+            if capture.flooded and self._verdict is None:
+                self._end(child, Status.OUTPUT_LIMIT)
+        if text := capture.feed(b""):
+            await self._emit(name, text)  # type: ignore[arg-type]
+
+    async def _read_status(self, fd: int) -> None:
+        """bubblewrap tells the guest's pid and namespaces, and its exit code only if it really ran."""
+        text = b""
+        while data := await process.read_some(fd):
+            text += data
+            for line in text.splitlines():
+                with suppress(ValueError):
+                    self.status |= json.loads(line)
+            if not self._startup_ms and self.status:
+                self._startup_ms = (time.perf_counter() - self._started) * 1000
+                await self._emit("started", self._job.id)
+
+    async def _feed(self, fd: int) -> None:
+        assert self._control.feed is not None
+        try:
+            async for data in self._control.feed:
+                await process.write_all(fd, data)
+        finally:
+            os.close(fd)
+
+    async def _watch_clock(self, child: process.Child) -> None:
+        await anyio.sleep(max(0.0, self._limits.timeout - (time.perf_counter() - self._started)))
+        self._end(child, Status.TIMEOUT)
+
+    async def _watch_control(self, child: process.Child) -> None:
+        self._end(child, await self._control.stopped())
+
+    async def _watch_memory(self, child: process.Child) -> None:
+        """Without control groups: adds up the private memory of all the guest's processes."""
+        while True:
+            used = sum(map(_private_memory, _descendants(child.pid)))
+            self._peak = max(self._peak, used)
+            if used > self._limits.memory:
+                return self._end(child, Status.OOM_KILLED)
+            await anyio.sleep(0.02)
+
+    def _end(self, child: process.Child, verdict: Status) -> None:
+        if self._verdict is None:
+            self._verdict = verdict
+        self._kill(child)
+
+    def _kill(self, child: process.Child) -> None:
+        tree = [] if self._group else _descendants(child.pid)
+        child.kill()  # the init inside dies with it, and the whole pid namespace with the init
+        if self._group:
+            self._group.kill()
+        for pid in tree:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def _sweep(self) -> None:
+        group = self._group
+        if group and not group.remove() and not await anyio.to_thread.run_sync(group.destroy):
+            raise errors.CleanupFailed("a process of the sandbox did not die", fix="look at the kernel's log")
+
+    def _result(self, exit_: process.Exit, usage: cgroups.Usage | None) -> Result:
+        out, err = self._streams["stdout"], self._streams["stderr"]
+        code: int | None = self.status.get("exit-code")
+        stderr = err.text
+        if code is None and self._verdict is None:
+            code = self._never_ran(exit_, usage, stderr)
+        peak = usage.memory_peak if usage else self._peak or None
+        cpu = usage.cpu_ms if usage else None
+        return Result(
+            status=self._judge(code, usage, stderr, bool(out.cut or err.cut)), exit_code=code,
+            stdout=out.text, stderr=stderr, truncated=bool(out.cut or err.cut),
+            duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(self._startup_ms, 3),
+            memory_used_mb=None if peak is None else round(peak / MIB, 3),
+            cpu_ms=None if cpu is None else round(cpu, 3),
+            container_id=self._job.id,
+        )  # fmt: skip
+
+    def _never_ran(self, exit_: process.Exit, usage: cgroups.Usage | None, said: str) -> int | None:
+        """No exit code was reported: was the program missing, was it ended from outside, or did we fail?"""
+        missing = re.search(r"^(?:bwrap: execvp|prlimit: failed to execute) (.+): (.+)$", said, re.MULTILINE)
+        if missing:
+            return 127 if "No such file" in missing[2] else 126
+        if usage and usage.oom_kills:
+            self._verdict = Status.OOM_KILLED
+            return 137
+        if exit_.code < 0 or exit_.code == 137:
+            self._verdict = Status.KILLED
+            return None
+        raise errors.StartFailed(f"the sandbox could not be built: {said.strip() or f'exit code {exit_.code}'}")
+
+    def _judge(self, code: int | None, usage: cgroups.Usage | None, stderr: str, cut: bool) -> Status:
+        if self._verdict:
+            return self._verdict
+        if code == 0:
+            return Status.OUTPUT_LIMIT if cut else Status.SUCCESS
+        if usage and usage.oom_kills:
+            return Status.OOM_KILLED
+        if self._group is None and _MEMORY_ERROR.search(stderr[-2000:]):
+            return Status.OOM_KILLED  # the rlimit refused the memory, and the guest gave up
+        if _NO_SPACE.search(stderr[-2000:]):
+            return Status.DISK_LIMIT
+        return Status.ERROR
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            found += [int(child), *_descendants(int(child))]
+    return found
+
+
+def _private_memory(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+    return 0

@@ -1,0 +1,253 @@
+"""Attacks on whoever takes something out of a sandbox, puts something in, shows its output or starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from belljar import output
+from belljar.escape import scenarios
+from belljar.escape.attacks import Attack
+from belljar.escape.bait import Bait
+from belljar.models import MIB, Result, guest_path
+
+_ALL = {"collect": ("*",)}
+_MOST = 64 * MIB
+
+
+def _only(*names: str) -> Callable[[Result, Bait], str]:
+    def look(result: Result, bait: Bait) -> str:
+        extra = sorted({file.path for file in result.files} - set(names))
+        return f"collected {extra}" if extra else ""
+
+    return look
+
+
+def _plain_names(result: Result, bait: Bait) -> str:
+    for file in result.files:
+        try:
+            guest_path(file.path)
+        except ValueError as error:
+            return f"collected a file whose name is not plain: {error}"
+    return ""
+
+
+def _not_too_much(result: Result, bait: Bait) -> str:
+    size = sum(len(file.content) for file in result.files)
+    return f"{size // MIB} MB were collected" if size > _MOST else ""
+
+
+def _dropped(result: Result, bait: Bait) -> str:
+    return bait.dropped()
+
+
+def _shown_safely(result: Result, bait: Bait) -> str:
+    shown = output.neutralise(result.stdout)
+    raw = sorted({hex(ord(c)) for c in shown if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160})
+    if "printed" not in result.stdout:
+        return "nothing was printed, which proves nothing"
+    return f"control characters would reach the terminal: {', '.join(raw)}" if raw else ""
+
+
+OUTPUTS = (
+    Attack(
+        name="symlink", category="outputs", tries="leaves symbolic links to host files to be collected",
+        payload="""
+os.symlink("@canary@", "link.txt")
+os.symlink("@folder@", "folder")
+os.symlink("../../../../../../../..@canary@", "climbing.txt")
+held("left three links")
+""",
+        held="no link is followed", options=_ALL, after=_only(),
+    ),
+    Attack(
+        name="link to a process's root", category="outputs",
+        tries="leaves a link by way of /proc/self/root and /proc/self/cwd",
+        payload="""
+os.symlink("/proc/self/root@canary@", "root.txt")
+os.symlink("/proc/self/environ", "environ.txt")
+held("left two links")
+""",
+        held="no link is followed", options=_ALL, after=_only(),
+    ),
+    Attack(
+        name="hard link", category="outputs", tries="leaves a hard link to a host file to be collected",
+        payload="""
+def take(path):
+    os.link(path, os.path.basename(path))
+    return "linked"
+every("link", [(p, lambda p=p: take(p)) for p in ("@canary@", "/etc/passwd", "/usr/bin/env")])
+""",
+        held="it cannot be made", options=_ALL,
+    ),
+    Attack(
+        name="pipe", category="outputs", tries="leaves a FIFO, on which a careless reader waits for ever",
+        payload='need("mkfifo"); os.mkfifo("pipe.txt"); held("left a pipe")',
+        held="it is left out", options=_ALL, after=_only(),
+    ),
+    Attack(
+        name="socket", category="outputs", tries="leaves a socket to be collected",
+        payload="""
+import socket
+try:
+    socket.socket(socket.AF_UNIX).bind("socket.txt")
+except OSError as error:
+    held(error)
+held("left a socket")
+""",
+        held="it is left out", options=_ALL, after=_only(),
+    ),
+    Attack(
+        name="device", category="outputs", tries="leaves the device of endless zeros to be collected",
+        payload="""
+import stat
+need("mknod")
+refused("mknod", lambda: os.mknod("zero.txt", stat.S_IFCHR | 0o666, os.makedev(1, 5)))
+""",
+        held="it cannot be made", options=_ALL, after=_only(), control="root",
+    ),
+    Attack(
+        name="hostile names", category="outputs", tries="leaves files named to confuse paths, logs and terminals",
+        payload="""
+for name in (b"new\\nline", b"esc\\x1b[2J", b"back\\\\slash", b"..\\\\..\\\\up", b"bad\\xff\\xfe", b"-rf", b"x" * 255):
+    try:
+        open(name, "w").close()
+    except (OSError, UnicodeError):
+        pass
+held("left what it could")
+""",
+        held="only plain names leave", options=_ALL, after=_plain_names,
+    ),
+    Attack(
+        name="sparse file", category="outputs", tries="leaves a file of 80 MB that takes no space inside",
+        payload='open("huge.bin", "wb").truncate(80 << 20); held("left it")',
+        held="what may be collected is capped", options=_ALL, after=_not_too_much,
+    ),
+    Attack(
+        name="deep tree", category="outputs", tries="leaves 3,000 folders one in another",
+        payload="""
+for _ in range(3000):
+    try:
+        os.mkdir("d")
+        os.chdir("d")
+    except OSError:
+        break
+open("bottom.txt", "w").close()
+held("left a deep tree")
+""",
+        held="the collector stops in time and does not fail", options=_ALL,
+    ),
+    Attack(
+        name="swap while collected", category="outputs",
+        tries="leaves a process that swaps a file for a link to a host file, over and over",
+        payload="""
+need("fork")
+import time
+if os.fork() == 0:
+    os.setsid()
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        for make in (lambda: open("s", "w").close(), lambda: os.symlink("@canary@", "s")):
+            make()
+            os.rename("s", "swapped.txt")
+    os._exit(0)
+time.sleep(0.1)
+held("left a racer")
+""",
+        held="no process is left to race, and no link is followed", options=_ALL,
+    ),
+)  # fmt: skip
+
+NAMES = (
+    Attack(
+        name="names that climb", category="names", tries="has Belljar write, read and collect by names with `..`",
+        payload="held('ran')", held="each such name is refused", scenario=scenarios.climbing_names,
+        control="none", uncontrolled="the wall is the request's own validation, before any backend",
+    ),
+    Attack(
+        name="write through a link", category="names",
+        tries="turns a folder of the sandbox into a link to the host before Belljar writes into it",
+        payload='os.symlink("@drop@", "inbox"); held("linked")',
+        held="nothing appears on the host", scenario=scenarios.write_through_link, after=_dropped,
+    ),
+    Attack(
+        name="read through a link", category="names", tries="has Belljar read a link to a host file by name",
+        payload='os.symlink("@canary@", "report.txt"); held("linked")',
+        held="the link is not followed", scenario=scenarios.read_through_link,
+    ),
+    Attack(
+        name="next command's files", category="names",
+        tries="leaves links where the next command's input files will be put",
+        payload="""
+os.symlink("/oldroot@drop@/by-oldroot", "first.txt")
+os.symlink("@drop@/by-path", "second.txt")
+os.symlink("../oldroot@drop@", "third")
+os.symlink("../../../..@drop@", "fourth")
+held("linked")
+""",
+        held="nothing appears on the host", scenario=scenarios.files_over_links, after=_dropped,
+    ),
+    Attack(
+        name="shell in file names", category="names", tries="names its files so that a shell would run them",
+        payload="held('ran')", held="no name is ever given to a shell",
+        options={"files": {
+            "a;touch @drop@/semicolon;b": "x", "$(touch @drop@/dollar)": "x", "`touch @drop@/tick`": "x",
+        }},
+        after=_dropped, control="none", uncontrolled="every launcher here takes lists; there is no shell to show it on",
+    ),
+    Attack(
+        name="shell in arguments", category="names", tries="puts shell code into arguments and variables",
+        payload="", held="no argument is ever given to a shell",
+        options={
+            "command": ("echo", "HELD", "$(touch @drop@/dollar)", "; touch @drop@/semicolon"),
+            "env": {"X": "$(touch @drop@/variable)", "IFS": ";", "PS4": "$(touch @drop@/ps4)"},
+        },
+        after=_dropped, control="none", uncontrolled="every launcher here takes lists; there is no shell to show it on",
+    ),
+    Attack(
+        name="launcher's environment", category="names",
+        tries="passes variables that would make the host's launcher run code of the guest",
+        payload="echo HELD ran", language="bash", held="they reach only the guest",
+        options={"env": {
+            "BASH_ENV": "@code@/environment.sh", "ENV": "@code@/environment.sh",
+            "PYTHONPATH": "@code@", "LD_LIBRARY_PATH": "@code@", "GCONV_PATH": "@code@",
+        }},
+        after=_dropped,
+    ),
+    Attack(
+        name="settings file", category="names",
+        tries="writes a settings file that raises its own caps, for the next run",
+        payload="""
+with open(".belljar.toml", "w") as file:
+    file.write('[caps]\\nmemory = "1T"\\n')
+held("written")
+""",
+        held="a project's file may not raise caps", scenario=scenarios.settings_file,
+        control="none", uncontrolled="the wall is the reader of the settings; the test takes it down by itself",
+    ),
+)  # fmt: skip
+
+TERMINAL = (
+    Attack(
+        name="controlling terminal", category="terminal", tries="opens the terminal that Belljar was started from",
+        payload='refused("/dev/tty", lambda: os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))',
+        held="it has none", control="terminal",
+    ),
+    Attack(
+        name="typing into the terminal", category="terminal", tries="pushes keystrokes into a terminal (TIOCSTI)",
+        payload="""
+import fcntl
+every("TIOCSTI", [(str(fd), lambda fd=fd: fcntl.ioctl(fd, 0x5412, b" ")) for fd in (0, 1, 2)])
+""",
+        held="none of its streams is a terminal", control="terminal",
+    ),
+    Attack(
+        name="escape sequences", category="terminal",
+        tries="prints sequences that retitle, recolour and answer for a terminal",
+        payload="""
+os.write(1, b"\\x1b]0;pwned\\x07\\x1b[2J\\x1b]52;c;cHduZWQ=\\x07\\x1b[6n\\xc2\\x9b31m\\x08\\x08\\x7f\\rprinted\\n")
+held("printed")
+""",
+        held="the command line shows them as symbols", after=_shown_safely,
+        control="none", uncontrolled="the wall is `output.neutralise`; the test takes it down by itself",
+    ),
+)  # fmt: skip

@@ -1,0 +1,106 @@
+"""The attacks that take more than one command, or go through what Belljar itself does with names and files."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from belljar import errors, settings
+from belljar.backends.base import Backend
+from belljar.engine import Engine
+from belljar.escape.bait import Bait
+from belljar.models import Result
+from belljar.sandbox import Sandbox, arun
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where an attack takes place: a backend, the bait around it, and the payload made ready for it."""
+
+    backend: str | Backend
+    engine: Engine
+    bait: Bait
+    payload: str
+    options: dict[str, Any]
+
+    def sandbox(self) -> Sandbox:
+        return Sandbox(backend=self.backend, engine=self.engine, **self.options)
+
+    async def run(self, code: str, **options: Any) -> Result:
+        return await arun(code, backend=self.backend, engine=self.engine, **options)
+
+
+async def _refused(action: Callable[[], Awaitable[object]]) -> str:
+    """Empty if Belljar refused; otherwise what came back."""
+    try:
+        got = await action()
+    except (errors.InvalidRequest, errors.PolicyDenied, OSError):
+        return ""
+    return repr(got)[:80]
+
+
+def _escaped(result: Result, detail: str) -> Result:
+    return result.model_copy(update={"stdout": f"ESCAPED {detail}\n"})
+
+
+async def climbing_names(range_: Range) -> Result:
+    name = "../" * 12 + str(range_.bait.folder / "canary").lstrip("/")
+    async with range_.sandbox() as box:
+        result = await box.run(range_.payload)
+        attempts: dict[str, Callable[[], Awaitable[object]]] = {
+            "write": lambda: box.write(name, b"x"),
+            "write by an absolute name": lambda: box.write(str(range_.bait.drop / "x"), b"x"),
+            "write with a NUL": lambda: box.write("a\0b", b"x"),
+            "read": lambda: box.read(name),
+            "collect": lambda: range_.run(range_.payload, collect=(name,)),
+            "files": lambda: range_.run(range_.payload, files={name: b"x"}),
+            "workdir": lambda: range_.run(range_.payload, workdir="/workspace/../etc"),
+            "workspace": lambda: range_.run(range_.payload, workspace="/tmp/../etc"),
+        }
+        for what, action in attempts.items():
+            if came_back := await _refused(action):
+                return _escaped(result, f"{what} was not refused: {came_back}")
+    return result
+
+
+async def write_through_link(range_: Range) -> Result:
+    async with range_.sandbox() as box:
+        result = await box.run(range_.payload)
+        await _refused(lambda: box.write("inbox/planted.txt", b"x"))
+    return result
+
+
+async def read_through_link(range_: Range) -> Result:
+    async with range_.sandbox() as box:
+        result = await box.run(range_.payload)
+        if content := await _refused(lambda: box.read("report.txt")):
+            return _escaped(result, f"read {content}")
+    return result
+
+
+async def files_over_links(range_: Range) -> Result:
+    """Whether the second command runs or is refused does not matter: only what the host finds afterwards."""
+    async with range_.sandbox() as box:
+        result = await box.run(range_.payload)
+        for name in ("first.txt", "second.txt", "third/by-folder", "fourth/by-climbing"):
+            try:
+                await box.run("print(1)", files={name: b"x"})
+            except errors.BelljarError:
+                continue
+    return result
+
+
+async def settings_file(range_: Range) -> Result:
+    project = range_.bait.drop.parent / "project"
+    project.mkdir(exist_ok=True)
+    project.chmod(0o777)  # the guest's uid is not ours
+    before = settings.load(environ={}, project=range_.bait.drop).caps
+    result = await range_.run(range_.payload, workspace=str(project), write=True)
+    if not (project / ".belljar.toml").exists():
+        return _escaped(result, "no settings file was written, which proves nothing")
+    try:
+        after = settings.load(environ={}, project=project).caps
+    except errors.InvalidRequest:
+        return result
+    return result if after == before else _escaped(result, f"the caps are now {after}")

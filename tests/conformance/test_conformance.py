@@ -1,0 +1,207 @@
+"""The suite on the fake and on every backend that works here, and the suite itself on trial."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from saboteurs import SABOTEURS, Saboteur
+
+from belljar import conformance, errors
+from belljar.backends import NAMES
+from belljar.backends.fake import Fake
+from belljar.conformance import Bench, Check, Verdict
+from belljar.engine import Engine
+from belljar.models import Capabilities, Result, Status
+from belljar.settings import load
+
+pytestmark = pytest.mark.anyio
+CHECKS = conformance.checks()
+
+
+def named(check: Check) -> str:
+    return check.name
+
+
+@pytest.fixture(scope="module")
+def shared_engine() -> Iterator[Engine]:
+    """One for all checks: each new engine would prove its backends again."""
+    with tempfile.TemporaryDirectory(prefix="belljar-test-") as folder:
+        Path(folder).chmod(0o711)
+        yield Engine(load(state_dir=f"{folder}/state"))
+
+
+async def verdict_of(check: Check, backend: Any, engine: Engine | None = None) -> Verdict:
+    [verdict] = await conformance.conform(backend, only=[check.name], engine=engine)
+    if verdict.status == "skipped":
+        pytest.skip(verdict.detail)
+    return verdict
+
+
+# --- backends on trial ---
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=named)
+async def test_the_fake_conforms(check: Check) -> None:
+    fake = Fake(conformance.scripts())
+    verdict = await verdict_of(check, fake)
+    assert (verdict.status, verdict.detail) == ("passed", "")
+    assert fake.open_boxes == 0
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("check", CHECKS, ids=named)
+async def test_a_backend_that_works_here_conforms(check: Check, backend: str, shared_engine: Engine) -> None:
+    offer = await shared_engine.offer(backend)
+    if not offer.available:
+        pytest.skip(f"{backend}: {offer.why_not}")
+    verdict = await verdict_of(check, backend, shared_engine)
+    assert (verdict.status, verdict.detail) == ("passed", "")
+
+
+def descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found |= {child} | descendants(child)
+    return found
+
+
+@pytest.mark.engine
+async def test_after_runs_that_were_cancelled_and_crowded_no_process_of_native_is_left(shared_engine: Engine) -> None:
+    offer = await shared_engine.offer("native")
+    if not offer.available:
+        pytest.skip(f"native: {offer.why_not}")
+    before = descendants(os.getpid())
+    verdicts = await conformance.conform("native", only=["cancel", "concurrency"], engine=shared_engine)
+    assert {verdict.status for verdict in verdicts} == {"passed"}
+    deadline = time.monotonic() + 10
+    while (left := descendants(os.getpid()) - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left == set()
+
+
+# --- the suite on trial ---
+
+
+@pytest.mark.parametrize("saboteur", SABOTEURS, ids=lambda kind: kind.__name__)
+async def test_a_backend_that_breaks_the_contract_is_caught(saboteur: type[Saboteur]) -> None:
+    verdicts = await conformance.conform(saboteur(), only=saboteur.caught_by)
+    assert {verdict.name: verdict.status for verdict in verdicts} == dict.fromkeys(saboteur.caught_by, "failed")
+    assert all(verdict.detail for verdict in verdicts)
+
+
+class HollowBox:
+    """A sandbox, or a session, in which nothing ever happens."""
+
+    def __init__(self, answer: Result) -> None:
+        self._answer = answer
+
+    async def __aenter__(self) -> HollowBox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def run(self, *_: object, **__: object) -> Result:
+        return self._answer
+
+    exec = run
+
+    async def write(self, *_: object, **__: object) -> None:
+        return None
+
+    async def read(self, path: str) -> bytes:
+        return b""
+
+    async def list(self) -> tuple[()]:
+        return ()
+
+
+class HollowBench(Bench):
+    """A bench on which every request, however wrong, gets one and the same answer."""
+
+    answer: Result
+
+    async def run(self, guest: object, **_: object) -> Result:
+        return self.answer
+
+    async def watch(self, guest: object, **_: object) -> Any:
+        return self.answer, []
+
+    def sandbox(self, **_: object) -> Any:
+        return HollowBox(self.answer)
+
+    session = sandbox
+
+
+async def fails_on(answer: Result, check: Check) -> bool:
+    mute = Fake({})  # for the few checks that reach past the bench: it knows no program
+    offer: Capabilities = await mute.probe()
+    bench = HollowBench(Engine(load(), extra=(mute,)), mute.name, offer, await mute.languages())
+    bench.answer = answer
+    try:
+        await check.body(bench)
+    except Exception:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=named)
+async def test_every_check_can_fail(check: Check) -> None:
+    answers = [Result(status=Status.SUCCESS, exit_code=0), Result(status=Status.ERROR, exit_code=None)]
+    assert any([await fails_on(answer, check) for answer in answers])
+
+
+def test_the_contract_has_at_least_sixty_checks_and_covers_every_area() -> None:
+    assert len(CHECKS) >= 60
+    areas = {
+        "streams", "stdin", "arguments", "environment", "working directory", "files in", "files out", "sandbox",
+        "exit codes", "signals", "errors", "languages", "timeout", "memory", "processes", "disk", "cpu", "caps",
+        "cancel", "concurrency", "state", "result", "figures", "network", "walls", "sessions",
+    }  # fmt: skip
+    assert {check.area for check in CHECKS} == areas
+
+
+async def test_verdicts_are_told_one_by_one_in_the_order_they_are_returned() -> None:
+    told: list[Verdict] = []
+    verdicts = await conformance.conform(Fake(conformance.scripts()), only=["exit codes"], on_verdict=told.append)
+    assert told == verdicts
+    assert [verdict.as_dict()["area"] for verdict in verdicts] == ["exit codes"] * 4
+
+
+async def test_a_skip_names_the_capability_that_is_missing() -> None:
+    verdicts = await conformance.conform(Fake(conformance.scripts()), only=["sessions", "cpu"])
+    assert {verdict.status for verdict in verdicts} == {"skipped"}
+    assert {verdict.detail for verdict in verdicts} == {"fake has no python sessions", "fake does not limit cpus here"}
+
+
+async def test_a_check_or_area_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(errors.InvalidRequest, match="no check or area 'strems'"):
+        await conformance.conform(Fake({}), only=["strems"])
+
+
+async def test_a_backend_that_does_not_work_here_is_not_said_to_pass() -> None:
+    class Absent(Fake):
+        async def probe(self) -> Capabilities:
+            return Capabilities(backend="fake", available=False, why_not="it is not there", fix="bring it")
+
+    with pytest.raises(errors.NotAvailable, match="it is not there"):
+        await conformance.conform(Absent({}))
+
+
+async def test_a_failure_inside_a_task_group_is_told_by_its_cause() -> None:
+    class Wrong(Saboteur):
+        def result(self, result: Result) -> Result:
+            raise errors.ExecutionFailed("the daemon went away")
+
+    [verdict] = await conformance.conform(
+        Wrong(), only=["eight runs at once mix neither output nor files of the same name"]
+    )
+    assert (verdict.status, verdict.detail) == ("failed", "ExecutionFailed: the daemon went away")

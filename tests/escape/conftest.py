@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from belljar import escape
+from belljar.engine import Engine
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def bait() -> Iterator[escape.Bait]:
+    with escape.lay() as laid:
+        yield laid
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()

@@ -1,0 +1,54 @@
+"""The same attacks where the wall is missing: each has to get through, or holding against it would mean nothing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from leaky import Leaky
+
+from belljar import escape, output, settings
+from belljar.engine import Engine
+
+pytestmark = [pytest.mark.anyio, pytest.mark.engine]
+
+SHOWN = [one for one in escape.ATTACKS if one.control != "none"]
+# What a kernel or a host says that has no such door at all, walls or not.
+ABSENT = (
+    "ENOSYS", "Function not implemented", "Address family not supported", "Protocol not supported",
+    "Network is unreachable", "nothing to try", "ended with -11",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("one", SHOWN, ids=lambda one: one.name)
+async def test_without_its_wall_gets_through(one: escape.Attack, bait: escape.Bait, engine: Engine) -> None:
+    if one.control == "root" and os.geteuid() != 0:
+        pytest.skip("NOT SHOWN: this control needs root (in namespaces of its own); run the tests as root, too")
+    leaky = Leaky(one.control)
+    verdict = await escape.carry_out(one, bait, leaky, Engine(engine.settings, extra=(leaky,)))
+    if verdict.held and any(sign in verdict.detail for sign in ABSENT):
+        pytest.skip(f"NOT SHOWN: this host has no such door even without walls: {verdict.detail}")
+    assert not verdict.held, f"held without any wall, so it cannot fail: {verdict.detail}"
+    assert not verdict.detail.startswith("no verdict"), verdict.detail
+
+
+async def test_a_reader_of_settings_that_takes_caps_from_a_project_lets_the_settings_file_through(
+    bait: escape.Bait, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "_PROJECT_KEYS", {"backend", "defaults", "caps"})
+    verdict = await escape.carry_out(_named("settings file"), bait, "native", engine)
+    assert not verdict.held
+    assert "caps" in verdict.detail
+
+
+async def test_a_command_line_that_shows_output_as_it_is_lets_escape_sequences_through(
+    bait: escape.Bait, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "neutralise", lambda text: text)
+    verdict = await escape.carry_out(_named("escape sequences"), bait, "native", engine)
+    assert not verdict.held
+    assert "0x1b" in verdict.detail
+
+
+def _named(name: str) -> escape.Attack:
+    return next(one for one in escape.ATTACKS if one.name == name)
