@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.backends import cgroups
+from belljar.backends import cgroups, owner
 from belljar.engine import Engine
 from belljar.settings import load
 
@@ -65,18 +65,14 @@ class Traces:
         return found
 
     def groups(self) -> list[str]:
-        """Control groups of owners that signed in to our state directory are named after them; we look for any
-        whose owner is not alive, which is what must never remain."""
+        """Control groups of this process and of dead ones; those of other living Belljars are none of our business."""
         tree = cgroups.detect()
         if isinstance(tree, str):
             return []
+        mine = f"{cgroups.PREFIX}{owner._namespace()}.{os.getpid()}."
         names = {path.name for base in set(tree.bases.values()) for path in base.glob(f"{cgroups.PREFIX}*")}
-        dead = []
-        for name in names:
-            pid = name.removeprefix(cgroups.PREFIX).partition(".")[0]
-            if pid == str(os.getpid()) or not Path("/proc", pid).exists():
-                dead.append(name)
-        return dead
+        dead = {path.name for group in tree.orphans(owner.is_dead) for path in group.paths}
+        return [name for name in names if name.startswith(mine) or name in dead]
 
     def mounts(self) -> list[str]:
         return [line for line in Path("/proc/self/mounts").read_text().splitlines() if "belljar" in line]
@@ -84,12 +80,8 @@ class Traces:
     def files(self) -> list[str]:
         if not self.state_dir.exists():
             return []
-        own = {f"{os.getpid()}."}
-        return [
-            path.name
-            for path in self.state_dir.rglob("*")
-            if path.name not in ("workspace", "tmp") and not any(path.name.startswith(prefix) for prefix in own)
-        ]
+        expected = {"workspace", "tmp", f"{owner._namespace()}.{os.getpid()}.{owner._started(os.getpid())}.owner"}
+        return [path.name for path in self.state_dir.rglob("*") if path.name not in expected]
 
     def all(self) -> dict[str, list[object]]:
         found = {"processes": self.processes(), "groups": self.groups(), "mounts": self.mounts(), "files": self.files()}

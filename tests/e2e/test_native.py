@@ -13,7 +13,7 @@ import pytest
 
 import belljar
 from belljar import errors
-from belljar.backends import jail
+from belljar.backends import jail, owner
 from belljar.backends.native import Native
 from belljar.engine import Engine
 from belljar.sandbox import request
@@ -153,15 +153,18 @@ async def test_a_state_directory_prepared_by_somebody_else_is_refused(state_dir:
     assert "not ours alone" in offer.why_not
 
 
-async def test_the_owners_lock_goes_with_its_process_and_orphaned_groups_are_removed(state_dir: Path) -> None:
+async def test_orphaned_groups_are_removed_and_those_of_living_owners_are_not(state_dir: Path) -> None:
     backend = Native(state_dir, first_uid=load().user_uid, path="/usr/bin")
     assert (await backend.probe()).available
     if backend.groups is None:
         pytest.skip("no control groups here: there are no orphans to make")
-    orphan = backend.groups.create("999999999.dead-1", belljar.Limits())
+    orphan = backend.groups.create(f"{owner._namespace()}.999999999.12345-1", belljar.Limits())
+    living = backend.groups.create(f"{owner._namespace()}.1.{owner._started(1)}-1", belljar.Limits())
     assert all(path.exists() for path in orphan.paths)
     assert await backend.reap() >= 1
     assert not any(path.exists() for path in orphan.paths)
+    assert all(path.exists() for path in living.paths), "a sandbox of a living Belljar was taken for an orphan"
+    assert living.destroy()
 
 
 def test_the_shipped_seccomp_filters_are_the_compiled_profile() -> None:
@@ -252,7 +255,7 @@ async def test_block_io_limits_reach_the_kernel(engine: Engine, traces: Traces) 
 
     def look(event: belljar.Event) -> None:
         if event.kind == "stdout":
-            for base in Path("/sys/fs/cgroup").rglob(f"belljar-{os.getpid()}.*"):
+            for base in Path("/sys/fs/cgroup").rglob(f"belljar-*.{os.getpid()}.*"):
                 for name in ("blkio.throttle.read_bps_device", "io.max"):
                     if (base / name).exists():
                         seen.append((base / name).read_text())

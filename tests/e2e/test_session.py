@@ -108,7 +108,10 @@ async def test_rich_values_come_back_as_mime_bundles(engine: Engine) -> None:
 
 
 async def test_a_guest_that_writes_into_the_conversation_harms_only_itself(engine: Engine) -> None:
-    forged = "import os, json\nfor fd in range(3, 20):\n    try: os.write(fd, b'{\"done\": 99}\\nnot json\\n[1]\\n')\n    except OSError: pass"
+    forged = (
+        "import os\nfor fd in range(3, 20):\n"
+        "    try: os.write(fd, b'{\"done\": 99}\\nnot json\\n[1]\\n')\n    except OSError: pass"
+    )
     async with belljar.Session(engine=engine) as session:
         await session.run(forged, timeout=2)
         assert (await session.run("6 * 7")).results == ({"text/plain": "42"},)

@@ -9,7 +9,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -153,16 +153,10 @@ class Cgroups:
             raise
         return group
 
-    def orphans(self, alive: Iterable[str]) -> list[Group]:
-        """Groups whose owner (the part of the name before the last dash) is not among the living."""
-        owners = set(alive)
-        names = {
-            path.name
-            for base in set(self.bases.values())
-            for path in base.glob(PREFIX + "*")
-            if path.name.removeprefix(PREFIX).rpartition("-")[0] not in owners
-        }
-        return [self._group(name) for name in sorted(names)]
+    def orphans(self, is_dead: Callable[[str], bool]) -> list[Group]:
+        """Groups whose owner (the part of the name before the last dash) is dead."""
+        found = {path.name for base in set(self.bases.values()) for path in base.glob(PREFIX + "*")}
+        return [self._group(name) for name in sorted(found) if is_dead(name.removeprefix(PREFIX).rpartition("-")[0])]
 
     def _group(self, name: str) -> Group:
         return Group(self.version, {controller: base / name for controller, base in self.bases.items()})

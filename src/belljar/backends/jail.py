@@ -98,11 +98,11 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
     args += ["--perms", "0755", "--dir", "/etc", *_root()]
     for name, text in _ETC_FILES.items():
         args += ["--perms", "0444", "--file", data(text.encode()), f"/etc/{name}"]
-    for folder in jail.grants:
-        args += ["--ro-bind", folder, folder]
     args += ["--proc", "/proc", *_proc_masks()]
     args += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM), "--tmpfs", "/dev/shm"]
     args += _writable(jail)
+    for folder in jail.grants:  # after /tmp, below which one may lie
+        args += ["--ro-bind", folder, folder]
     for name, content in jail.files.items():
         args += ["--perms", "0444", "--ro-bind-data", data(content), f"{jail.inputs}/{name}"]
     args += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", jail.cwd]

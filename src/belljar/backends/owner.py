@@ -1,13 +1,13 @@
 """Who owns what on this host: so that a Belljar that was killed can be told from one that is alive.
 
-Every process that opens sandboxes holds a locked file in the state directory; the kernel drops the lock
-with the process. A uid is claimed by binding an abstract socket, which the kernel drops likewise.
+An owner is a process that opens sandboxes. Its name (pid namespace, pid, start time) is part of the name
+of each of its control groups, so anyone can tell whether it still lives. A uid is claimed by binding an
+abstract socket, which the kernel drops with the process.
 """
 
 from __future__ import annotations
 
 import atexit
-import fcntl
 import json
 import os
 import random
@@ -24,31 +24,44 @@ UIDS = 65_536
 
 
 class Owner:
-    """This process as an owner of sandboxes."""
+    """This process as an owner of sandboxes. A file says where its control groups are, for whoever cleans up."""
 
     def __init__(self, state_dir: Path, groups: cgroups.Cgroups | None) -> None:
         self.pid = os.getpid()
-        self.name = f"{self.pid}.{random.randbytes(4).hex()}"
+        self.name = f"{_namespace()}.{self.pid}.{_started(self.pid)}"
         self._numbers = count(1)
-        self._lock = state_dir / f"{self.name}.lock"
-        bases = {"version": groups.version, "bases": {k: str(v) for k, v in groups.bases.items()}} if groups else {}
-        # Locked before it has its final name, so that nobody ever sees it unlocked while we live.
-        draft = state_dir / f"{self.name}.new"
-        self._fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        os.write(self._fd, json.dumps(bases).encode())
-        draft.rename(self._lock)
+        self._record = state_dir / f"{self.name}.owner"
+        where = {"version": groups.version, "bases": {k: str(v) for k, v in groups.bases.items()}} if groups else {}
+        self._record.write_text(json.dumps(where))
         atexit.register(self.resign)
 
     def next_name(self) -> str:
-        return f"{self.name}-{next(self._numbers)}"
+        # Two backends of one process are one owner, and must not take the same name.
+        return f"{self.name}-{next(self._numbers)}.{random.randbytes(3).hex()}"
 
     def resign(self) -> None:
         if os.getpid() == self.pid:
-            with suppress(OSError):
-                self._lock.unlink()
-            with suppress(OSError):
-                os.close(self._fd)
+            self._record.unlink(missing_ok=True)
+
+
+def is_dead(name: str) -> bool:
+    """Whether an owner is gone. One of another pid namespace cannot be judged from here, and is left alone."""
+    parts = name.split(".")
+    if len(parts) != 3 or parts[0] != _namespace():
+        return False
+    return _started(int(parts[1])) != parts[2]
+
+
+def _namespace() -> str:
+    return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _started(pid: int) -> str:
+    """When a process started, in ticks since boot: with its pid, a name nobody else ever has."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    return ""
 
 
 def prepare(state_dir: Path) -> None:
@@ -70,27 +83,15 @@ def prepare(state_dir: Path) -> None:
 
 def reap(state_dir: Path, groups: cgroups.Cgroups | None) -> int:
     """Ends and removes what dead owners left; returns how many sandboxes that were."""
-    alive: set[str] = set()
-    dead: list[tuple[Path, dict[str, str], int]] = []
-    for lock in [*state_dir.glob("*.lock"), *state_dir.glob("*.new")]:
-        with suppress(OSError):
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                record = json.loads(os.read(fd, 1 << 16) or b"{}")
-                dead.append((lock, record.get("bases", {}), record.get("version", 0)))
-            except BlockingIOError:
-                alive.add(lock.stem)
-            except ValueError:
-                dead.append((lock, {}, 0))
-            finally:
-                os.close(fd)
-    trees = [cgroups.Cgroups(version, {k: Path(v) for k, v in bases.items()}) for _, bases, version in dead if bases]
-    trees += [groups] if groups else []
-    orphans = [group for tree in trees for group in tree.orphans(alive)]
-    removed = sum(group.destroy() for group in orphans)
-    for lock, _, _ in dead:
-        lock.unlink(missing_ok=True)
+    trees = [groups] if groups else []
+    records = [path for path in state_dir.glob("*.owner") if is_dead(path.stem)]
+    for record in records:
+        with suppress(OSError, ValueError, KeyError):
+            where = json.loads(record.read_text())
+            trees.append(cgroups.Cgroups(where["version"], {k: Path(v) for k, v in where["bases"].items()}))
+    removed = sum(group.destroy() for tree in trees for group in tree.orphans(is_dead))
+    for record in records:
+        record.unlink(missing_ok=True)
     return removed
 
 

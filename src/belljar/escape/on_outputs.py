@@ -187,6 +187,12 @@ held("linked")
         held="nothing appears on the host", scenario=scenarios.files_over_links, after=_dropped,
     ),
     Attack(
+        name="granted folder becomes a link", category="names",
+        tries="turns a folder of a granted workspace into a link to /etc before that folder is granted itself",
+        payload='os.symlink("/etc", "src"); held("linked")',
+        held="the grant is refused, or the link never reaches the host", scenario=scenarios.granted_link,
+    ),
+    Attack(
         name="shell in file names", category="names", tries="names its files so that a shell would run them",
         payload="held('ran')", held="no name is ever given to a shell",
         options={"files": {

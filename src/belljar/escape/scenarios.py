@@ -9,6 +9,7 @@ from typing import Any
 from belljar import errors, settings
 from belljar.backends.base import Backend
 from belljar.engine import Engine
+from belljar.escape.attacks import PRELUDE
 from belljar.escape.bait import Bait
 from belljar.models import Result
 from belljar.sandbox import Sandbox, arun
@@ -42,6 +43,17 @@ async def _refused(action: Callable[[], Awaitable[object]]) -> str:
 
 def _escaped(result: Result, detail: str) -> Result:
     return result.model_copy(update={"stdout": f"ESCAPED {detail}\n"})
+
+
+_IS_THE_HOSTS_ETC = """
+import hashlib
+def read():
+    text = open("passwd", "rb").read()
+    if hashlib.sha256(text).hexdigest() != "@passwd@":
+        raise OSError(0, "not the host's")
+    return "the host's /etc is the workspace"
+refused("read", read)
+"""
 
 
 async def climbing_names(range_: Range) -> Result:
@@ -89,6 +101,21 @@ async def files_over_links(range_: Range) -> Result:
             except errors.BelljarError:
                 continue
     return result
+
+
+async def granted_link(range_: Range) -> Result:
+    """The guest of one run plants a link where the next run's granted folder was."""
+    project = range_.bait.drop.parent / "granted"
+    project.mkdir()
+    project.chmod(0o777)
+    result = await range_.run(range_.payload, workspace=str(project), write=True)
+    if not (project / "src").is_symlink():
+        return result  # links do not leave this backend's sandboxes
+    look = range_.bait.fill(PRELUDE + _IS_THE_HOSTS_ETC)
+    try:
+        return await range_.run(look, workspace=str(project / "src"))
+    except errors.BelljarError:
+        return result
 
 
 async def settings_file(range_: Range) -> Result:
