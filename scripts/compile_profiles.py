@@ -46,7 +46,7 @@ def compile_profile(profile: dict[str, Any], arch: Any) -> bytes:
         return file.read()
 
 
-def action(name: str, errno: int) -> int:
+def action(name: str, errno: int) -> Any:
     return pyseccomp.ALLOW if name == "SCMP_ACT_ALLOW" else pyseccomp.ERRNO(errno)
 
 

@@ -3,30 +3,36 @@
 # BELLJAR_INSTALL=no stops it. It never fails: what is missing is named, and its tests are skipped.
 set -u
 
-# package:command:what is skipped without it
+# package:the program or library to look for:what is skipped without it
 needed="
-bubblewrap:bwrap:every test that runs a real sandbox
+bubblewrap:bwrap:the sandbox tests with the system's bubblewrap (the wheel's is used where it works)
 util-linux:setpriv:every test that runs a real sandbox
-python3:/usr/bin/python3:the tests of Python in the native sandbox
+python3:python3:the tests of Python in the native sandbox
+libseccomp2:libseccomp.so.2:the comparison of the seccomp profile with its source
 golang-go:go:the tests of Go
 rustc:rustc:the tests of Rust
 "
 
-# Prints the lines of $needed whose package is missing. A command of another origin counts where it is not
-# Debian's dpkg that knows, but only in the system's own directories: a guest sees no home directory.
+# In the system's own directories only: a guest sees no home directory, so what lies there does not count.
+is_here() {
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+    case $1 in
+        lib*) ldconfig -p 2>/dev/null | grep -q "$1" ;;
+        *) command -v "$1" >/dev/null 2>&1 ;;
+    esac
+}
+
+# Prints the lines of $needed that are missing.
 missing() {
-    echo "$needed" | while IFS=: read -r package command skipped; do
+    echo "$needed" | while IFS=: read -r package thing skipped; do
         [ -n "$package" ] || continue
-        if command -v dpkg-query >/dev/null 2>&1; then
-            dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed && continue
-        fi
-        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin command -v "$command" >/dev/null 2>&1 && continue
-        echo "$package:$command:$skipped"
+        dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed && continue
+        (is_here "$thing") || echo "$package:$thing:$skipped"
     done
 }
 
 tell_skipped() {
-    echo "$1" | while IFS=: read -r package command skipped; do
+    echo "$1" | while IFS=: read -r package thing skipped; do
         echo "system packages: $package is missing, so these are skipped: $skipped"
     done
 }

@@ -120,8 +120,8 @@ def exec_(
         raise errors.InvalidRequest("--rw goes with --workspace DIR")
     asked = make_request(
         command=command, workspace=_absolute(workspace), write=rw, backend=backend, isolation=isolation,
-        timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=_stdin(stdin), files=_files(in_files), env=_env(env),
-        collect=tuple(collect or ()), net=net or (), packages=_absolute(packages),
+        timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=_stdin(stdin), files=_files(in_files),
+        env=_env(env), collect=tuple(collect or ()), net=net or (), packages=_absolute(packages),
     )  # fmt: skip
     _execute(default_engine(), asked, out, as_json)
 
@@ -188,7 +188,7 @@ def _env(pairs: list[str] | None) -> dict[str, str]:
 
 
 def _absolute(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute() if path.is_symlink() else path.resolve())
+    return None if path is None else str(path.absolute())
 
 
 @app.command()

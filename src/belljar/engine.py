@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -83,7 +84,7 @@ class Engine:
 
     @asynccontextmanager
     async def open(self, request: RunRequest, *, keep_files: bool = False) -> AsyncIterator[Lease]:
-        plan = policy.decide(request, self.settings, keep_files=keep_files)
+        plan = policy.decide(_resolved(request), self.settings, keep_files=keep_files)
         choice = routing.choose(plan, await self._candidates(plan))
         backend, offer = self.backend(choice.backend), await self.offer(choice.backend)
         async with AsyncExitStack() as stack:
@@ -115,6 +116,17 @@ class Engine:
         for support in await self.spoken(backend):
             if support.name == name and not support.available:
                 raise errors.NotAvailable(f"{name} cannot be run by {backend} here", fix=support.fix)
+
+
+def _resolved(request: RunRequest) -> RunRequest:
+    """A granted folder by its real name: policy judges names, and a link could be called anything."""
+    if request.workspace is None:
+        return request
+    path = request.workspace.path
+    if os.path.islink(path.rstrip("/")):
+        raise errors.PolicyDenied(f"workspace.path: {path} is a link", fix="grant the folder it points to by its name")
+    real = request.workspace.model_copy(update={"path": os.path.realpath(path)})
+    return request.model_copy(update={"workspace": real})
 
 
 class Lease:
@@ -153,8 +165,8 @@ class Lease:
         main, env, argv = language.filename, dict(language.env), language.argv
         if main in request.files:
             raise errors.InvalidRequest(f"files: {main!r} is where the code goes", fix="rename the file")
+        argv = tuple(f"{self.plan.inputs}/{main}" if word == main else word for word in argv)
         if self.plan.workspace:
-            argv = tuple(f"{self.plan.inputs}/{main}" if word == main else word for word in argv)
             env.setdefault("PYTHONPATH", WORKSPACE)
         return Command(
             argv=argv, env=env | dict(request.env), stdin=request.stdin, cwd=request.workdir, limits=limits,
@@ -163,7 +175,7 @@ class Lease:
 
     async def finish(self, request: RunRequest, result: Result) -> Result:
         """The backend's raw result with its files, its diagnosis, and where and why it ran."""
-        reasons = self.reasons
+        reasons = self.reasons + result.reasons
         changes: dict[str, Any] = {}
         if request.collect:
             collected = await self.box.get(request.collect)

@@ -8,7 +8,7 @@ import fnmatch
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from belljar import errors
@@ -16,6 +16,7 @@ from belljar.models import MIB, Collected, Entry, File, format_size, guest_path
 
 MAX_DEPTH = 32
 MAX_ENTRIES = 10_000
+MANY = 1_000_000  # for a folder of the user's own
 MAX_COLLECTED = 64 * MIB
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -38,13 +39,13 @@ def write(root: int, files: Sequence[File], *, owner: int | None = None) -> None
                 _replace(folder, parts[-1], file)
 
 
-def collect(root: int, patterns: Sequence[str], *, ignore: frozenset[str] = frozenset()) -> Collected:
+def collect(root: int, patterns: Sequence[str], *, most: int = MAX_ENTRIES, limit: int = MAX_COLLECTED) -> Collected:
     """The regular files below an open directory that match, within the caps, and what was left out and why."""
     files: list[File] = []
     left_out: list[str] = []
-    budget = MAX_COLLECTED
-    for node in _walk(root, left_out):
-        if node.path in ignore or stat.S_ISDIR(node.info.st_mode) or not matches(node.path, patterns):
+    budget = limit
+    for node in _walk(root, left_out, most):
+        if stat.S_ISDIR(node.info.st_mode) or not matches(node.path, patterns):
             continue
         if not stat.S_ISREG(node.info.st_mode):
             left_out.append(f"{node.path}: {_kind(node.info.st_mode)}, only regular files leave a sandbox")
@@ -69,7 +70,7 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
     left = limit
     root = os.open(path, _DIRECTORY)
     try:
-        for node in _walk(root, [], most=1_000_000):
+        for node in _walk(root, [], most=MANY):
             if not stat.S_ISREG(node.info.st_mode):
                 continue
             content = _read(node, left)
@@ -85,11 +86,25 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
     return tuple(files)
 
 
-def remove(root: int, path: str) -> None:
-    """Removes one file below an open directory, following no link."""
-    parts = path.split("/")
-    with suppress(OSError, errors.InvalidRequest), _folder(root, parts[:-1], make=False) as folder:
-        os.unlink(parts[-1], dir_fd=folder)
+def clear(root: int, paths: Iterable[str]) -> None:
+    """Removes what is in the way of a plain file at each path: links, pipes, files where folders must be."""
+    for path in paths:
+        parts = path.split("/")
+        with suppress(FileNotFoundError), ExitStack() as opened:
+            folder = root
+            for depth, part in enumerate(parts):
+                mode = os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
+                last = depth == len(parts) - 1
+                if not (stat.S_ISDIR(mode) or (last and stat.S_ISREG(mode))):
+                    os.unlink(part, dir_fd=folder)
+                if not last:
+                    folder = os.open(part, _DIRECTORY, dir_fd=folder)
+                    opened.callback(os.close, folder)
+
+
+def make_folder(root: int, path: str, *, owner: int | None = None) -> None:
+    with _acting_as(owner), _folder(root, path.split("/")):
+        pass
 
 
 def missing(root: int, paths: Iterable[str]) -> list[str]:
@@ -140,11 +155,13 @@ def matches(path: str, patterns: Sequence[str]) -> bool:
 
 
 def _match(parts: list[str], pattern: list[str]) -> bool:
-    if not pattern:
-        return not parts
-    if pattern[0] == "**":
-        return any(_match(parts[i:], pattern[1:]) for i in range(len(parts) + 1))
-    return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _match(parts[1:], pattern[1:])
+    places = {0}  # how many parts each way of matching has used up so far; a set, so that no pattern takes long
+    for word in pattern:
+        if word == "**":
+            places = set(range(min(places, default=len(parts) + 1), len(parts) + 1))
+        else:
+            places = {i + 1 for i in places if i < len(parts) and fnmatch.fnmatchcase(parts[i], word)}
+    return len(parts) in places
 
 
 @contextmanager
@@ -170,15 +187,24 @@ def _folder(root: int, parts: Sequence[str], *, make: bool = True) -> Iterator[i
 
 
 def _replace(folder: int, name: str, file: File) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)  # the name goes, never what a link points to
-    fd = os.open(name, _CREATE, 0o755 if file.executable else 0o644, dir_fd=folder)
+    """The whole file or nothing: written under another name, then renamed over what was there (a link itself,
+    never what it points to)."""
+    draft = f".belljar-{os.urandom(6).hex()}"
+    fd = os.open(draft, _CREATE, 0o755 if file.executable else 0o644, dir_fd=folder)
     try:
-        view = memoryview(file.content)
-        while view:
-            view = view[os.write(fd, view) :]
-    finally:
-        os.close(fd)
+        try:
+            view = memoryview(file.content)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        with suppress(NotADirectoryError, FileNotFoundError):
+            os.rmdir(name, dir_fd=folder)  # an empty folder may give way, a full one may not
+        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft, dir_fd=folder)
+        raise
 
 
 def _walk(root: int, left_out: list[str], most: int = MAX_ENTRIES) -> Iterator[_Node]:

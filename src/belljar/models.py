@@ -81,7 +81,7 @@ class Isolation(StrEnum):
 
 # --- values with units -------------------------------------------------------------------------
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -91,10 +91,10 @@ def parse_size(value: object) -> object:
         return value
     match = _SIZE.fullmatch(value.strip())
     if not match:
-        raise ValueError(f'{value!r} is not a size: write bytes, or a number with a unit such as "512M" or "4G"')
+        raise ValueError(f'{value[:40]!r} is not a size: write bytes, or a number with a unit such as "512M" or "4G"')
     number = float(match[1]) * 1024 ** _POWERS[match[2].lower()]
     if not number < 2**63:
-        raise ValueError(f"{value!r} is larger than any machine")
+        raise ValueError(f"{value[:40]!r} is larger than any machine")
     return int(number)
 
 
@@ -103,7 +103,7 @@ def format_size(size: int) -> str:
         if size < 1024:
             return f"{size:g}{unit}" if unit != "B" else f"{size} bytes"
         size = size // 1024 if size % 1024 == 0 else size / 1024  # type: ignore[assignment]
-    return f"{size:.4g}T"
+    return f"{size:.7g}T"
 
 
 def guest_path(value: object) -> str:
@@ -133,7 +133,7 @@ def guest_path(value: object) -> str:
 
 def _env_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", value):
-        raise ValueError(f"{value!r} is not a variable name: use letters, digits and _")
+        raise ValueError(f"{value[:40]!r} is not a variable name: use letters, digits and _")
     return value
 
 
@@ -159,7 +159,7 @@ _HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z
 def _host(value: str) -> str:
     host = value.lower().rstrip(".")
     if not _HOST.fullmatch(host) or len(host) > 253:
-        raise ValueError(f"{value!r} is not a host name: write example.org, or *.example.org for what is below it")
+        raise ValueError(f"{value[:80]!r} is not a host name: write example.org, or *.example.org for what is below it")
     if re.fullmatch(r"[\d.]+", host):
         raise ValueError(f"{value!r} is an address: an allowlist takes host names only")
     return host
@@ -215,7 +215,7 @@ class Egress(Model):
 class Workspace(Model):
     """A host directory granted to the guest at /workspace; read-only unless `write` is set."""
 
-    path: str
+    path: Text = Field(min_length=1, max_length=4096)
     write: bool = False
 
 
@@ -234,13 +234,16 @@ class RunRequest(Model):
     backend: str = Field("auto", min_length=1, max_length=64)
     isolation: Isolation = Isolation.NAMESPACE
     workspace: Workspace | None = None
-    packages: str | None = Field(None, description="a Python environment (venv) of the host, granted read-only")
+    packages: Text | None = Field(
+        None, min_length=1, max_length=4096, description="a Python environment (venv) of the host, granted read-only"
+    )
     workdir: str = WORKSPACE
 
     @field_validator("collect")
     @classmethod
     def _patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(guest_path(pattern) for pattern in value)
+        """`./out.txt` and `/workspace/out.txt` mean the topmost one; `out.txt` any of that name."""
+        return tuple(("./" if p.startswith(("./", "/")) else "") + guest_path(p) for p in value)
 
     @field_validator("workdir")
     @classmethod

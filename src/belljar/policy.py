@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,8 +12,10 @@ from belljar import errors
 from belljar.models import Limits, Plan, RunRequest, Workspace, format_size
 from belljar.settings import Caps, Settings
 
-# Granting one of these, or a folder that holds it, would hand the host to the guest.
-_NEVER_GRANTED = ("/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/var/run", "/var/lib", "/root", "/usr")
+# Granting one of these, or a folder that holds it, would hand the host to the guest; of the first few, also
+# what is below them.
+_CLOSED = ("/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/var/run")
+_NEVER_GRANTED = (*_CLOSED, "/var/lib", "/root", "/usr")
 
 
 def decide(request: RunRequest, settings: Settings, *, keep_files: bool = False) -> Plan:
@@ -58,12 +61,12 @@ def _show(name: str, value: float) -> str:
 def _workspace(asked: Workspace | None, settings: Settings) -> Workspace | None:
     if asked is None:
         return None
-    path = posixpath.normpath(asked.path)
+    path = posixpath.normpath(re.sub("/+", "/", asked.path))  # normpath keeps two leading slashes
     if not posixpath.isabs(path):
         raise errors.InvalidRequest(f"workspace.path: {asked.path!r} is relative", fix="give an absolute path")
     for guarded in (*_NEVER_GRANTED, posixpath.normpath(settings.home)):
         inside = path == guarded or guarded.startswith(path.rstrip("/") + "/")
-        if inside or (guarded in _NEVER_GRANTED[:6] and path.startswith(guarded + "/")):
+        if inside or (guarded in _CLOSED and path.startswith(guarded + "/")):
             raise errors.PolicyDenied(
                 f"workspace.path: {path} would expose {guarded} of the host",
                 fix="grant a project folder instead",

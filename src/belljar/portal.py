@@ -65,12 +65,3 @@ def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
 def enter(context: Any) -> AbstractContextManager[Any]:
     """An async context manager as a blocking one."""
     return _door.portal().wrap_async_context_manager(context)
-
-
-def soon(function: Callable[[], Any]) -> None:
-    """Calls a function in the loop's thread, from anywhere, without waiting."""
-    _door.portal().start_task_soon(_plain, function)
-
-
-async def _plain(function: Callable[[], Any]) -> None:
-    function()

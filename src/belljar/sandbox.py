@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
+import anyio.lowlevel
 from pydantic import ValidationError
 
 from belljar import errors, portal
@@ -68,9 +70,14 @@ class Cancel:
         for hook in self._hooks:
             hook()
 
-    def attach(self, control: Control, *, blocking: bool) -> None:
+    def attach(self, control: Control) -> None:
+        """Called in the run's event loop, which is where the control must be touched."""
+        loop: Any = anyio.lowlevel.current_token().native_token
+        thread = threading.get_ident()
+        from_outside = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon  # asyncio's, or trio's
+
         def hook() -> None:
-            portal.soon(control.stop) if blocking else control.stop()
+            control.stop() if threading.get_ident() == thread else from_outside(control.stop)
 
         self._hooks.append(hook)
         if self.cancelled:
@@ -83,7 +90,7 @@ async def arun(
     on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, **options: Any,
 ) -> Result:  # fmt: skip
     """Runs a snippet (or `command=[...]`) in a sandbox of its own and returns what happened."""
-    return await _run(code, backend, engine, _listener(on_event, on_stdout, on_stderr), cancel, False, options)
+    return await _run(code, backend, engine, _listener(on_event, on_stdout, on_stderr), cancel, options)
 
 
 def run(
@@ -93,17 +100,17 @@ def run(
 ) -> Result:  # fmt: skip
     """`arun` for blocking code; callbacks are called from another thread, one at a time."""
     listener = _listener(on_event, on_stdout, on_stderr)
-    return portal.call(_run, code, backend, engine, listener, cancel, True, options)
+    return portal.call(_run, code, backend, engine, listener, cancel, options)
 
 
 async def _run(
     code: str | None, backend: str | Backend, engine: Engine | None, listener: Listener | None,
-    cancel: Cancel | None, blocking: bool, options: dict[str, Any],
+    cancel: Cancel | None, options: dict[str, Any],
 ) -> Result:  # fmt: skip
     engine, name = _engine_for(backend, engine)
     control = Control()
     if cancel:
-        cancel.attach(control, blocking=blocking)
+        cancel.attach(control)
     return await engine.run(request(code, backend=name, **options), listener=listener, control=control)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from belljar import errors
-from belljar.models import GIB, MIB, Limits, Model, parse_size
+from belljar.models import GIB, MIB, Limits, Model, Size
 
 UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
 
@@ -24,12 +24,12 @@ UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, syste
 class Caps(Model):
     """The most a request may ask for."""
 
-    cpus: float = 64
-    memory: int = 8 * GIB
-    disk: int = 16 * GIB
-    pids: int = 4096
-    timeout: float = 300
-    output: int = 256 * MIB
+    cpus: float = Field(64, gt=0, allow_inf_nan=False)
+    memory: Size = Field(8 * GIB, gt=0)
+    disk: Size = Field(16 * GIB, gt=0)
+    pids: int = Field(4096, gt=0)
+    timeout: float = Field(300, gt=0, allow_inf_nan=False)
+    output: Size = Field(256 * MIB, ge=0)
 
 
 class Settings(Model):
@@ -65,7 +65,6 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     **{f"BELLJAR_MAX_{name.upper()}": (("caps", name), str) for name in Caps.model_fields if name != "timeout"},
     **{f"BELLJAR_DEFAULT_{name.upper()}": (("defaults", name), str) for name in Limits.model_fields},
 }
-_SIZES = {"memory", "disk", "output", "io_bps"}
 _PROJECT_KEYS = {"backend", "defaults"}
 
 
@@ -104,7 +103,7 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and isinstance(merged.get(key, {}), Mapping):
             merged[key] = _merge(merged.get(key, {}), value)
         else:
-            merged[key] = parse_size(value) if key in _SIZES else value
+            merged[key] = value
     return merged
 
 
@@ -141,15 +140,13 @@ def _environment_layer(env: Mapping[str, str]) -> dict[str, Any]:
             continue
         try:
             value = read(env[name])
-            value = parse_size(value) if keys[-1] in _SIZES else value
-        except ValueError:
-            raise errors.InvalidRequest(
-                f"{name}={env[name]!r} cannot be read", fix=f"correct or unset {name}"
-            ) from None
-        target = layer
-        for key in keys[:-1]:
-            target = target.setdefault(key, {})
-        target[keys[-1]] = value
+            for key in reversed(keys):
+                value = {key: value}
+            _validate(value, name)
+        except ValueError as error:
+            told = error.message if isinstance(error, errors.InvalidRequest) else f"{name}: cannot be read"
+            raise errors.InvalidRequest(f"{told} (got {env[name]!r})", fix=f"correct or unset {name}") from None
+        layer = _merge(layer, value)
     return layer
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -73,8 +74,6 @@ def walls(facts: dict[str, Any]) -> Contenders:
 
 def belljar(facts: dict[str, Any]) -> Contenders:
     """Ours, as users call it. It drops root by itself."""
-    import anyio
-
     import belljar as ours
 
     def run() -> str:
@@ -98,22 +97,9 @@ def belljar(facts: dict[str, Any]) -> Contenders:
         return said(sessions[0].run(CODE))
 
     def parallel(width: int, total: int = 32) -> Callable[[], str]:
-        async def work() -> None:
-            engine = ours.Engine()
-            places = anyio.CapacityLimiter(width)
-
-            async def one() -> None:
-                async with places:
-                    said(await ours.arun(CODE, backend="native", engine=engine))
-
-            await engine.offer("native")
-            async with anyio.create_task_group() as tasks:
-                for _ in range(total):
-                    tasks.start_soon(one)
-
         def measure() -> str:
-            anyio.run(work)
-            return "1\n"
+            with ThreadPoolExecutor(width) as threads:
+                return max(threads.map(lambda _: run(), range(total)))
 
         return measure
 

@@ -257,8 +257,8 @@ class IgnoresDiskLimit(Saboteur):
         "a guest that copes with a full disk goes on",
     )
 
-    def command(self, command: Command) -> Command:
-        return _limits(command, disk=2**40)
+    def plan(self, plan: Plan) -> Plan:
+        return plan.model_copy(update={"limits": plan.limits.model_copy(update={"disk": 2**40})})
 
 
 class DropsStdin(Saboteur):

@@ -20,7 +20,21 @@ import anyio.to_thread
 
 from belljar import escape, process
 from belljar.backends.base import Control, Emit
-from belljar.models import Capabilities, Collected, Command, Entry, File, LanguageSupport, Plan, Result, Status
+from belljar.models import (
+    INPUTS,
+    WORKSPACE,
+    Capabilities,
+    Collected,
+    Command,
+    Entry,
+    File,
+    Guarantees,
+    Isolation,
+    LanguageSupport,
+    Plan,
+    Result,
+    Status,
+)
 
 PRIVATE = ("unshare", "--mount", "--uts", "--ipc", "--")  # what root does in there, the host does not see
 MOST = 100 << 20
@@ -33,7 +47,9 @@ class Leaky:
         self.control = control
 
     async def probe(self) -> Capabilities:
-        return Capabilities(backend=self.name, available=True, workspace=True)
+        # A lie, without which routing would rightly refuse it; a third party's backend might tell it, too.
+        lie = Guarantees(isolation=Isolation.NAMESPACE)
+        return Capabilities(backend=self.name, available=True, workspace=True, guarantees=lie)
 
     async def languages(self) -> tuple[LanguageSupport, ...]:
         return ()
@@ -42,7 +58,7 @@ class Leaky:
     async def open(self, plan: Plan) -> AsyncIterator[LeakyBox]:
         folder = Path(tempfile.mkdtemp(prefix="belljar-leaky-"))
         try:
-            yield LeakyBox(plan, Path(plan.workspace.path) if plan.workspace else folder, self.control)
+            yield LeakyBox(plan, folder, self.control)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -51,15 +67,16 @@ class Leaky:
 
 
 class LeakyBox:
-    def __init__(self, plan: Plan, folder: Path, control: escape.Control) -> None:
+    def __init__(self, plan: Plan, inputs: Path, control: escape.Control) -> None:
         self.id = plan.id
         self.plan = plan
-        self.folder = folder
+        self.inputs = inputs
+        self.folder = Path(plan.workspace.path) if plan.workspace else inputs
         self._control = control
 
     async def put(self, files: Sequence[File]) -> None:
         for file in files:
-            path = self.folder / file.path
+            path = self.inputs / file.path
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(file.content)
@@ -82,7 +99,7 @@ class LeakyBox:
         started = time.monotonic()
         with ExitStack() as fds:
             child, pipes = self._start(command, fds)
-            texts = {"stdout": b"", "stderr": b""}
+            texts = {"stdout": bytearray(), "stderr": bytearray()}
             status: Status | None = None
 
             async def read(name: str) -> None:
@@ -112,6 +129,13 @@ class LeakyBox:
             duration_ms=(time.monotonic() - started) * 1000,
         )  # fmt: skip
 
+    def _outside(self, word: str) -> str:
+        """Where a path of the guest is on the host, there being no difference here."""
+        for inside, outside in ((INPUTS, self.inputs), (WORKSPACE, self.folder)):
+            if word.startswith(f"{inside}/"):
+                return f"{outside}{word.removeprefix(inside)}"
+        return word
+
     def _start(self, command: Command, fds: ExitStack) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
         forgotten = os.open("/etc/passwd", os.O_RDONLY)
         fds.callback(os.close, forgotten)
@@ -126,6 +150,7 @@ class LeakyBox:
             pipes[name], theirs[name] = os.pipe()
             fds.callback(os.close, pipes[name])
         argv = [*(PRIVATE if self._control == "root" else ()), *command.argv]
+        argv = [self._outside(word) for word in argv]
         child = subprocess.Popen(
             argv, stdin=stdin, stdout=theirs["stdout"], stderr=theirs["stderr"], cwd=self.folder,
             env={**os.environ, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", **command.env}, pass_fds=(forgotten,),
@@ -148,6 +173,6 @@ def _read(path: Path) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return b""
-    with os.fdopen(fd, "rb") as file, suppress(OSError):
+    with suppress(OSError), os.fdopen(fd, "rb") as file:
         return file.read(MOST)
     return b""

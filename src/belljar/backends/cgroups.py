@@ -58,7 +58,9 @@ class Group:
             except OSError:
                 # Swap accounting is missing on many kernels, and some disks cannot be throttled; a main
                 # limit that cannot be set is a broken promise.
-                if not (name.startswith(("memory.swap", "memory.memsw", "memory.oom.group", "blkio", "io."))):
+                if not (
+                    name.startswith(("memory.swap", "memory.memsw", "memory.kmem", "memory.oom.group", "blkio", "io."))
+                ):
                     raise
 
     def usage(self) -> Usage:
@@ -231,6 +233,7 @@ def _knobs(version: int, limits: Limits, device: str | None) -> list[tuple[str, 
     knobs = [
         ("memory", "memory.limit_in_bytes", memory),
         ("memory", "memory.memsw.limit_in_bytes", memory),
+        ("memory", "memory.kmem.tcp.limit_in_bytes", memory),  # what waits in sockets is counted apart
         ("pids", "pids.max", str(limits.pids)),
         ("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
         ("cpu", "cpu.cfs_quota_us", str(quota)),

@@ -27,6 +27,7 @@ from types import MappingProxyType
 import anyio
 import anyio.lowlevel
 
+from belljar import errors
 from belljar.backends.base import Control, Emit
 from belljar.files import matches
 from belljar.languages import BUILTIN
@@ -107,13 +108,7 @@ class FakeProcess:
     def write(self, path: str, content: bytes, *, executable: bool = False) -> None:
         """Writes a file of /workspace or /tmp. A full disk is an OSError, and `disk_limit` if it is let out."""
         where = self._writable(path)
-        space = posixpath.join("/", where.split("/")[1])
-        used = sum(len(f.content) for name, f in self._box.disk.items() if name.startswith(space) and name != where)
-        if used + len(content) > self.limits.disk:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        name = posixpath.relpath(where, WORKSPACE)
-        self._box.links.pop(name, None)
-        self._box.disk[where] = File(path=name, content=content, executable=executable)
+        self._box.store(where, File(path=posixpath.relpath(where, WORKSPACE), content=content, executable=executable))
 
     def link(self, path: str, target: str) -> None:
         """A symbolic link in /workspace; nothing here ever follows it."""
@@ -254,9 +249,20 @@ class FakeBox:
         return outcome
 
     async def put(self, files: Sequence[File]) -> None:
-        for file in files:
-            self.links.pop(file.path, None)
-            self.disk[f"{WORKSPACE}/{file.path}"] = file
+        try:
+            for file in files:
+                self.store(f"{WORKSPACE}/{file.path}", file)
+        except OSError as error:
+            raise errors.ExecutionFailed(f"the file could not be written: {error.strerror}") from None
+
+    def store(self, where: str, file: File) -> None:
+        """/workspace and /tmp have a disk each, of the size that the plan allows."""
+        folder = posixpath.join("/", where.split("/")[1], "")
+        others = sum(len(f.content) for name, f in self.disk.items() if name.startswith(folder) and name != where)
+        if others + len(file.content) > self.plan.limits.disk:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where)
+        self.links.pop(file.path, None)
+        self.disk[where] = file
 
     async def get(self, patterns: Sequence[str]) -> Collected:
         links = [name for name in self.links if matches(name, patterns)]

@@ -26,7 +26,7 @@ _WALLS = (
 )  # fmt: skip
 
 # Never /etc wholesale: what programs need to start, and nothing that says who uses this machine.
-_ETC = ("alternatives", "ld.so.cache", "localtime")
+_ETC = ("alternatives", "fonts", "ld.so.cache", "localtime")
 _ETC_FILES = {
     "passwd": f"guest:x:{GUEST_ID}:{GUEST_ID}:guest:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "group": f"guest:x:{GUEST_ID}:\nnogroup:x:65534:\n",
@@ -105,6 +105,8 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
         args += ["--ro-bind", folder, folder]
     for name, content in jail.files.items():
         args += ["--perms", "0444", "--ro-bind-data", data(content), f"{jail.inputs}/{name}"]
+    if not jail.space.holder and not jail.workspace and jail.cwd != "/":
+        args += ["--perms", "0755", "--dir", jail.cwd]
     args += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", jail.cwd]
     seccomp = os.open(seccomp_filter(), os.O_RDONLY | os.O_CLOEXEC)
     stack.callback(os.close, seccomp)

@@ -159,7 +159,7 @@ class Native:
         if "memory" not in by_group and not Path(f"/proc/self/task/{os.getpid()}/children").exists():
             weaker.append("memory is limited for each process alone: this kernel does not list children")
         elif "memory" not in by_group:
-            weaker.append("memory is sampled: a burst may pass the limit for a moment; files in /tmp do not count")
+            weaker.append("memory is sampled: a burst may pass the limit for a moment")
         weaker += [f"{name} is not limited" for name, how in limits.items() if how == "not limited"]
         return Guarantees(
             isolation=Isolation.NAMESPACE, walls=walls, limits=limits, network="none", weaker=tuple(weaker)

@@ -22,9 +22,10 @@ from belljar.backends import cgroups, jail
 from belljar.backends.base import Control, Emit
 from belljar.backends.native_run import Job, NativeRun
 from belljar.backends.toolchains import Grant, Tool, Toolchains
-from belljar.models import Collected, Command, Entry, File, Limits, Plan, Result
+from belljar.models import WORKSPACE, Collected, Command, Entry, File, FileTree, Limits, Plan, Result, Workspace
 
 _GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -48,7 +49,9 @@ class NativeBox:
         self.packages: Grant | None = None
         self._host = host
         self._space = jail.Space()
-        self._root = -1
+        self._root = self._tmp = -1
+        self._copied: FileTree = ()
+        self._one_at_a_time = anyio.Lock()
 
     @property
     def copies(self) -> bool:
@@ -84,8 +87,10 @@ class NativeBox:
                         f"the sandbox's folders could not be made: {said.decode(errors='replace')}"
                     )
                 self._space = space._replace(holder=json.loads(status.splitlines()[0])["child-pid"])
-                self._root = os.open(f"/proc/{self._space.holder}/root{space.workspace}", os.O_RDONLY | os.O_DIRECTORY)
+                inside = f"/proc/{self._space.holder}/root"
+                self._root, self._tmp = (os.open(inside + path, _FOLDER) for path in (space.workspace, space.tmp))
                 fds.callback(os.close, self._root)
+                fds.callback(os.close, self._tmp)
                 if self.copies:
                     await self._copy_in()
                 yield
@@ -93,7 +98,7 @@ class NativeBox:
                 child.kill()
                 with anyio.CancelScope(shield=True):
                     await child.wait()
-                self._space, self._root = jail.Space(), -1
+                self._space, self._root, self._tmp = jail.Space(), -1, -1
 
     # --- files ---
 
@@ -117,55 +122,75 @@ class NativeBox:
         self._copied = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
         await self.put(self._copied)
 
-    async def _copy_back(self) -> None:
+    async def _copy_back(self) -> tuple[str, ...]:
         """What the guest changed in a granted folder, written by us, file by file, following no link."""
         assert self.plan.workspace
-        path, before, limit = self.plan.workspace.path, self._copied, self.plan.limits.disk
+        path, before = self.plan.workspace.path, {file.path: file for file in self._copied}
 
-        def work() -> tuple[File, ...]:
-            after = files.tree(f"/proc/self/fd/{self._root}/.", limit=limit * 2)
-            target = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        def work() -> Collected:
+            after = files.collect(self._root, ["**"], most=files.MANY, limit=self.plan.limits.disk)
+            left_out = list(after.left_out)
+            there = {file.path for file in after.files} | {left.partition(": ")[0] for left in left_out}
+            target = os.open(path, _FOLDER)
             try:
-                files.write(target, [file for file in after if file not in before])
-                for gone in {file.path for file in before} - {file.path for file in after}:
-                    files.remove(target, gone)
+                files.discard(target, sorted(before.keys() - there, reverse=True))
+                for file in after.files:
+                    if before.get(file.path) != file:
+                        left_out += _copy_one(target, file)
             finally:
                 os.close(target)
-            return after
+            return Collected(after.files, tuple(left_out))
 
-        self._copied = await anyio.to_thread.run_sync(work)
+        after = await anyio.to_thread.run_sync(work)
+        self._copied = after.files
+        return after.left_out
 
     # --- running ---
 
     async def run(
         self, command: Command, emit: Emit, control: Control, note: Callable[[dict[str, Any]], None] | None = None
     ) -> Result:
+        # One at a time: while a guest runs, it could swap a link under a name that bubblewrap is about to mount on.
+        async with self._one_at_a_time:
+            result, status = await self._run(command, emit, control)
+            if note:
+                note(status)
+            if self.copies and self.plan.workspace and self.plan.workspace.write:
+                left_out = await self._copy_back()
+                result = result.model_copy(update={"reasons": tuple(f"not copied back: {what}" for what in left_out)})
+        return result
+
+    async def _run(self, command: Command, emit: Emit, control: Control) -> tuple[Result, dict[str, Any]]:
         limits = command.limits or self.plan.limits
         tool = None
         if "/" not in command.argv[0]:
             tool = await self._host.toolchains.tool_for(command.argv[0], command.language)
-        placeholders, walls = self._placeholders(command), self._jail(command, limits, tool)
+        walls = self._jail(command, limits, tool)
+        placeholders = await anyio.to_thread.run_sync(self._clear_the_way, walls) if self._root >= 0 else ()
         group = self._host.group_for(limits)  # last: from here on the run removes it, whatever happens
         job = Job(
-            id=self.id, jail=walls, argv=self._argv(command.argv, limits, group),
-            stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
+            id=self.id, jail=walls, argv=self._argv(command.argv, limits, group), stdin=command.stdin,
+            limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
         )  # fmt: skip
         run = NativeRun(job, emit, control)
         try:
-            result = await run.go()
+            return await run.go(), run.status
         finally:
             files.discard(self._root, placeholders)
-        if note:
-            note(run.status)
-        if self.copies and self.plan.workspace and self.plan.workspace.write:
-            await self._copy_back()
-        return result
 
-    def _placeholders(self, command: Command) -> Sequence[str]:
-        """bubblewrap leaves an empty file under each read-only one it mounts over a kept folder."""
-        if self._root < 0 or self.plan.workspace:
-            return ()
-        return files.missing(self._root, {*self.plan.files, *command.files})
+    def _clear_the_way(self, walls: jail.Jail) -> Sequence[str]:
+        """Makes the places for mounts in kept folders safe, and says which of them to remove afterwards.
+
+        bubblewrap follows links while it builds the jail, when the host is still in its reach. A guest of an
+        earlier command may have left one under a name that is mounted on now: the link goes.
+        """
+        mounts = () if self.plan.workspace else tuple(walls.files)
+        made = files.missing(self._root, mounts)
+        files.clear(self._root, mounts)
+        files.clear(self._tmp, [path.removeprefix("/tmp/") for path in walls.grants if path.startswith("/tmp/")])
+        if walls.cwd.startswith(f"{WORKSPACE}/") and not walls.workspace:
+            files.make_folder(self._root, walls.cwd.removeprefix(f"{WORKSPACE}/"), owner=self.uid)
+        return made
 
     def _argv(self, argv: Sequence[str], limits: Limits, group: cgroups.Group | None) -> Sequence[str]:
         first, *rest = argv
@@ -186,7 +211,9 @@ class NativeBox:
             grants += self.packages.folders
             path = f"{os.path.dirname(self.packages.python)}:{path}"
             env |= self.packages.env
-        workspace = None if self.copies else self.plan.workspace
+        workspace = self.plan.workspace
+        if workspace and self.copies:
+            workspace = Workspace(path=self._space.workspace, write=workspace.write)
         return jail.Jail(
             env=env | {"PATH": path} | dict(command.env), cwd=command.cwd, disk=limits.disk,
             files=dict(self.plan.files) | dict(command.files), inputs=self.plan.inputs,
@@ -195,3 +222,12 @@ class NativeBox:
 
     async def list(self) -> tuple[Entry, ...]:
         return await anyio.to_thread.run_sync(files.entries, self._folder())
+
+
+def _copy_one(target: int, file: File) -> list[str]:
+    try:
+        files.clear(target, [file.path])
+        files.write(target, [file])
+    except (OSError, errors.InvalidRequest) as error:
+        return [f"{file.path}: {error}"]
+    return []

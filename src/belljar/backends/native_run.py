@@ -22,6 +22,7 @@ from belljar.backends.base import Control, Emit, lone_errors
 from belljar.models import MIB, Limits, Result, Status
 from belljar.output import Capture
 
+_INODE = 1024  # what an empty file costs the kernel, about
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
 _MEMORY_ERROR = re.compile(r"MemoryError|out of memory|cannot allocate memory|bad_alloc", re.IGNORECASE)
 
@@ -55,7 +56,6 @@ class NativeRun:
         self._fds = ExitStack()
         self._started = time.perf_counter()
         self._startup_ms = 0.0
-        self._peak = 0  # as sampled, where there is no control group to ask
 
     async def go(self) -> Result:
         try:
@@ -166,11 +166,10 @@ class NativeRun:
         self._end(child, await self._control.stopped())
 
     async def _watch_memory(self, child: process.Child) -> None:
-        """Without control groups: adds up the private memory of all the guest's processes."""
+        """Without control groups: adds up all that the guest keeps in memory, and ends it over the limit."""
+        folders = ("tmp", "dev/shm") if self._job.jail.workspace else ("tmp", "dev/shm", "workspace")
         while True:
-            used = sum(map(_private_memory, _descendants(child.pid)))
-            self._peak = max(self._peak, used)
-            if used > self._limits.memory:
+            if await anyio.to_thread.run_sync(_footprint, child.pid, folders) > self._limits.memory:
                 return self._end(child, Status.OOM_KILLED)
             await anyio.sleep(0.02)
 
@@ -199,7 +198,7 @@ class NativeRun:
         stderr = err.text
         if code is None and self._verdict is None:
             code = self._never_ran(exit_, usage, stderr)
-        peak = usage.memory_peak if usage else self._peak or None
+        peak = usage.memory_peak if usage else None
         cpu = usage.cpu_ms if usage else None
         return Result(
             status=self._judge(code, usage, stderr, bool(out.cut or err.cut)), exit_code=code,
@@ -237,16 +236,54 @@ class NativeRun:
         return Status.ERROR
 
 
-def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
+def _children(pid: int) -> list[int]:
     with suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            found += [int(child), *_descendants(int(child))]
-    return found
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def _descendants(pid: int) -> list[int]:
+    return [found for child in _children(pid) for found in (child, *_descendants(child))]
+
+
+def _footprint(monitor: int, folders: Sequence[str]) -> int:
+    """Private memory of the guest's processes, its files in memory, and what waits in its sockets.
+
+    The monitor's child is the init, whose root is still the host's while it builds the jail; what it
+    forks is the guest, inside.
+    """
+    guests = [pid for init in _children(monitor) for pid in _descendants(init)]
+    total = sum(map(_private_memory, guests))
+    for guest in guests[:1]:
+        total += sum(_in_folder(f"/proc/{guest}/root/{folder}") for folder in folders)
+        if _has_sockets(f"/proc/{guest}/net/sockstat"):
+            total += sum(_in_sockets(f"/proc/{guest}/net/{kind}") for kind in ("tcp", "tcp6"))
+    return total
 
 
 def _private_memory(pid: int) -> int:
     with suppress(OSError, ValueError, IndexError):
         fields = Path(f"/proc/{pid}/statm").read_text().split()
         return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _in_folder(path: str) -> int:
+    with suppress(OSError):
+        space = os.statvfs(path)
+        return (space.f_blocks - space.f_bfree) * space.f_frsize + (space.f_files - space.f_ffree) * _INODE
+    return 0
+
+
+def _has_sockets(path: str) -> bool:
+    """Listing connections takes milliseconds, so it is done only for a guest that has more than a few."""
+    with suppress(OSError):
+        return any(int(n) > 8 for n in re.findall(r"TCP6?: inuse (\d+)", Path(path).read_text()))
+    return False
+
+
+def _in_sockets(path: str) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        queues = [line.split()[4].split(":") for line in Path(path).read_text().splitlines()[1:]]
+        return sum(int(sent, 16) + int(received, 16) for sent, received in queues)
     return 0

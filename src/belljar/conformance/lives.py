@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -24,7 +25,8 @@ async def _play_wait(p: FakeProcess) -> None:
     await p.sleep(60)
 
 
-_WAIT = guest("import time\nprint('waiting', flush=True)\ntime.sleep(60)", _play_wait)
+# One write: `print` without a buffer makes two, and the run may be aborted between them.
+_WAIT = guest("import os, time\nos.write(1, b'waiting\\n')\ntime.sleep(60)", _play_wait)
 _AFTER = guest("print('after')", says("after\n"))
 
 
@@ -44,6 +46,15 @@ async def _beforehand(bench: Bench) -> None:
     result = await bench.run(_WAIT, cancel=cancel, timeout=40)
     equal(result.status, "aborted", "status")
     expect(time.monotonic() - began < 20, "the guest was waited for")
+
+
+@check("cancel", "a run can be cancelled from another thread")
+async def _from_a_thread(bench: Bench) -> None:
+    cancel = Cancel()
+    thread = threading.Timer(0.3, cancel.cancel)  # late enough for the loop to be asleep: the thread must wake it
+    result = await bench.run(_WAIT, cancel=cancel, timeout=12, on_stdout=lambda text: thread.start())
+    equal((result.status, result.stdout), ("aborted", "waiting\n"), "(status, stdout)")
+    expect(result.duration_ms < 10_000, f"it went on for {result.duration_ms:.0f} ms")
 
 
 @check("cancel", "a cancelled stream ends with finished and status aborted")

@@ -6,7 +6,7 @@ from typing import Any
 
 from belljar.backends.fake import FakeProcess
 from belljar.conformance.bench import Bench, CheckFailed, check, equal, expect, guest, printed, refused, succeeded
-from belljar.errors import InvalidRequest
+from belljar.errors import BelljarError, InvalidRequest
 from belljar.models import Result
 from belljar.sandbox import Sandbox
 
@@ -50,6 +50,15 @@ async def _overwrite(bench: Bench) -> None:
         await box.write("note.txt", "a rather long first version")
         await box.write("note.txt", "second")
         printed(await box.exec(_CAT), "second")
+
+
+@check("sandbox", "a write that does not fit leaves what was there, and room for what does fit")
+async def _no_room(bench: Bench) -> None:
+    async with bench.sandbox(disk="1M") as box:
+        await box.write("note.txt", "the old content")
+        await refused(BelljarError, box.write("note.txt", b"x" * 3_000_000))
+        await box.write("other.txt", "x" * 1000)
+        printed(await box.exec(_CAT), "the old content")
 
 
 @check("sandbox", "the list names files and folders with their sizes")
@@ -144,7 +153,7 @@ _BEATING = (
     "        time.sleep(0.1)\n"
     "while not os.path.exists('beat'):\n"
     "    time.sleep(0.01)\n"
-    "print('beating', flush=True)\n"
+    "os.write(1, b'beating\\n')\n"
 )
 _BEAT = guest(_BEATING, _play_beat)
 

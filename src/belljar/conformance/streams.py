@@ -106,7 +106,8 @@ async def _play_then_wait(p: FakeProcess) -> None:
     await p.sleep(60)
 
 
-_THEN_WAIT = guest("import time\nprint('early', flush=True)\ntime.sleep(60)", _play_then_wait)
+# One write: `print` without a buffer makes two, and the run may be aborted between them.
+_THEN_WAIT = guest("import os, time\nos.write(1, b'early\\n')\ntime.sleep(60)", _play_then_wait)
 
 
 @check("streams", "output is told while the guest still runs")

@@ -94,13 +94,13 @@ async def carry_out(one: Attack, bait: Bait, backend: str | Backend, engine: Eng
         return verdict(False, f"no answer within {_DEADLINE:g} s")
     except Exception as error:  # whatever an attack does to us, the others still get their verdict
         return verdict(False, f"it broke Belljar: {type(error).__name__}: {error}"[:300])
-    held, detail = judge(one, result, bait)
-    return verdict(False, through) if held and through else verdict(held, detail)
+    return verdict(False, through) if through else verdict(*judge(one, result, bait))
 
 
 def judge(one: Attack, result: Result, bait: Bait) -> tuple[bool, str]:
     """Held only if the payload says so, or a limit that was meant to strike did, and no secret came back."""
-    if bait.secret in result.model_dump_json() or any(bait.secret.encode() in file.content for file in result.files):
+    told = (result.stdout, result.stderr, repr(result.reasons), repr(result.error), repr(result.results))
+    if any(bait.secret in text for text in told) or any(bait.secret.encode() in file.content for file in result.files):
         return False, "the host's secret came back"
     lines = result.stdout.splitlines()
     for word, held in (("ESCAPED", False), ("HELD", True)):

@@ -94,15 +94,16 @@ def need(name):
 # x86_64, aarch64 (None: that machine has no such call)
 NUMBERS = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280), "capset": (126, 91),
-    "chroot": (161, 51), "clone": (56, 220), "clone3": (435, 435), "fanotify_init": (300, 262), "fsopen": (430, 430),
-    "init_module": (175, 105), "io_uring_setup": (425, 425), "ioperm": (173, None), "kcmp": (312, 272),
-    "kexec_load": (246, 104), "keyctl": (250, 219), "mount": (165, 40), "mount_setattr": (442, 442),
+    "chroot": (161, 51), "clone": (56, 220), "clone3": (435, 435), "fanotify_init": (300, 262),
+    "fsopen": (430, 430), "init_module": (175, 105), "io_setup": (206, 0), "io_uring_setup": (425, 425),
+    "ioperm": (173, None), "kcmp": (312, 272), "kexec_load": (246, 104), "keyctl": (250, 219),
+    "memfd_secret": (447, 447), "mount": (165, 40), "mount_setattr": (442, 442), "msgget": (68, 186),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
     "perf_event_open": (298, 241), "personality": (135, 92), "pidfd_getfd": (438, 438), "pidfd_open": (434, 434),
     "pivot_root": (155, 41), "process_vm_readv": (310, 270), "ptrace": (101, 117), "reboot": (169, 142),
-    "setns": (308, 268), "sethostname": (170, 161), "swapon": (167, 224), "syslog": (103, 116), "umount2": (166, 39),
-    "unshare": (272, 97), "userfaultfd": (323, 282), "x32_keyctl": (250 | 0x40000000, None), "shmget": (29, 194),
-    "shmat": (30, 196), "msgget": (68, 186), "memfd_secret": (447, 447), "vhangup": (153, 58),
+    "sethostname": (170, 161), "setns": (308, 268), "shmat": (30, 196), "shmget": (29, 194), "swapon": (167, 224),
+    "syslog": (103, 116), "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282),
+    "vhangup": (153, 58), "x32_keyctl": (250 | 0x40000000, None),
 }
 WALLS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 

@@ -182,12 +182,13 @@ held(f"clone3: {errno.errorcode[error]}") if value == -1 and error in WALLS else
         held=_REFUSED,
     ),
     Attack(
-        name="setns", category="namespaces", tries="joins the namespaces of process 1",
+        name="setns", category="namespaces", tries="joins the namespaces of process 1, or asks to join its own",
         payload="""
 last = "no namespace to open"
-for name in ("mnt", "net", "pid", "ipc", "uts", "user", "cgroup"):
+names = ("mnt", "net", "pid", "ipc", "uts", "user", "cgroup")
+for name in [f"1/ns/{name}" for name in names] + ["self/ns/uts", "self/ns/net"]:
     try:
-        fd = os.open(f"/proc/1/ns/{name}", os.O_RDONLY)
+        fd = os.open(f"/proc/{name}", os.O_RDONLY)
     except OSError as error:
         last = f"{name}: {error.strerror}"
         continue

@@ -124,6 +124,9 @@ refused("connect", lambda: s.connect(("127.0.0.1", @free_port@)))
         """
 need("fork")
 if os.fork() == 0:
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
     os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(15)", "@marker@-neighbour"])
 """,
         """

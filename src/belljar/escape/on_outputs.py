@@ -159,6 +159,19 @@ held("left a racer")
 
 NAMES = (
     Attack(
+        name="twisted workspace", category="outputs",
+        tries="leaves a sparse file of 8 GB in a granted folder, then turns files into folders and folders into files",
+        payload="""
+open("file", "w").close()
+os.mkdir("folder")
+open("folder/inside", "w").close()
+open("huge", "wb").truncate(8 << 30)
+held("made")
+""",
+        held="there is a result all the same", scenario=scenarios.twisted_workspace,
+        control="none", uncontrolled="the wall is the copying back, which a backend without walls does not do",
+    ),
+    Attack(
         name="names that climb", category="names", tries="has Belljar write, read and collect by names with `..`",
         payload="held('ran')", held="each such name is refused", scenario=scenarios.climbing_names,
         control="none", uncontrolled="the wall is the request's own validation, before any backend",
@@ -191,6 +204,7 @@ held("linked")
         tries="turns a folder of a granted workspace into a link to /etc before that folder is granted itself",
         payload='os.symlink("/etc", "src"); held("linked")',
         held="the grant is refused, or the link never reaches the host", scenario=scenarios.granted_link,
+        control="none", uncontrolled="the wall is the engine's look at where a grant leads; the test takes it down by itself",
     ),
     Attack(
         name="shell in file names", category="names", tries="names its files so that a shell would run them",

