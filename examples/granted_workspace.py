@@ -12,8 +12,10 @@ with tempfile.TemporaryDirectory() as name:
     looked = belljar.run(command=["cat", "greeting.txt"], workspace=name)
     print("read-only, reading:", looked.stdout.strip())
 
-    belljar.run(command=["sh", "-c", "echo changed > greeting.txt"], workspace=name)
-    print("read-only, writing: the file still says", (project / "greeting.txt").read_text().strip())
+    refused = belljar.run(command=["sh", "-c", "echo changed > greeting.txt"], workspace=name)
+    print(
+        "read-only, writing:", refused.status, "- the file still says", (project / "greeting.txt").read_text().strip()
+    )
 
     belljar.run(command=["sh", "-c", "echo changed > greeting.txt"], workspace=name, write=True)
     print("granted, writing: the file says", (project / "greeting.txt").read_text().strip())

@@ -59,6 +59,8 @@ class _Verdict(NamedTuple):
     suggestion: str
 
 
+_MEMORY = 'hold less in memory at once (read in chunks, stream, use generators), or ask for more with memory="<size>"'
+_DISK = 'write less, delete what is no longer needed in /workspace and /tmp, or ask for more with disk="<size>"'
 _VERDICTS = {
     Status.SUCCESS: _Verdict(_E.RUNTIME_ERROR, "", "the run succeeded", "nothing needs to be done"),
     Status.TIMEOUT: _Verdict(
@@ -67,11 +69,11 @@ _VERDICTS = {
     ),
     Status.OOM_KILLED: _Verdict(
         _E.OOM_KILLED, "memory", "killed for using more than {limit} of memory, the limit of this run",
-        'hold less in memory at once (read in chunks, stream, use generators), or ask for more with memory="<size>"',
+        _MEMORY,
     ),
     Status.DISK_LIMIT: _Verdict(
         _E.DISK_LIMIT, "disk", "wrote more than {limit}, the disk limit of this run",
-        'write less, delete what is no longer needed in /workspace and /tmp, or ask for more with disk="<size>"',
+        _DISK,
     ),
     Status.OUTPUT_LIMIT: _Verdict(
         _E.OUTPUT_LIMIT, "output", "printed more than {limit}, the output limit of this run; the middle was cut",
@@ -104,10 +106,7 @@ def _from_status(verdict: _Verdict, result: Result, limits: Limits, facts: dict[
     return _failure(verdict.kind, verdict.message.format(limit=limit.get("limit", "")), suggestion, facts)
 
 
-_LIMIT_BEHIND = {
-    _E.OOM_KILLED: "memory", _E.PROCESS_LIMIT: "pids", _E.DISK_LIMIT: "disk",
-    _E.TIMEOUT: "timeout",
-}  # fmt: skip
+_LIMIT_BEHIND = {_E.OOM_KILLED: "memory", _E.PROCESS_LIMIT: "pids", _E.DISK_LIMIT: "disk", _E.TIMEOUT: "timeout"}
 
 
 def _limit(name: str, limits: Limits) -> dict[str, Any]:
@@ -188,9 +187,7 @@ def _python(lines: Sequence[str]) -> _Finding | None:
             at, facts = next(((at, f) for at, f in reversed(frames) if _is_own(f["file"])), frames[-1])
             facts |= {"line": int(facts["line"]), "exception": headline["exception"]}
             facts["source"] = _source(plain[at + 1], facts["file"])
-            found = _Finding(
-                number, line, "python", facts=facts, block="\n".join(plain[number : number + 6]), advice=_MEND
-            )
+            found = _Finding(number, line, "python", facts, "\n".join(plain[number : number + 6]), _MEND)
             frames = []
             if grouped:  # the group is the failure; what follows are its members
                 break
@@ -199,6 +196,18 @@ def _python(lines: Sequence[str]) -> _Finding | None:
 
 def _is_own(file: str) -> bool:
     return file.startswith(_USER_CODE) or (file.startswith("<") and not file.startswith("<frozen"))
+
+
+def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> re.Match[str] | None:
+    """The first frame of a stack that is the guest's own code."""
+    return next((frame for frame in map(pattern.match, lines) if frame and _is_own(frame["file"])), None)
+
+
+def _place(found: re.Match[str] | None) -> dict[str, Any]:
+    """File, line and column, as far as the pattern names them."""
+    names = found.groupdict() if found else {}
+    numbers = {name: int(names[name]) for name in ("line", "column") if name in names}
+    return ({"file": names["file"]} if "file" in names else {}) | numbers
 
 
 def _source(line: str, file: str) -> str:
@@ -211,19 +220,15 @@ _NODE_HEADLINE = re.compile(
 )
 _NODE_PLACE = re.compile(r"(?:file://)?(?P<file>/[^:]{1,300}):(?P<line>\d{1,9})$")
 _NODE_FRAME = re.compile(r" {4,8}at (?:[^(]{0,200}\()?(?:file://)?(?P<file>/[^:]{1,300}):(?P<line>\d{1,9}):\d{1,9}\)?$")
-_NODE_FATAL = re.compile(r"FATAL ERROR: .*")
 
 
 def _node(lines: Sequence[str]) -> _Finding | None:
     """An uncaught error: place, source and caret, then name and message, then the stack."""
-    at = next((i for i in reversed(range(len(lines))) if _NODE_FATAL.match(lines[i])), None)
-    if at is None and not any(line.startswith("Node.js v") for line in lines):
-        return None
-    if at is None:
-        at = next((i for i in reversed(range(len(lines))) if _NODE_HEADLINE.match(lines[i])), None)
-    if at is None:  # thrown, but not an Error: what was thrown follows the caret
-        caret = next((i for i in reversed(range(len(lines))) if lines[i].strip(" ~") in ("^", "^^")), None)
-        at = next((i for i in range(caret + 1, len(lines)) if lines[i].strip()), None) if caret is not None else None
+    backwards = [(number, lines[number]) for number in reversed(range(len(lines)))]
+    at = next((number for number, line in backwards if line.startswith("FATAL ERROR: ")), None)
+    if at is None and any(line.startswith("Node.js v") for line in lines):
+        carets = (number + 1 for number, line in backwards[1:] if line.strip() == "^")  # a thrown string follows it
+        at = next((number for number, line in backwards if _NODE_HEADLINE.match(line)), next(carets, None))
     if at is None:
         return None
     facts = _node_place(lines, at)
@@ -238,10 +243,8 @@ def _node_place(lines: Sequence[str], at: int) -> dict[str, Any]:
     for number in range(max(0, at - 12), at):
         place = _NODE_PLACE.match(lines[number])
         if place and _is_own(place["file"]):
-            return {"file": place["file"], "line": int(place["line"]), "source": lines[number + 1].strip()[:200]}
-    frames = (_NODE_FRAME.match(line) for line in lines[at:])
-    frame = next((frame for frame in frames if frame and _is_own(frame["file"])), None)
-    return {"file": frame["file"], "line": int(frame["line"])} if frame else {}
+            return _place(place) | {"source": lines[number + 1].strip()[:200]}
+    return _place(_first(_NODE_FRAME, lines[at:]))
 
 
 _BASH = re.compile(r"(?P<file>[^: ]{1,200}): line (?P<line>\d{1,9}): (?P<text>.+)$")
@@ -259,11 +262,8 @@ def _bash(lines: Sequence[str]) -> _Finding | None:
         if said and said["text"].startswith("`"):
             source = said["text"].strip("`'")
         elif said:
-            facts = {"file": said["file"], "source": source[:200]}
-            if "line" in said.groupdict():
-                facts["line"] = int(said["line"])
             block = "\n".join(lines[max(0, number - 5) : number + 1])
-            return _Finding(number, said["text"], "bash", facts, block, _MEND)
+            return _Finding(number, said["text"], "bash", _place(said) | {"source": source[:200]}, block, _MEND)
     return None
 
 
@@ -275,14 +275,10 @@ _GO_FRAME = re.compile(r"\t(?P<file>/[^:]{1,300}\.go):(?P<line>\d{1,9})(?: |$)")
 def _go(lines: Sequence[str]) -> _Finding | None:
     for number, line in enumerate(lines):
         if panic := _GO_PANIC.match(line):
-            places = (_GO_FRAME.match(later) for later in lines[number:])
-            frame = next((place for place in places if place and _is_own(place["file"])), None)
-            facts: dict[str, Any] = {"exception": panic["exception"]}
-            facts |= {"file": frame["file"], "line": int(frame["line"])} if frame else {}
+            facts = {"exception": panic["exception"]} | _place(_first(_GO_FRAME, lines[number:]))
             return _Finding(number, line, "go", facts, "\n".join(lines[max(0, number - 2) :]), _MEND)
         if wrong := _GO_COMPILE.match(line):
-            facts = {"file": wrong["file"], "line": int(wrong["line"]), "column": int(wrong["column"])}
-            return _Finding(number, wrong["text"], "go", facts, line, _COMPILE, _E.SYNTAX_ERROR)
+            return _Finding(number, wrong["text"], "go", _place(wrong), line, _COMPILE, _E.SYNTAX_ERROR)
     return None
 
 
@@ -301,12 +297,10 @@ def _rust(lines: Sequence[str]) -> _Finding | None:
     compiled = any(line.startswith(("error: aborting due to", "error: could not compile")) for line in lines)
     for number, line in enumerate(lines if compiled else ()):
         if wrong := _RUST_ERROR.match(line):
-            facts: dict[str, Any] = {"code": wrong["code"]}
             after = lines[number + 1 : number + 8]
-            if place := next(filter(None, map(_RUST_PLACE.match, after)), None):
-                facts |= {"file": place["file"], "line": int(place["line"]), "column": int(place["column"])}
-            if source := next(filter(None, map(_RUST_SOURCE.match, after)), None):
-                facts["source"] = source["source"].strip()[:200]
+            source = next(filter(None, map(_RUST_SOURCE.match, after)), None)
+            facts = {"code": wrong["code"], "source": source["source"].strip()[:200] if source else ""}
+            facts |= _place(next(filter(None, map(_RUST_PLACE.match, after)), None))
             return _Finding(number, line, "rust", facts, line, _COMPILE, _E.SYNTAX_ERROR)
     return None
 
@@ -314,7 +308,7 @@ def _rust(lines: Sequence[str]) -> _Finding | None:
 def _rust_panic(lines: Sequence[str], number: int) -> _Finding:
     """Old: `panicked at 'message', place`. New: `panicked at place:`, and the message below."""
     block = lines[number : number + 6]
-    place = next(filter(None, map(_RUST_PANIC_PLACE.search, block[:4])), None)
+    facts = {"exception": "panic"} | _place(next(filter(None, map(_RUST_PANIC_PLACE.search, block[:4])), None))
     said = lines[number].partition(" panicked at ")[2]
     if "overflowed" in lines[number]:
         message = "stack overflow: the recursion is too deep"
@@ -322,8 +316,6 @@ def _rust_panic(lines: Sequence[str], number: int) -> _Finding:
         message = "panic: " + said[1:].rpartition("', ")[0] if "', " in said else "panic: " + said[1:]
     else:
         message = "panic: " + (block[1] if len(block) > 1 else "")
-    facts: dict[str, Any] = {"exception": "panic"}
-    facts |= {"file": place["file"], "line": int(place["line"])} if place else {}
     return _Finding(number, message, "rust", facts, "\n".join(block), _MEND)
 
 
@@ -355,8 +347,6 @@ _NETWORK = (
     "run, or ask for the hosts with net=[...] on a backend that offers them"
 )
 _PROCESSES = "start fewer processes or threads at once, or ask for more with pids="
-_MEMORY = 'hold less in memory at once (read in chunks, stream, use generators), or ask for more with memory="<size>"'
-_DISK = 'write less, delete what is no longer needed in /workspace and /tmp, or ask for more with disk="<size>"'
 _PYTHON_PACKAGE = (
     "{package} is not installed in {place}: {elsewhere}grant a Python environment that has it with "
     'packages="/path/to/venv"'

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import belljar
+from belljar import sandbox
+from belljar.backends import native
+from belljar.backends.fake import Fake
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -24,7 +31,7 @@ PROMISES = {
     "agent_loop.py": r"How many.*attempt 1: MISSING_PACKAGE: .*suggestion: \S.*attempt 2: RUNTIME_ERROR: .*"
     r"suggestion: \S.*attempt 3: success\nanswer: 3\n",
     "test_with_the_fake.py": r"(passed: [^\n]+\n){3}",
-    "granted_workspace.py": r"read-only, reading: hello\nread-only, writing: the file still says hello\n"
+    "granted_workspace.py": r"read-only, reading: hello\nread-only, writing: error - the file still says hello\n"
     r"granted, writing: the file says changed\nrefused: workspace\.path: /etc would expose /etc of the host\n",
     "limits.py": r"time: timeout, TIMEOUT\nmemory: oom_killed, OOM_KILLED\ndisk: disk_limit, DISK_LIMIT\n"
     r"output: output_limit, OUTPUT_LIMIT\nprocesses: \w+, PROCESS_LIMIT\nover the cap: .*300 s\n",
@@ -44,3 +51,34 @@ def test_the_example_runs_as_written_and_prints_what_it_promises(name: str, tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.fullmatch(PROMISES[name], done.stdout, re.DOTALL), done.stdout
     assert list(tmp_path.iterdir()) == [], "an example littered the folder it was started in"
+
+
+def showcase() -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / "showcase.py"))
+
+
+def test_the_showcase_says_so_and_exits_1_when_a_claim_does_not_hold(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accounts = Path("/etc/passwd").read_text()
+    promise = belljar.run("", backend=Fake({"": lambda guest: 0})).guarantees
+    robbed = belljar.Result(status=belljar.Status.SUCCESS, exit_code=0, stdout=f"guest\n{accounts}", guarantees=promise)
+    monkeypatch.setattr(belljar, "run", lambda code, **limits: robbed)
+    assert showcase()["main"]() == 1
+    said = capsys.readouterr().out
+    assert "✗ not so: not one line of the host's accounts was found" in said
+    assert "✓" not in said
+
+
+def test_the_showcase_says_what_doctor_says_and_exits_1_where_no_sandbox_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(native, "find_bubblewrap", list)
+    monkeypatch.setattr(sandbox, "_engine", None)
+    try:
+        assert showcase()["main"]() == 1
+    finally:
+        sandbox._engine = None
+    said = capsys.readouterr().out
+    assert "No sandbox works here" in said
+    assert "✗ native does not work here: bubblewrap is not installed" in said

@@ -80,6 +80,7 @@ def lay() -> Iterator[Bait]:
             **_listeners(folder, marker, stack),
         }
         _variable(secret, stack)
+        stack.callback(_wipe, marker)
         yield Bait(secret, marker, folder, words)
 
 
@@ -101,6 +102,14 @@ def _drop(folder: Path) -> dict[str, str]:
     (code / "environment.sh").write_text(f": > {drop}/shell-startup\n")
     (code / "sitecustomize.py").write_text(f"open('{drop}/python-startup', 'w').close()\n")
     return {"drop": str(drop), "code": str(code)}
+
+
+def _wipe(marker: str) -> None:
+    """Where nothing held, neighbours have left their marks on the host itself."""
+    for folder in ("/tmp", "/var/tmp", "/dev/shm"):
+        for mark in Path(folder).glob(f"{marker}-*"):
+            with suppress(OSError):
+                mark.unlink()
 
 
 def _variable(secret: str, stack: ExitStack) -> None:

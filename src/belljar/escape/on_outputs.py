@@ -204,7 +204,7 @@ held("linked")
         tries="turns a folder of a granted workspace into a link to /etc before that folder is granted itself",
         payload='os.symlink("/etc", "src"); held("linked")',
         held="the grant is refused, or the link never reaches the host", scenario=scenarios.granted_link,
-        control="none", uncontrolled="the wall is the engine's look at where a grant leads; the test takes it down by itself",
+        control="none", uncontrolled="the wall is the engine's look at the grant; the test takes it down by itself",
     ),
     Attack(
         name="shell in file names", category="names", tries="names its files so that a shell would run them",

@@ -124,7 +124,8 @@ _TWIST = (
 import shutil
 os.unlink("file"); os.mkdir("file"); open("file/inside", "w").close()
 shutil.rmtree("folder"); open("folder", "w").close()
-os.unlink("huge")
+if os.path.exists("huge"):  # a backend that copies may well have left it out
+    os.unlink("huge")
 held("twisted")
 """
 )
