@@ -280,16 +280,23 @@ def version(as_json: Json = False) -> None:
     terminal.print_json({"version": __version__}) if as_json else terminal.out.print(f"belljar {__version__}")
 
 
+async def _working(backend: str) -> str:
+    """The backend to put to the test: the one named, or the first that works here."""
+    offers = await default_engine().offers()
+    return next((offer.backend for offer in offers if backend in ("auto", offer.backend) and offer.available), backend)
+
+
 @app.command()
 def conformance(backend: Backend = "auto", as_json: Json = False) -> None:
     """Check a backend against the contract, one named check after the other."""
-    from belljar.conformance import CHECKS, conform
+    from belljar.conformance import checks, conform
 
     async def work() -> Any:
-        with terminal.progress("conformance", len(CHECKS)) as step:
-            return await conform(backend, on_verdict=lambda verdict: step(verdict.name))
+        name = await _working(backend)
+        with terminal.progress(f"conformance of {name}", len(checks())) as step:
+            return name, await conform(name, on_verdict=lambda verdict: step(verdict.name))
 
-    found = _await(work)
+    backend, found = _await(work)
     failed = sum(verdict.status == "failed" for verdict in found)
     if as_json:
         rows = [{"name": v.name, "area": v.area, "status": v.status, "detail": v.detail} for v in found]
@@ -307,10 +314,11 @@ def attack(backend: Backend = "auto", as_json: Json = False) -> None:
     from belljar.escape import attack as run_attacks
 
     async def work() -> Any:
-        with terminal.progress("attack", len(ATTACKS)) as step:
-            return await run_attacks(backend, on_verdict=lambda verdict: step(verdict.name))
+        name = await _working(backend)
+        with terminal.progress(f"attacks on {name}", len(ATTACKS)) as step:
+            return name, await run_attacks(name, on_verdict=lambda verdict: step(verdict.name))
 
-    found = _await(work)
+    backend, found = _await(work)
     through = sum(not verdict.held for verdict in found)
     if as_json:
         rows = [{"name": v.name, "category": v.category, "held": v.held, "detail": v.detail} for v in found]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import anyio
 
 from belljar import backends, diagnose, errors, languages, policy, routing
-from belljar.backends.base import Backend, Box, Control
+from belljar.backends.base import Backend, Box, Control, in_this_loop
 from belljar.models import (
     WORKSPACE,
     Capabilities,
@@ -48,7 +50,7 @@ class Engine:
         self._offers: dict[str, Capabilities] = {}
         self._spoken: dict[str, tuple[LanguageSupport, ...]] = {}
         self._sinks = tuple(sinks)
-        self._places = anyio.Semaphore(self.settings.max_containers)
+        self._places = Places(self.settings.max_containers)
 
     # --- what there is ---
 
@@ -116,6 +118,45 @@ class Engine:
         for support in await self.spoken(backend):
             if support.name == name and not support.available:
                 raise errors.NotAvailable(f"{name} cannot be run by {backend} here", fix=support.fix)
+
+
+class Places:
+    """How many sandboxes there may be at once, over all event loops that use the engine; the rest wait in line."""
+
+    def __init__(self, number: int) -> None:
+        self._lock = threading.Lock()
+        self._free = number
+        self._line: deque[tuple[Callable[[], None], anyio.Event]] = deque()
+
+    async def __aenter__(self) -> None:
+        with self._lock:
+            if self._free > 0:
+                self._free -= 1
+                return
+            called = anyio.Event()
+            place = (in_this_loop(called.set), called)
+            self._line.append(place)
+        try:
+            await called.wait()
+        except BaseException:
+            with self._lock:
+                waiting = place in self._line
+                if waiting:
+                    self._line.remove(place)
+            if not waiting:  # called in the same moment: the place is ours, and goes to the next
+                self._release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            if self._line:
+                call, _ = self._line.popleft()
+                call()
+            else:
+                self._free += 1
 
 
 def _resolved(request: RunRequest) -> RunRequest:
@@ -189,7 +230,8 @@ class Lease:
         if result.status is Status.SUCCESS:
             return None
         language = "" if request.command else self.engine.languages.get(request.language).name
-        return diagnose.diagnose(result, language=language, limits=self.plan.limits, backend=self.offer.backend)
+        limits = policy.limits(request.limits, self.plan.limits, self.engine.settings.caps)
+        return diagnose.diagnose(result, language=language, limits=limits, backend=self.offer.backend)
 
     def _emitter(self, listener: Listener | None) -> Any:
         sequence = 0

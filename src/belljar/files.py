@@ -86,8 +86,8 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
     return tuple(files)
 
 
-def clear(root: int, paths: Iterable[str]) -> None:
-    """Removes what is in the way of a plain file at each path: links, pipes, files where folders must be."""
+def clear(root: int, paths: Iterable[str], *, folders: bool = False) -> None:
+    """Removes what is in the way of a file (or folder) at each path: links, pipes, files where folders must be."""
     for path in paths:
         parts = path.split("/")
         with suppress(FileNotFoundError), ExitStack() as opened:
@@ -95,7 +95,11 @@ def clear(root: int, paths: Iterable[str]) -> None:
             for depth, part in enumerate(parts):
                 mode = os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
                 last = depth == len(parts) - 1
-                if not (stat.S_ISDIR(mode) or (last and stat.S_ISREG(mode))):
+                if last and stat.S_ISDIR(mode) and not folders:
+                    raise errors.ExecutionFailed(
+                        f"{path} is a folder, and a file was to be there", fix="remove it first"
+                    )
+                if not (stat.S_ISDIR(mode) or (last and stat.S_ISREG(mode) and not folders)):
                     os.unlink(part, dir_fd=folder)
                 if not last:
                     folder = os.open(part, _DIRECTORY, dir_fd=folder)

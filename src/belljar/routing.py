@@ -59,6 +59,9 @@ def _objection(plan: Plan, offer: Capabilities) -> str:
     if plan.egress.mode not in offer.egress:
         what = "the hosts " + ", ".join(sorted(plan.egress.hosts)) if plan.egress.hosts else "an open network"
         return f"it has no network to offer, so {what} cannot be reached"
+    throttled = plan.limits.io_bps or plan.limits.io_iops
+    if throttled and offer.guarantees.limits.get("io", "not limited") == "not limited":
+        return "it cannot limit block I/O here"
     if plan.workspace and not offer.workspace:
         return "it cannot be granted a folder of the host"
     if plan.packages and not offer.packages:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import anyio
-import anyio.lowlevel
 from pydantic import ValidationError
 
 from belljar import errors, portal
-from belljar.backends.base import Backend, Control, lone_errors
+from belljar.backends.base import Backend, Control, in_this_loop, lone_errors
 from belljar.engine import Engine, Lease, Listener
 from belljar.models import Egress, Entry, Event, File, Limits, Result, RunRequest, Workspace, guest_path
 
 _LIMITS = frozenset(Limits.model_fields)
 _engine: Engine | None = None
+_engines: WeakKeyDictionary[Backend, Engine] = WeakKeyDictionary()
 
 
 def default_engine() -> Engine:
@@ -53,9 +53,13 @@ def request(
 
 
 def _engine_for(backend: str | Backend, engine: Engine | None) -> tuple[Engine, str]:
+    """The engine to use and the name to ask it for; a backend object gets one engine for all its runs."""
+    base = engine or default_engine()
     if isinstance(backend, str):
-        return engine or default_engine(), backend
-    return Engine((engine or default_engine()).settings, extra=(backend,)), backend.name
+        return base, backend
+    if backend not in _engines:
+        _engines[backend] = Engine(base.settings, extra=(backend,))
+    return _engines[backend], backend.name
 
 
 class Cancel:
@@ -72,14 +76,7 @@ class Cancel:
 
     def attach(self, control: Control) -> None:
         """Called in the run's event loop, which is where the control must be touched."""
-        loop: Any = anyio.lowlevel.current_token().native_token
-        thread = threading.get_ident()
-        from_outside = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon  # asyncio's, or trio's
-
-        def hook() -> None:
-            control.stop() if threading.get_ident() == thread else from_outside(control.stop)
-
-        self._hooks.append(hook)
+        self._hooks.append(in_this_loop(control.stop))
         if self.cancelled:
             control.stop()
 

@@ -17,8 +17,8 @@ from belljar.errors import BelljarError
 from belljar.models import Capabilities, Event, LanguageSupport, Result
 from belljar.output import neutralise
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, emoji=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 def print_json(data: Any) -> None:
@@ -75,7 +75,7 @@ def doctor(offers: Iterable[Capabilities]) -> None:
 def languages(rows: Iterable[tuple[str, LanguageSupport]]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("language", "backend", "version", "program, or how to get it"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for backend, row in rows:
         mark = "[green]✓[/]" if row.available else "[red]✗[/]"
         table.add_row(f"{mark} {row.name}", backend, row.version, escape(row.program if row.available else row.fix))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
+import anyio.lowlevel
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from belljar.models import (
@@ -35,6 +37,18 @@ def lone_errors() -> Iterator[None]:
         while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
         raise error from error.__cause__
+
+
+def in_this_loop(function: Callable[[], object]) -> Callable[[], None]:
+    """The function as one that any thread may call: it is then run in the event loop we are in now."""
+    loop: Any = anyio.lowlevel.current_token().native_token
+    thread = threading.get_ident()
+    from_outside = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon  # asyncio's, or trio's
+
+    def call() -> None:
+        function() if threading.get_ident() == thread else from_outside(function)
+
+    return call
 
 
 class Control:

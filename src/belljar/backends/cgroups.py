@@ -56,11 +56,8 @@ class Group:
             try:
                 (folder / name).write_text(value)
             except OSError:
-                # Swap accounting is missing on many kernels, and some disks cannot be throttled; a main
-                # limit that cannot be set is a broken promise.
-                if not (
-                    name.startswith(("memory.swap", "memory.memsw", "memory.kmem", "memory.oom.group", "blkio", "io."))
-                ):
+                # Swap and socket accounting are missing on many kernels; any other limit is a promise.
+                if not name.startswith(("memory.swap", "memory.memsw", "memory.kmem", "memory.oom.group")):
                     raise
 
     def usage(self) -> Usage:
@@ -145,10 +142,11 @@ class Cgroups:
         return frozenset(_LIMIT_OF[name] for name in self.bases if name in _LIMIT_OF)
 
     def create(self, name: str, limits: Limits, device: str | None = None) -> Group:
-        group = self._group(PREFIX + name)
+        bases = self.bases if device else {k: base for k, base in self.bases.items() if k != "blkio"}
+        group = Group(self.version, {controller: base / (PREFIX + name) for controller, base in bases.items()})
         try:
             for path in group.paths:
-                path.mkdir()
+                os.mkdir(path)
             group.limit(limits, device)
         except BaseException:
             group.destroy()

@@ -26,13 +26,15 @@ _WALLS = (
 )  # fmt: skip
 
 # Never /etc wholesale: what programs need to start, and nothing that says who uses this machine.
-_ETC = ("alternatives", "fonts", "ld.so.cache", "localtime")
+_ETC = ("alternatives", "fonts")  # folders, mounted
+_ETC_COPIED = ("ld.so.cache", "localtime")  # small files: copying is cheaper than mounting
 _ETC_FILES = {
     "passwd": f"guest:x:{GUEST_ID}:{GUEST_ID}:guest:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "group": f"guest:x:{GUEST_ID}:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
 }
-_MASKED_FILES = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats")
+# /proc/1 is bubblewrap's init, of the guest's own uid: written to, it could forget to die with Belljar.
+_MASKED_FILES = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats", "1/mem", "1/task/1/mem")
 _MASKED_FOLDERS = ("acpi", "asound", "scsi")
 
 # Joins the control groups while still privileged, then becomes the next program.
@@ -96,8 +98,8 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
 
     args = [*_WALLS, *(part for name, value in jail.env.items() for part in ("--setenv", name, value))]
     args += ["--perms", "0755", "--dir", "/etc", *_root()]
-    for name, text in _ETC_FILES.items():
-        args += ["--perms", "0444", "--file", data(text.encode()), f"/etc/{name}"]
+    for name, content in _etc().items():
+        args += ["--perms", "0444", "--file", data(content), f"/etc/{name}"]
     args += ["--proc", "/proc", *_proc_masks()]
     args += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM), "--tmpfs", "/dev/shm"]
     args += _writable(jail)
@@ -124,6 +126,14 @@ def _writable(jail: Jail) -> list[str]:
     if jail.workspace:
         workspace = ["--bind" if jail.workspace.write else "--ro-bind", jail.workspace.path, WORKSPACE]
     return tmp + workspace
+
+
+@cache
+def _etc() -> dict[str, bytes]:
+    copied = {name: Path("/etc", name) for name in _ETC_COPIED}
+    return {name: text.encode() for name, text in _ETC_FILES.items()} | {
+        name: path.read_bytes() for name, path in copied.items() if path.is_file()
+    }
 
 
 @cache

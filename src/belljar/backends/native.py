@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from belljar import errors, process
+from belljar import errors, languages, process
 from belljar.backends import cgroups, jail, owner
 from belljar.backends.base import Control
 from belljar.backends.native_box import Host, NativeBox
 from belljar.backends.toolchains import Toolchains, find_bubblewrap
+from belljar.languages import BUILTIN, Language
 from belljar.models import (
     MIB,
     Capabilities,
@@ -34,7 +35,8 @@ _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
 
 
 def create(settings: Settings) -> Native:
-    return Native(Path(settings.state_dir), first_uid=settings.user_uid, path=settings.path)
+    spoken = tuple(languages.load(settings.language_file))
+    return Native(Path(settings.state_dir), first_uid=settings.user_uid, path=settings.path, spoken=spoken)
 
 
 class Native:
@@ -42,10 +44,21 @@ class Native:
 
     name = "native"
 
-    def __init__(self, state_dir: Path, *, first_uid: int, path: str, use_cgroups: bool = True) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        first_uid: int,
+        path: str,
+        spoken: Sequence[Language] | None = None,
+        use_cgroups: bool = True,
+    ) -> None:
         self.state_dir = state_dir
         self.uids = owner.private_uids(first_uid) if os.geteuid() == 0 else range(0)
-        self.toolchains = Toolchains(path, as_root=bool(self.uids))
+known = BUILTIN.values() if spoken is None else spoken
+        self.toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
+            path, as_root=bool(self.uids), languages=BUILTIN.values() if spoken is None else spoken
+        )
         self.bubblewrap = ""
         self.groups: cgroups.Cgroups | None = None
         self.no_groups = "" if use_cgroups else "control groups were switched off"
@@ -150,7 +163,7 @@ class Native:
             "memory": group if "memory" in by_group else "rlimit and watchdog",
             "pids": group if "pids" in by_group else "rlimit",
             "cpus": group if "cpus" in by_group else "not limited",
-            "io": group if "io" in by_group else "not limited",
+            "io": group if "io" in by_group and self._throttles() else "not limited",
             "disk": "tmpfs size",
             "timeout": "watchdog",
             "output": "watchdog",
@@ -164,6 +177,15 @@ class Native:
         return Guarantees(
             isolation=Isolation.NAMESPACE, walls=walls, limits=limits, network="none", weaker=tuple(weaker)
         )
+
+    def _throttles(self) -> bool:
+        """Whether the disk below /usr really takes a limit: not every disk and kernel does."""
+        try:
+            device = cgroups.disk_of("/usr")
+            group = self._group_for(Limits(io_bps=2**40, io_iops=2**30)) if device else None
+        except OSError:
+            return False
+        return group is not None and group.destroy()
 
     async def languages(self) -> tuple[LanguageSupport, ...]:
         return await self.toolchains.support()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -184,10 +184,13 @@ class NativeBox:
         bubblewrap follows links while it builds the jail, when the host is still in its reach. A guest of an
         earlier command may have left one under a name that is mounted on now: the link goes.
         """
+        os.fchmod(self._root, 0o755)  # an earlier guest may have locked the next one out
+        os.fchmod(self._tmp, 0o755)
         mounts = () if self.plan.workspace else tuple(walls.files)
         made = files.missing(self._root, mounts)
         files.clear(self._root, mounts)
-        files.clear(self._tmp, [path.removeprefix("/tmp/") for path in walls.grants if path.startswith("/tmp/")])
+        granted = [path.removeprefix("/tmp/") for path in walls.grants if path.startswith("/tmp/")]
+        files.clear(self._tmp, granted, folders=True)
         if walls.cwd.startswith(f"{WORKSPACE}/") and not walls.workspace:
             files.make_folder(self._root, walls.cwd.removeprefix(f"{WORKSPACE}/"), owner=self.uid)
         return made
@@ -215,13 +218,19 @@ class NativeBox:
         if workspace and self.copies:
             workspace = Workspace(path=self._space.workspace, write=workspace.write)
         return jail.Jail(
-            env=env | {"PATH": path} | dict(command.env), cwd=command.cwd, disk=limits.disk,
+            env=_joined(env | {"PATH": path}, command.env), cwd=command.cwd, disk=limits.disk,
             files=dict(self.plan.files) | dict(command.files), inputs=self.plan.inputs,
             grants=tuple(dict.fromkeys(grants)), workspace=workspace, space=self._space,
         )  # fmt: skip
 
     async def list(self) -> tuple[Entry, ...]:
         return await anyio.to_thread.run_sync(files.entries, self._folder())
+
+
+def _joined(env: dict[str, str], over: Mapping[str, str]) -> dict[str, str]:
+    """The command's variables over ours; but where both name Python's search path, both count."""
+    paths = [where["PYTHONPATH"] for where in (over, env) if where.get("PYTHONPATH")]
+    return env | dict(over) | ({"PYTHONPATH": ":".join(paths)} if paths else {})
 
 
 def _copy_one(target: int, file: File) -> list[str]:

@@ -23,6 +23,7 @@ from belljar.models import MIB, Limits, Result, Status
 from belljar.output import Capture
 
 _INODE = 1024  # what an empty file costs the kernel, about
+# A guest that prints these words and fails is believed: its own disk is all it can lie about.
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
 _MEMORY_ERROR = re.compile(r"MemoryError|out of memory|cannot allocate memory|bad_alloc", re.IGNORECASE)
 
@@ -169,7 +170,10 @@ class NativeRun:
         """Without control groups: adds up all that the guest keeps in memory, and ends it over the limit."""
         folders = ("tmp", "dev/shm") if self._job.jail.workspace else ("tmp", "dev/shm", "workspace")
         while True:
-            if await anyio.to_thread.run_sync(_footprint, child.pid, folders) > self._limits.memory:
+            if (
+                await anyio.to_thread.run_sync(_footprint, child.pid, folders, self._limits.memory)
+                > self._limits.memory
+            ):
                 return self._end(child, Status.OOM_KILLED)
             await anyio.sleep(0.02)
 
@@ -246,7 +250,7 @@ def _descendants(pid: int) -> list[int]:
     return [found for child in _children(pid) for found in (child, *_descendants(child))]
 
 
-def _footprint(monitor: int, folders: Sequence[str]) -> int:
+def _footprint(monitor: int, folders: Sequence[str], limit: int) -> int:
     """Private memory of the guest's processes, its files in memory, and what waits in its sockets.
 
     The monitor's child is the init, whose root is still the host's while it builds the jail; what it
@@ -254,6 +258,8 @@ def _footprint(monitor: int, folders: Sequence[str]) -> int:
     """
     guests = [pid for init in _children(monitor) for pid in _descendants(init)]
     total = sum(map(_private_memory, guests))
+    if total > limit and len(guests) > 1:  # forked processes share most pages: ask again, dearly and exactly
+        total = sum(map(_fair_share, guests))
     for guest in guests[:1]:
         total += sum(_in_folder(f"/proc/{guest}/root/{folder}") for folder in folders)
         if _has_sockets(f"/proc/{guest}/net/sockstat"):
@@ -265,6 +271,14 @@ def _private_memory(pid: int) -> int:
     with suppress(OSError, ValueError, IndexError):
         fields = Path(f"/proc/{pid}/statm").read_text().split()
         return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _fair_share(pid: int) -> int:
+    """Private memory, and of shared pages one part for each process that shares them."""
+    with suppress(OSError):
+        rows = re.findall(r"^Pss_Anon:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        return sum(map(int, rows)) * 1024
     return 0
 
 

@@ -46,7 +46,7 @@ class Toolchains:
 
     def find(self, program: str) -> Tool | None:
         for folder in dict.fromkeys(self._folders):
-            for candidate in _behind(Path(folder, program)):
+            for candidate in _reachable(Path(folder, program)):
                 if tool := self._usable(candidate):
                     return tool
         return self._from_wheel() if program == "node" else None
@@ -152,6 +152,14 @@ class Toolchains:
             f"packages: {folder} was made with {base}, which the guest's uid cannot read",
             fix=f"make the environment with an interpreter outside home directories, or install {minor} system-wide",
         )
+
+
+def _reachable(candidate: Path) -> list[Path]:
+    """`_behind`, with nothing where our PATH leads into a home that is not ours: that is no failure of ours."""
+    try:
+        return list(_behind(candidate))
+    except PermissionError:
+        return []
 
 
 def _behind(candidate: Path) -> Iterator[Path]:
