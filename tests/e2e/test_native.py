@@ -189,8 +189,8 @@ def test_the_profile_names_every_call_the_mission_forbids() -> None:
     }
     forbidden = (
         "mount umount2 pivot_root chroot move_mount open_tree fsopen setns unshare ptrace process_vm_readv keyctl "
-        "add_key request_key bpf perf_event_open kexec_load init_module finit_module delete_module userfaultfd io_uring_setup "
-        "io_uring_enter io_uring_register open_by_handle_at clone clone3 reboot swapon"
+        "add_key request_key bpf perf_event_open kexec_load init_module finit_module delete_module userfaultfd "
+        "io_uring_setup io_uring_enter io_uring_register open_by_handle_at clone clone3 reboot swapon"
     ).split()
     assert not allowed & set(forbidden)
     assert profile["defaultAction"] == "SCMP_ACT_ERRNO"

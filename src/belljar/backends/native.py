@@ -55,10 +55,8 @@ class Native:
     ) -> None:
         self.state_dir = state_dir
         self.uids = owner.private_uids(first_uid) if os.geteuid() == 0 else range(0)
-known = BUILTIN.values() if spoken is None else spoken
+        known = BUILTIN.values() if spoken is None else spoken
         self.toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
-            path, as_root=bool(self.uids), languages=BUILTIN.values() if spoken is None else spoken
-        )
         self.bubblewrap = ""
         self.groups: cgroups.Cgroups | None = None
         self.no_groups = "" if use_cgroups else "control groups were switched off"

@@ -235,8 +235,8 @@ def _joined(env: dict[str, str], over: Mapping[str, str]) -> dict[str, str]:
 
 def _copy_one(target: int, file: File) -> list[str]:
     try:
-        files.clear(target, [file.path])
+        files.clear(target, [folder] if (folder := file.path.rpartition("/")[0]) else [], folders=True)
         files.write(target, [file])
-    except (OSError, errors.InvalidRequest) as error:
+    except (OSError, errors.BelljarError) as error:
         return [f"{file.path}: {error}"]
     return []

@@ -170,10 +170,8 @@ class NativeRun:
         """Without control groups: adds up all that the guest keeps in memory, and ends it over the limit."""
         folders = ("tmp", "dev/shm") if self._job.jail.workspace else ("tmp", "dev/shm", "workspace")
         while True:
-            if (
-                await anyio.to_thread.run_sync(_footprint, child.pid, folders, self._limits.memory)
-                > self._limits.memory
-            ):
+            used = await anyio.to_thread.run_sync(_footprint, child.pid, folders, self._limits.memory)
+            if used > self._limits.memory:
                 return self._end(child, Status.OOM_KILLED)
             await anyio.sleep(0.02)
 
