@@ -71,7 +71,8 @@ def launcher(doors: Sequence[Path], uid: int | None, holder: int) -> list[str]:
     """sh joins the groups, setpriv drops root, nsenter goes where the writable folders are."""
     argv = ["/bin/sh", "-c", LAUNCH, "belljar", str(len(doors)), *map(str, doors)]
     if uid is not None:
-        argv += ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--"]
+        # bubblewrap ties itself to our life too, but later: a Belljar killed in between would leave an orphan.
+        argv += ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--pdeathsig", "KILL", "--"]
     if holder:
         argv += ["nsenter", "--target", str(holder), "--user", "--mount", "--preserve-credentials", "--"]
     return argv
