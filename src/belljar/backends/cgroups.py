@@ -35,10 +35,7 @@ class Group:
     def __init__(self, version: int, dirs: Mapping[str, Path]) -> None:
         self.version = version
         self._dirs = dirs
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return tuple(dict.fromkeys(self._dirs.values()))
+        self.paths = tuple(dict.fromkeys(dirs.values()))
 
     @property
     def doors(self) -> tuple[Path, ...]:
@@ -54,7 +51,7 @@ class Group:
             if (folder := self._dirs.get(controller)) is None:
                 continue
             try:
-                (folder / name).write_text(value)
+                _write(f"{folder}/{name}", value)
             except OSError:
                 # Swap and socket accounting are missing on many kernels; any other limit is a promise.
                 if not name.startswith(("memory.swap", "memory.memsw", "memory.kmem", "memory.oom.group")):
@@ -98,7 +95,7 @@ class Group:
         gone = True
         for path in self.paths:
             try:
-                path.rmdir()
+                os.rmdir(path)
             except FileNotFoundError:
                 pass
             except OSError as error:
@@ -119,12 +116,12 @@ class Group:
 
     def _number(self, controller: str, name: str) -> int | None:
         with suppress(OSError, ValueError, KeyError):
-            return int((self._dirs[controller] / name).read_text())
+            return int(_read(f"{self._dirs[controller]}/{name}"))
         return None
 
     def _table(self, controller: str, name: str) -> dict[str, int]:
         with suppress(OSError, ValueError, KeyError):
-            rows = (line.split() for line in (self._dirs[controller] / name).read_text().splitlines())
+            rows = (line.split() for line in _read(f"{self._dirs[controller]}/{name}").splitlines())
             return {row[0]: int(row[1]) for row in rows if len(row) == 2}
         return {}
 
@@ -206,6 +203,23 @@ def _detect_v2(root: Path, own: str) -> Cgroups | str:
         "no control group was delegated to this process: start it with "
         "`systemd-run --user --scope -p Delegate=yes …`, or as root"
     )
+
+
+# Plain system calls: these run a dozen times in every run, and pathlib would double its own cost.
+def _write(path: str, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def _read(path: str) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 1 << 16).decode()
+    finally:
+        os.close(fd)
 
 
 def _words(path: Path) -> list[str]:

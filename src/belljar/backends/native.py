@@ -247,7 +247,8 @@ _EXPLANATIONS = (
     (r"mount proc|Can't mount proc",
      "this container hides parts of /proc, so the kernel refuses a new one",
      "start the container with --security-opt systempaths=unconfined, or use another backend"),
-    (r"setpriv|nsenter|prlimit", "util-linux is missing", "apt install util-linux"),
+    (r"belljar: .*(chroot|nsenter|prlimit): not found", "coreutils or util-linux is missing",
+     "apt install coreutils util-linux"),
     (r"belljar: .*cannot create", "the control group could not be joined",
      "run `belljar doctor`, or delegate a control group to this process"),
 )  # fmt: skip

@@ -43,8 +43,17 @@ class Toolchains:
         self._as_root = as_root
         self._languages = {language.name: language for language in languages}
         self._versions: dict[str, str] = {}
+        self._found: dict[str, Tool] = {}
 
     def find(self, program: str) -> Tool | None:
+        if program not in self._found:
+            tool = self._look(program)
+            if tool is None:
+                return None  # it may be installed any moment
+            self._found[program] = tool
+        return self._found[program]
+
+    def _look(self, program: str) -> Tool | None:
         for folder in dict.fromkeys(self._folders):
             for candidate in _reachable(Path(folder, program)):
                 if tool := self._usable(candidate):
