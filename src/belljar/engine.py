@@ -21,6 +21,7 @@ from belljar.models import (
     Event,
     EventKind,
     Failure,
+    Guarantees,
     LanguageSupport,
     Plan,
     Result,
@@ -224,7 +225,13 @@ class Lease:
             reasons += tuple(f"not collected: {left_out}" for left_out in collected.left_out)
         failure = self.diagnose(request, result)
         changes |= {"error": failure, "backend": self.offer.backend, "reasons": reasons}
-        return result.model_copy(update=changes | {"guarantees": self.offer.guarantees})
+        return result.model_copy(update=changes | {"guarantees": self._guarantees()})
+
+    def _guarantees(self) -> Guarantees | None:
+        promise, hosts = self.offer.guarantees, sorted(self.plan.egress.hosts)
+        if promise is None or not hosts:
+            return promise
+        return promise.model_copy(update={"network": f"only {', '.join(hosts)}, through a filtering proxy"})
 
     def diagnose(self, request: RunRequest, result: Result) -> Failure | None:
         if result.status is Status.SUCCESS:

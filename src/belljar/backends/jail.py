@@ -27,6 +27,7 @@ _WALLS = (
 
 # Never /etc wholesale: what programs need to start, and nothing that says who uses this machine.
 _ETC = ("alternatives", "fonts")  # folders, mounted
+_CERTIFICATES = "/etc/ssl/certs"  # for guests that may reach hosts
 _ETC_COPIED = ("ld.so.cache", "localtime")  # small files: copying is cheaper than mounting
 _ETC_FILES = {
     "passwd": f"guest:x:{GUEST_ID}:{GUEST_ID}:guest:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
@@ -42,6 +43,17 @@ LAUNCH = (
     'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 >"$1" || exit 120; shift; n=$((n-1)); done; '
     'ulimit -c 0; ulimit -n 1024 2>/dev/null; exec "$@"'
 )
+# Opens the guest's door to the proxy on its own loopback, hands it to the host, and becomes the guest.
+DOOR = """
+import os, socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as host, socket.create_server(("127.0.0.1", int(sys.argv[2]))) as door:
+    socket.send_fds(host, [b"door"], [door.fileno()])
+try:
+    os.execvp(sys.argv[3], sys.argv[3:])
+except OSError as error:
+    print(f"{sys.argv[3]}: {error.strerror}", file=sys.stderr)
+    os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+"""
 # Keeps a mount namespace alive: says it is ready, then waits until its stdin is closed.
 HOLD = "echo ready; read -r forever"
 
@@ -65,6 +77,7 @@ class Jail(NamedTuple):
     grants: Sequence[str]
     workspace: Workspace | None
     space: Space
+    online: bool = False
 
 
 def launcher(doors: Sequence[Path], uid: int | None, holder: int) -> list[str]:
@@ -101,6 +114,8 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
     args += ["--perms", "0755", "--dir", "/etc", *_root()]
     for name, content in _etc().items():
         args += ["--perms", "0444", "--file", data(content), f"/etc/{name}"]
+    if jail.online and os.path.isdir(_CERTIFICATES):
+        args += ["--ro-bind", _CERTIFICATES, _CERTIFICATES]
     args += ["--proc", "/proc", *_proc_masks()]
     args += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM), "--tmpfs", "/dev/shm"]
     args += _writable(jail)

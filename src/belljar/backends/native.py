@@ -12,11 +12,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from belljar import errors, languages, process
+from belljar import egress, errors, languages, process
 from belljar.backends import cgroups, jail, owner
 from belljar.backends.base import Control
 from belljar.backends.native_box import Host, NativeBox
 from belljar.backends.toolchains import Toolchains, find_bubblewrap
+from belljar.egress import Resolve
 from belljar.languages import BUILTIN, Language
 from belljar.models import (
     MIB,
@@ -52,12 +53,15 @@ class Native:
         path: str,
         spoken: Sequence[Language] | None = None,
         use_cgroups: bool = True,
+        resolver: Resolve = egress.resolve,
+        private_network: bool = False,
     ) -> None:
         self.state_dir = state_dir
         self.uids = owner.private_uids(first_uid) if os.geteuid() == 0 else range(0)
         known = BUILTIN.values() if spoken is None else spoken
         self.toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
         self.bubblewrap = ""
+        self._network = (resolver, private_network)
         self.groups: cgroups.Cgroups | None = None
         self.no_groups = "" if use_cgroups else "control groups were switched off"
         self._owner: owner.Owner | None = None
@@ -90,7 +94,7 @@ class Native:
                 continue
             return Capabilities(
                 backend=self.name, available=True, version=f"bubblewrap {version}", guarantees=self._guarantees,
-                sessions=frozenset({"python"}), workspace=True, packages=True,
+                egress=frozenset({"none", "listed"}), sessions=frozenset({"python"}), workspace=True, packages=True,
                 notes=(self.no_groups,) if self.no_groups else (),
             )  # fmt: skip
         if problems:
@@ -207,7 +211,9 @@ class Native:
             if self.uids:
                 uid, claim = self._uid_for(plan)
                 stack.callback(claim)
-            host = Host(self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self._group_for)
+            host = Host(
+                self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self._group_for, *self._network
+            )
             box = NativeBox(host, plan, uid)
             if plan.packages:
                 box.packages = self.toolchains.environment(plan.packages)

@@ -22,9 +22,13 @@ from belljar.backends import cgroups, jail
 from belljar.backends.base import Control, Emit
 from belljar.backends.native_run import Job, NativeRun
 from belljar.backends.toolchains import Grant, Tool, Toolchains
+from belljar.egress import PORT, Proxy, Resolve, Told
 from belljar.models import WORKSPACE, Collected, Command, Entry, File, FileTree, Limits, Plan, Result, Workspace
 
 _GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
+_PROXY = f"http://127.0.0.1:{PORT}"
+_PROXY_ENV = {name: _PROXY for word in ("http", "https", "all") for name in (f"{word}_proxy", f"{word}_proxy".upper())}
+_PROXY_ENV |= {"no_proxy": "localhost,127.0.0.1", "NO_PROXY": "localhost,127.0.0.1", "NODE_USE_ENV_PROXY": "1"}
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
@@ -37,6 +41,8 @@ class Host(NamedTuple):
     drops_uid: bool
     toolchains: Toolchains
     group_for: Callable[[Limits], cgroups.Group | None]
+    resolver: Resolve
+    private_network: bool
 
 
 class NativeBox:
@@ -169,8 +175,9 @@ class NativeBox:
         placeholders = await anyio.to_thread.run_sync(self._clear_the_way, walls) if self._root >= 0 else ()
         group = self._host.group_for(limits)  # last: from here on the run removes it, whatever happens
         job = Job(
-            id=self.id, jail=walls, argv=self._argv(command.argv, limits, group), stdin=command.stdin,
-            limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
+            id=self.id, jail=walls, prefix=_rlimits(limits) if group is None else (), argv=self._argv(command.argv),
+            stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
+            proxy=self._proxy if self.plan.egress.mode == "listed" else None,
         )  # fmt: skip
         run = NativeRun(job, emit, control)
         try:
@@ -195,18 +202,18 @@ class NativeBox:
             files.make_folder(self._root, walls.cwd.removeprefix(f"{WORKSPACE}/"), owner=self.uid)
         return made
 
-    def _argv(self, argv: Sequence[str], limits: Limits, group: cgroups.Group | None) -> Sequence[str]:
+    def _argv(self, argv: Sequence[str]) -> Sequence[str]:
         first, *rest = argv
-        if self.packages and first in ("python", "python3"):
-            first = self.packages.python
-        if group is None:  # inside its own user namespace the guest's processes are counted from zero
-            return ["prlimit", f"--nproc={limits.pids + 1}", f"--data={limits.memory}", "--", first, *rest]
-        return [first, *rest]
+        return [self.packages.python if self.packages and first in ("python", "python3") else first, *rest]
+
+    def _proxy(self, told: Told) -> Proxy:
+        return Proxy(self.plan.egress, told, resolver=self._host.resolver, private=self._host.private_network)
 
     def _jail(self, command: Command, limits: Limits, tool: Tool | None) -> jail.Jail:
         grants: list[str] = []
         path = _PATH
-        env = dict(_GUEST_ENV)
+        online = self.plan.egress.mode == "listed"
+        env = _GUEST_ENV | (_PROXY_ENV if online else {})
         if tool and tool.folder:
             grants.append(tool.folder)
             path = f"{os.path.dirname(tool.path)}:{path}"
@@ -220,11 +227,16 @@ class NativeBox:
         return jail.Jail(
             env=_joined(env | {"PATH": path}, command.env), cwd=command.cwd, disk=limits.disk,
             files=dict(self.plan.files) | dict(command.files), inputs=self.plan.inputs,
-            grants=tuple(dict.fromkeys(grants)), workspace=workspace, space=self._space,
+            grants=tuple(dict.fromkeys(grants)), workspace=workspace, space=self._space, online=online,
         )  # fmt: skip
 
     async def list(self) -> tuple[Entry, ...]:
         return await anyio.to_thread.run_sync(files.entries, self._folder())
+
+
+def _rlimits(limits: Limits) -> Sequence[str]:
+    """Inside its own user namespace the guest's processes are counted from zero."""
+    return ["prlimit", f"--nproc={limits.pids + 1}", f"--data={limits.memory}", "--"]
 
 
 def _joined(env: dict[str, str], over: Mapping[str, str]) -> dict[str, str]:

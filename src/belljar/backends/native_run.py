@@ -6,9 +6,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +20,11 @@ import anyio.to_thread
 from belljar import errors, process
 from belljar.backends import cgroups, jail
 from belljar.backends.base import Control, Emit, lone_errors
+from belljar.egress import PORT, Proxy, Told
 from belljar.models import MIB, Limits, Result, Status
 from belljar.output import Capture
 
+_DENIALS = 20  # as many are told in the result; all are events
 _INODE = 1024  # what an empty file costs the kernel, about
 # A guest that prints these words and fails is believed: its own disk is all it can lie about.
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
@@ -33,12 +36,14 @@ class Job(NamedTuple):
 
     id: str
     jail: jail.Jail
+    prefix: Sequence[str]  # what sets the guest's rlimits, where no control group does
     argv: Sequence[str]
     stdin: bytes
     limits: Limits
     bubblewrap: str
     uid: int | None
     group: cgroups.Group | None
+    proxy: Callable[[Told], Proxy] | None = None
 
 
 class NativeRun:
@@ -57,6 +62,7 @@ class NativeRun:
         self._fds = ExitStack()
         self._started = time.perf_counter()
         self._startup_ms = 0.0
+        self._denied: list[str] = []
 
     async def go(self) -> Result:
         try:
@@ -95,11 +101,19 @@ class NativeRun:
             else:
                 stdin, ours["stdin"] = os.pipe()
                 child_side.callback(os.close, stdin)
+            command = [*job.argv]
+            if job.proxy:
+                near, far = socket.socketpair()
+                child_side.callback(far.close)
+                ours["door"] = near.detach()
+                self._fds.callback(os.close, ours["door"])
+                fds.append(far.fileno())
+                command = ["python3", "-I", "-S", "-c", jail.DOOR, str(far.fileno()), str(PORT), *command]
             args += ["--json-status-fd", str(theirs["status"])]
             # In a file of its own, not on the command line, where every user of the host could read the environment.
             listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", self._fds)
             line = jail.launcher(job.group.doors if job.group else (), job.uid, job.jail.space.holder)
-            line += [job.bubblewrap, "--args", str(listing), "--", *job.argv]
+            line += [job.bubblewrap, "--args", str(listing), "--", *job.prefix, *command]
             passed = (*fds, listing, theirs["status"])
             try:
                 child = process.Child(line, stdin=stdin, stdout=theirs["stdout"], stderr=theirs["stderr"], fds=passed)
@@ -116,6 +130,8 @@ class NativeRun:
                 watchers.start_soon(self._watch_memory, child)
             if self._control.feed is not None:
                 watchers.start_soon(self._feed, pipes["stdin"])
+            if self._job.proxy:
+                watchers.start_soon(self._let_out, self._job.proxy, pipes["door"])
             async with anyio.create_task_group() as readers:
                 readers.start_soon(self._read_status, pipes["status"])
                 for name in ("stdout", "stderr"):
@@ -158,6 +174,20 @@ class NativeRun:
                 await process.write_all(fd, data)
         finally:
             os.close(fd)
+
+    async def _let_out(self, proxy: Callable[[Told], Proxy], fd: int) -> None:
+        """Takes the listening socket that the launcher made inside, and answers it from out here."""
+
+        async def told(words: str) -> None:
+            if len(self._denied) < _DENIALS:
+                self._denied.append(words)
+            await self._emit("denied", words)
+
+        await anyio.wait_readable(fd)
+        with socket.socket(fileno=os.dup(fd)) as door:
+            _, fds, _, _ = socket.recv_fds(door, 16, 1)
+        if fds:
+            await proxy(told).serve(socket.socket(fileno=fds[0]))
 
     async def _watch_clock(self, child: process.Child) -> None:
         await anyio.sleep(max(0.0, self._limits.timeout - (time.perf_counter() - self._started)))
@@ -208,7 +238,7 @@ class NativeRun:
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(self._startup_ms, 3),
             memory_used_mb=None if peak is None else round(peak / MIB, 3),
             cpu_ms=None if cpu is None else round(cpu, 3),
-            container_id=self._job.id,
+            container_id=self._job.id, reasons=tuple(self._denied),
         )  # fmt: skip
 
     def _never_ran(self, exit_: process.Exit, usage: cgroups.Usage | None, said: str) -> int | None:

@@ -46,12 +46,14 @@ class Toolchains:
         self._found: dict[str, Tool] = {}
 
     def find(self, program: str) -> Tool | None:
-        if program not in self._found:
-            tool = self._look(program)
-            if tool is None:
-                return None  # it may be installed any moment
-            self._found[program] = tool
-        return self._found[program]
+        known = self._found.get(program)
+        if known is None or not os.access(known.path, os.X_OK):
+            known = self._look(program)
+        if known is None:
+            self._found.pop(program, None)
+        else:
+            self._found[program] = known
+        return known
 
     def _look(self, program: str) -> Tool | None:
         for folder in dict.fromkeys(self._folders):

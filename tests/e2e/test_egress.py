@@ -1,0 +1,176 @@
+"""The allowlist, for real: a guest with no route, our proxy outside, and servers on the host's loopback only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import belljar
+from belljar.backends.native import Native
+from belljar.egress import judge
+from belljar.models import Egress
+from belljar.settings import load
+
+pytestmark = pytest.mark.anyio
+LISTED = Egress(mode="listed", hosts=frozenset({"listed.example", "*.wild.example"}))
+ADDRESS = "127.0.0.77"  # a loopback address that nobody else listens on
+needs_443 = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to listen on port 443 of the loopback")
+
+ASK = """
+import socket, sys
+for target in {targets!r}:
+    with socket.create_connection(("127.0.0.1", 3128), timeout=20) as s:
+        s.sendall(target + b"\\r\\n\\r\\n")
+        answer = s.recv(65536)
+        if b" 200 " in answer:
+            s.sendall(b"ping")
+            answer += s.recv(65536)
+        print(target, answer.split(b"\\r\\n")[0].decode(), answer[-60:].decode(errors="replace").splitlines()[-1:])
+"""
+
+
+def ask(*targets: bytes) -> str:
+    return ASK.format(targets=list(targets))
+
+
+@pytest.fixture
+def upstream() -> Iterator[list[bytes]]:
+    """A server on 127.0.0.77:443 that answers every word with `pong` and remembers it."""
+    heard: list[bytes] = []
+    server = socket.create_server((ADDRESS, 443))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                heard.append(connection.recv(1024))
+                connection.sendall(b"pong")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield heard
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join(10)
+
+
+def native(state_dir: Path, addresses: dict[str, str], *, private: bool) -> Native:
+    settings = load(state_dir=str(state_dir))
+
+    async def resolver(host: str, port: int) -> Sequence[str]:
+        return [addresses[host]] if host in addresses else []
+
+    return Native(
+        state_dir, first_uid=settings.user_uid, path=settings.path, resolver=resolver, private_network=private
+    )
+
+
+@needs_443
+async def test_a_listed_host_is_reached_through_the_proxy_and_only_it(state_dir: Path, upstream: list[bytes]) -> None:
+    backend = native(state_dir, {"listed.example": ADDRESS, "a.wild.example": ADDRESS}, private=True)
+    denied: list[str] = []
+    result = await belljar.arun(
+        ask(b"CONNECT listed.example:443 HTTP/1.1\r\nHost: x", b"CONNECT A.WILD.example.:443 HTTP/1.1\r\nHost: x",
+            b"CONNECT other.example:443 HTTP/1.1\r\nHost: x"),
+        backend=backend, net=["listed.example", "*.wild.example"],
+        on_event=lambda event: denied.append(event.text) if event.kind == "denied" else None,
+    )  # fmt: skip
+    lines = result.stdout.splitlines()
+    assert "200" in lines[0] and "pong" in lines[0], result.stdout + result.stderr
+    assert "200" in lines[1] and "pong" in lines[1], result.stdout
+    assert "403" in lines[2]
+    assert upstream == [b"ping", b"ping"]
+    assert denied == ["network: other.example:443 was refused: it is not on the list (*.wild.example, listed.example)"]
+    assert denied[0] in result.reasons, "the agent can read what was refused"
+    assert result.guarantees is not None
+    assert "filtering proxy" in result.guarantees.network
+
+
+async def test_a_listed_name_that_leads_to_a_private_address_is_refused(state_dir: Path) -> None:
+    names = {"a.example": "127.0.0.1", "b.example": "169.254.169.254", "c.example": "10.1.2.3", "d.example": "::1"}
+    backend = native(state_dir, names, private=False)
+    asked = [f"CONNECT {name}:443 HTTP/1.1\r\nHost: x".encode() for name in names]
+    result = await belljar.arun(ask(*asked), backend=backend, net=list(names))
+    assert [line.count("403 Forbidden") for line in result.stdout.splitlines()] == [1, 1, 1, 1], result.stdout
+    assert sum("not a public address" in reason for reason in result.reasons) == 4
+
+
+async def test_everything_but_connect_to_a_listed_name_on_443_is_refused(state_dir: Path) -> None:
+    backend = native(state_dir, {"listed.example": "127.0.0.1"}, private=False)
+    asked = [
+        b"GET http://listed.example/ HTTP/1.1\r\nHost: listed.example",
+        b"CONNECT listed.example:22 HTTP/1.1\r\nHost: x",
+        b"CONNECT 93.184.216.34:443 HTTP/1.1\r\nHost: x",
+        b"CONNECT [::1]:443 HTTP/1.1\r\nHost: x",
+        b"CONNECT listed.example\x00.evil.example:443 HTTP/1.1\r\nHost: x",
+        b"CONNECT listed.example.evil.example:443 HTTP/1.1\r\nHost: x",
+        b"CONNECT evil.example#listed.example:443 HTTP/1.1\r\nHost: x",
+        b"\x16\x03\x01 this is not http",
+    ]
+    result = await belljar.arun(ask(*asked), backend=backend, net=["listed.example"])
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(asked), result.stdout + result.stderr
+    assert not [line for line in lines if " 403 " not in line and " 400 " not in line]
+
+
+async def test_inside_there_is_no_route_no_name_service_and_no_descriptor_of_the_door(state_dir: Path) -> None:
+    code = (
+        "import os, socket\n"
+        "for address in ('93.184.216.34', '169.254.169.254', '10.0.0.1'):\n"
+        "    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "    try: s.connect((address, 53)); print('a route to', address)\n"
+        "    except OSError: pass\n"
+        "    s.close()\n"
+        "try: print(socket.getaddrinfo('listed.example', 443))\n"
+        "except OSError: pass\n"
+        "print(sorted(int(fd) for fd in os.listdir('/proc/self/fd'))[:-1], os.environ['HTTPS_PROXY'])"
+    )
+    result = await belljar.arun(code, backend=native(state_dir, {}, private=False), net=["listed.example"])
+    assert result.stdout == "[0, 1, 2] http://127.0.0.1:3128\n", result.stdout + result.stderr
+
+
+async def test_a_missing_program_still_has_exit_code_127(state_dir: Path) -> None:
+    backend = native(state_dir, {}, private=False)
+    result = await belljar.arun(command=["no-such-program"], backend=backend, net=["listed.example"])
+    assert (result.status, result.exit_code) == ("error", 127)
+
+
+@needs_443
+async def test_the_way_out_ends_with_the_run(state_dir: Path, upstream: list[bytes]) -> None:
+    backend = native(state_dir, {"listed.example": ADDRESS}, private=True)
+    hold = ask(b"CONNECT listed.example:443 HTTP/1.1\r\nHost: x") + "\nimport time; time.sleep(30)"
+    before = len(os.listdir("/proc/self/fd"))
+    result = await belljar.arun(hold, backend=backend, net=["listed.example"], timeout=2)
+    assert result.status == "timeout"
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+@given(st.binary(max_size=300))
+def test_no_target_but_a_listed_name_is_ever_allowed(target: bytes) -> None:
+    verdict = judge(target, LISTED)
+    if not verdict.objection:
+        assert verdict.port == 443
+        assert verdict.host == "listed.example" or verdict.host.endswith(".wild.example")
+
+
+@pytest.mark.parametrize(
+    ("target", "allowed"),
+    [
+        (b"listed.example:443", True), (b"LISTED.example.:443", True), (b"x.y.wild.example:443", True),
+        (b"wild.example:443", False), (b"evilwild.example:443", False), (b"listed.example:80", False),
+        (b"xlisted.example:443", False), (b"127.0.0.1:443", False), (b"2130706433:443", False),
+        (b"listed.example:443\n", False), (b"", False), (b"listed.example:99999999", False),
+    ],
+)  # fmt: skip
+def test_the_list_is_taken_at_its_word(target: bytes, allowed: bool) -> None:
+    assert (judge(target, LISTED).objection == "") is allowed
