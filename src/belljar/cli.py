@@ -204,7 +204,7 @@ def session(
     async def work() -> None:
         async with Session(backend=backend, **options) as box:
             if sys.stdin.isatty() and not as_json:
-                terminal.err.print("[dim]Python in a sandbox. :quit or Ctrl-D ends it, Ctrl-C ends a turn's typing.[/]")
+                terminal.warn("[dim]Python in a sandbox. :quit or Ctrl-D ends it, Ctrl-C ends a turn's typing.[/]")
             while (code := await anyio.to_thread.run_sync(_block, abandon_on_cancel=True)) is not None:
                 if not code.strip():
                     continue
@@ -277,7 +277,7 @@ def languages(as_json: Json = False) -> None:
 @app.command()
 def version(as_json: Json = False) -> None:
     """Belljar's version."""
-    terminal.print_json({"version": __version__}) if as_json else terminal.out.print(f"belljar {__version__}")
+    terminal.print_json({"version": __version__}) if as_json else terminal.say(f"belljar {__version__}")
 
 
 async def _working(backend: str) -> str:
@@ -303,7 +303,7 @@ def conformance(backend: Backend = "auto", as_json: Json = False) -> None:
         terminal.print_json({"backend": backend, "checks": rows})
     else:
         terminal.verdicts(f"conformance of {backend}", ((v.status, v.area, v.name, v.detail) for v in found))
-        terminal.out.print(f"{len(found) - failed} of {len(found)} checks passed or do not apply, {failed} failed")
+        terminal.say(f"{len(found) - failed} of {len(found)} checks passed or do not apply, {failed} failed")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -326,5 +326,5 @@ def attack(backend: Backend = "auto", as_json: Json = False) -> None:
     else:
         table = (("held" if v.held else "THROUGH", v.category, v.name, v.detail) for v in found)
         terminal.verdicts(f"attacks on {backend}", table)
-        terminal.out.print(f"{len(found) - through} of {len(found)} attacks held, {through} got through")
+        terminal.say(f"{len(found) - through} of {len(found)} attacks held, {through} got through")
     raise typer.Exit(1 if through else 0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from belljar import backends, diagnose, errors, languages, policy, routing
+from belljar import backends, errors, languages, policy, routing
 from belljar.backends.base import Backend, Box, Control, in_this_loop
 from belljar.models import (
     WORKSPACE,
@@ -236,6 +236,8 @@ class Lease:
     def diagnose(self, request: RunRequest, result: Result) -> Failure | None:
         if result.status is Status.SUCCESS:
             return None
+        from belljar import diagnose  # its tables cost 20 ms, and most runs succeed
+
         language = "" if request.command else self.engine.languages.get(request.language).name
         limits = policy.limits(request.limits, self.plan.limits, self.engine.settings.caps)
         return diagnose.diagnose(result, language=language, limits=limits, backend=self.offer.backend)

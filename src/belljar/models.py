@@ -32,7 +32,7 @@ INPUTS = "/inputs"  # where read-only files are when /workspace is a folder of t
 
 class Model(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", validate_default=False
+        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", defer_build=True
     )
 
 

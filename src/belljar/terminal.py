@@ -6,19 +6,38 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from functools import cache
+from typing import TYPE_CHECKING, Any, TextIO
 
 from belljar.errors import BelljarError
 from belljar.models import Capabilities, Event, LanguageSupport, Result
 from belljar.output import neutralise
 
-out = Console(highlight=False, emoji=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@cache
+def console(*, stderr: bool = False) -> Console:
+    """rich, imported when something is to be shown: a run that prints only what the guest says does without."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    console().print(text)
+
+
+def warn(text: str) -> None:
+    console(stderr=True).print(text)
+
+
+def escape(text: str) -> str:
+    """Text with no markup in it, and nothing that would act on a terminal."""
+    from rich.markup import escape as escape_markup
+
+    return escape_markup(neutralise(text))
 
 
 def print_json(data: Any) -> None:
@@ -32,7 +51,7 @@ def relay(event: Event) -> None:
         stream = sys.stdout if event.kind == "stdout" else sys.stderr
         _write(stream, event.text)
     elif event.kind in ("limit", "denied"):
-        err.print(f"[yellow]belljar: {escape(neutralise(event.text))}[/]")
+        warn(f"[yellow]belljar: {escape(event.text)}[/]")
 
 
 def _write(stream: TextIO, text: str) -> None:
@@ -44,47 +63,52 @@ def _write(stream: TextIO, text: str) -> None:
 def verdict(result: Result) -> None:
     """One line for what went wrong, one for what to do; silence when all went well."""
     if result.truncated:
-        err.print("[yellow]belljar: output was cut; --json has its head and its tail[/]")
+        warn("[yellow]belljar: output was cut; --json has its head and its tail[/]")
     if result.error:
-        message = escape(neutralise(result.error.message))
-        err.print(f"[red]belljar: {result.status}[/] [bold]{result.error.error_type}[/] {message}")
-        err.print(f"  [cyan]→[/] {escape(neutralise(result.error.suggestion))}")
+        message = escape(result.error.message)
+        warn(f"[red]belljar: {result.status}[/] [bold]{result.error.error_type}[/] {message}")
+        warn(f"  [cyan]→[/] {escape(result.error.suggestion)}")
 
 
 def problem(error: BelljarError) -> None:
-    err.print(f"[red]belljar: {error.kind.replace('_', ' ')}:[/] {escape(neutralise(error.message))}")
+    warn(f"[red]belljar: {error.kind.replace('_', ' ')}:[/] {escape(error.message)}")
     if error.fix:
-        err.print(f"  [cyan]→[/] {escape(neutralise(error.fix))}")
+        warn(f"  [cyan]→[/] {escape(error.fix)}")
 
 
 def doctor(offers: Iterable[Capabilities]) -> None:
     for offer in offers:
         if offer.available and offer.guarantees:
             promise = offer.guarantees
-            out.print(f"[green]✓ {offer.backend}[/] works ({offer.version}); isolation: {promise.isolation}")
-            out.print(f"  walls    {', '.join(promise.walls)}")
-            out.print(f"  limits   {', '.join(f'{name}: {how}' for name, how in promise.limits.items())}")
-            out.print(f"  network  {promise.network}")
+            say(f"[green]✓ {offer.backend}[/] works ({offer.version}); isolation: {promise.isolation}")
+            say(f"  walls    {', '.join(promise.walls)}")
+            say(f"  limits   {', '.join(f'{name}: {how}' for name, how in promise.limits.items())}")
+            say(f"  network  {promise.network}")
             for weakness in promise.weaker:
-                out.print(f"  [yellow]weaker   {escape(weakness)}[/]")
+                say(f"  [yellow]weaker   {escape(weakness)}[/]")
         else:
-            out.print(f"[red]✗ {offer.backend}[/] does not work here: {escape(offer.why_not)}")
-            out.print(f"  [cyan]→[/] {escape(offer.fix)}")
+            say(f"[red]✗ {offer.backend}[/] does not work here: {escape(offer.why_not)}")
+            say(f"  [cyan]→[/] {escape(offer.fix)}")
 
 
 def languages(rows: Iterable[tuple[str, LanguageSupport]]) -> None:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for column in ("language", "backend", "version", "program, or how to get it"):
         table.add_column(column, overflow="fold")
     for backend, row in rows:
         mark = "[green]✓[/]" if row.available else "[red]✗[/]"
         table.add_row(f"{mark} {row.name}", backend, row.version, escape(row.program if row.available else row.fix))
-    out.print(table)
+    console().print(table)
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Any]:
     """A bar on stderr while something long is under way; nothing where nobody looks."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    err = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
         task = bars.add_task(title, total=total)
@@ -97,10 +121,12 @@ def progress(title: str, total: int) -> Iterator[Any]:
 
 def verdicts(title: str, rows: Iterable[tuple[str, str, str, str]]) -> None:
     """A table of (mark, area, name, detail)."""
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
     for _ in range(4):
         table.add_column(overflow="fold")
     marks = {"held": "green", "passed": "green", "skipped": "yellow"}
     for mark, area, name, detail in rows:
-        table.add_row(f"[{marks.get(mark, 'red')}]{mark}[/]", area, escape(name), escape(neutralise(detail)[:100]))
-    out.print(table)
+        table.add_row(f"[{marks.get(mark, 'red')}]{mark}[/]", area, escape(name), escape((detail)[:100]))
+    console().print(table)
