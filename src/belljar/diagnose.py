@@ -11,17 +11,17 @@ from __future__ import annotations
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from belljar.models import ErrorType, Failure, Limits, Result, Status, format_size
+from belljar.tracebacks import SHELLS, Finding, find
 
 _E = ErrorType
 _MISSING = ErrorType.MISSING_PACKAGE
 _TAIL = 20_000  # characters of stderr that are looked at
 _LINE = 1_000
 _MESSAGE = 500
-_USER_CODE = ("/workspace/", "/inputs/", "/tmp/", "./", "main.")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,32}[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -31,8 +31,8 @@ def diagnose(result: Result, *, language: str, limits: Limits, backend: str) -> 
     if verdict := _VERDICTS.get(result.status):
         return _from_status(verdict, result, limits, facts)
     lines = _lines(result.stderr)
-    finding = _find(lines, language) or _from_exit(lines, facts, language)
-    kind, advice, seen = _classify(finding, result.exit_code, shell=language in _SHELLS)
+    finding = find(lines, language) or _from_exit(lines, facts, language)
+    kind, advice, seen = _classify(finding, result.exit_code, shell=language in SHELLS)
     facts |= {"language": language} | finding.facts | seen
     if kind in _LIMIT_BEHIND:
         facts |= _limit(_LIMIT_BEHIND[kind], limits)
@@ -142,204 +142,21 @@ def _signal(code: int | None) -> str | None:
     return next((s.name for s in signal.Signals if s.value == number), None)
 
 
-def _from_exit(lines: Sequence[str], facts: dict[str, Any], language: str) -> _Finding:
+def _from_exit(lines: Sequence[str], facts: dict[str, Any], language: str) -> Finding:
     code, name, last = facts["exit_code"], facts["signal"], _last(lines)
-    if name in _SIGNALS and not (language in _SHELLS and last):
+    if name in _SIGNALS and not (language in SHELLS and last):
         kind, meaning, advice = _SIGNALS[name]
         said = f": {last}" if last else ""
-        return _Finding(0, f"{name}: the program {meaning}{said}", language, {}, "\n".join(lines[-12:]), advice, kind)
+        return Finding(0, f"{name}: the program {meaning}{said}", language, {}, "\n".join(lines[-12:]), advice, kind)
     ended = "the program ended" if code is None else f"exit code {code}"
     if not last:
         advice = "look at stdout: the program chose this exit code itself" if code else "run it again"
-        return _Finding(0, f"{ended}, and nothing was printed to stderr", language, {}, "", advice)
-    return _Finding(0, f"{ended}: {last}", language, {}, "\n".join(lines[-12:]), _READ_OUTPUT)
-
-
-# --- what the text says: one reader for each way of reporting errors ---------------------------
-
-
-class _Finding(NamedTuple):
-    position: int  # the line of stderr it was found in
-    headline: str
-    reader: str  # whose signs to look for
-    facts: dict[str, Any]
-    block: str  # the headline and what belongs to it
-    advice: str
-    kind: ErrorType = _E.RUNTIME_ERROR
-
-
-_FRAME = re.compile(r' {2}File "(?P<file>[^"]{1,300})", line (?P<line>\d{1,9})')
-_EXCEPTION = re.compile(r"(?P<exception>[A-Za-z_][\w.]{0,200})(?:: (?P<text>.*))?$")
-_GROUP_PREFIX = re.compile(r" {2,60}[+|] ?(?=\S| {2})")
-
-
-def _python(lines: Sequence[str]) -> _Finding | None:
-    """The last traceback: its exception, and the innermost frame that is the guest's own code."""
-    found = None
-    frames: list[tuple[int, dict[str, Any]]] = []
-    grouped = False
-    plain = [_GROUP_PREFIX.sub("", line, count=1) if line.startswith("  ") else line for line in lines]
-    for number, line in enumerate(plain):
-        grouped = grouped or line.startswith("Exception Group Traceback")
-        if frame := _FRAME.match(line):
-            frames.append((number, frame.groupdict()))
-        elif frames and line[:1].strip() and (headline := _EXCEPTION.match(line)):
-            at, facts = next(((at, f) for at, f in reversed(frames) if _is_own(f["file"])), frames[-1])
-            facts |= {"line": int(facts["line"]), "exception": headline["exception"]}
-            facts["source"] = _source(plain[at + 1], facts["file"])
-            found = _Finding(number, line, "python", facts, "\n".join(plain[number : number + 6]), _MEND)
-            frames = []
-            if grouped:  # the group is the failure; what follows are its members
-                break
-    return found
-
-
-def _is_own(file: str) -> bool:
-    return file.startswith(_USER_CODE) or (file.startswith("<") and not file.startswith("<frozen"))
-
-
-def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> re.Match[str] | None:
-    """The first frame of a stack that is the guest's own code."""
-    return next((frame for frame in map(pattern.match, lines) if frame and _is_own(frame["file"])), None)
-
-
-def _place(found: re.Match[str] | None) -> dict[str, Any]:
-    """File, line and column, as far as the pattern names them."""
-    names = found.groupdict() if found else {}
-    numbers = {name: int(names[name]) for name in ("line", "column") if name in names}
-    return ({"file": names["file"]} if "file" in names else {}) | numbers
-
-
-def _source(line: str, file: str) -> str:
-    return line.strip()[:200] if line.startswith("    ") and not file.startswith("<") else ""
-
-
-_NODE_HEADLINE = re.compile(
-    r"(?:Uncaught )?\[?(?P<exception>[A-Za-z_$][\w$.]{0,100}(?:Error|Exception|Rejection)|Error)"
-    r"(?: \[(?P<code>[A-Z0-9_]{1,80})\])?(?:: (?P<text>.*))?$"
-)
-_NODE_PLACE = re.compile(r"(?:file://)?(?P<file>/[^:]{1,300}):(?P<line>\d{1,9})$")
-_NODE_FRAME = re.compile(r" {4,8}at (?:[^(]{0,200}\()?(?:file://)?(?P<file>/[^:]{1,300}):(?P<line>\d{1,9}):\d{1,9}\)?$")
-
-
-def _node(lines: Sequence[str]) -> _Finding | None:
-    """An uncaught error: place, source and caret, then name and message, then the stack."""
-    backwards = [(number, lines[number]) for number in reversed(range(len(lines)))]
-    at = next((number for number, line in backwards if line.startswith("FATAL ERROR: ")), None)
-    if at is None and any(line.startswith("Node.js v") for line in lines):
-        carets = (number + 1 for number, line in backwards[1:] if line.strip() == "^")  # a thrown string follows it
-        at = next((number for number, line in backwards if _NODE_HEADLINE.match(line)), next(carets, None))
-    if at is None:
-        return None
-    facts = _node_place(lines, at)
-    headline = _NODE_HEADLINE.match(lines[at])
-    if headline:
-        facts |= {"exception": headline["exception"], "code": headline["code"]}
-    message = lines[at].strip("[]{ ") if headline else f"uncaught: {lines[at]}"
-    return _Finding(at, message, "javascript", facts, "\n".join(lines[at:]), _MEND)
-
-
-def _node_place(lines: Sequence[str], at: int) -> dict[str, Any]:
-    for number in range(max(0, at - 12), at):
-        place = _NODE_PLACE.match(lines[number])
-        if place and _is_own(place["file"]):
-            return _place(place) | {"source": lines[number + 1].strip()[:200]}
-    return _place(_first(_NODE_FRAME, lines[at:]))
-
-
-_BASH = re.compile(r"(?P<file>[^: ]{1,200}): line (?P<line>\d{1,9}): (?P<text>.+)$")
-_BASH_FORK = re.compile(r"(?P<file>[^: ]{1,200}): (?P<text>fork: .+)$")
-_EXEC = re.compile(r"(?:bwrap: execvp|prlimit: failed to execute) (?P<text>.{1,500})$")
-
-
-def _bash(lines: Sequence[str]) -> _Finding | None:
-    """The shell's last complaint. After a syntax error it repeats the line, in quotes."""
-    source = ""
-    for number in reversed(range(len(lines))):
-        if started := _EXEC.match(lines[number]):
-            return _Finding(number, started["text"], "bash", {}, started["text"], _READ_OUTPUT)
-        said = _BASH.match(lines[number]) or _BASH_FORK.match(lines[number])
-        if said and said["text"].startswith("`"):
-            source = said["text"].strip("`'")
-        elif said:
-            block = "\n".join(lines[max(0, number - 5) : number + 1])
-            return _Finding(number, said["text"], "bash", _place(said) | {"source": source[:200]}, block, _MEND)
-    return None
-
-
-_GO_COMPILE = re.compile(r"(?P<file>[^: ]{1,300}\.go):(?P<line>\d{1,9}):(?P<column>\d{1,9}): (?P<text>.+)$")
-_GO_PANIC = re.compile(r"(?P<exception>panic|fatal error): (?P<text>.+)$")
-_GO_FRAME = re.compile(r"\t(?P<file>/[^:]{1,300}\.go):(?P<line>\d{1,9})(?: |$)")
-
-
-def _go(lines: Sequence[str]) -> _Finding | None:
-    for number, line in enumerate(lines):
-        if panic := _GO_PANIC.match(line):
-            facts = {"exception": panic["exception"]} | _place(_first(_GO_FRAME, lines[number:]))
-            return _Finding(number, line, "go", facts, "\n".join(lines[max(0, number - 2) :]), _MEND)
-        if wrong := _GO_COMPILE.match(line):
-            return _Finding(number, wrong["text"], "go", _place(wrong), line, _COMPILE, _E.SYNTAX_ERROR)
-    return None
-
-
-_RUST_ERROR = re.compile(r"error(?:\[(?P<code>E\d{4})\])?: (?P<text>.+)$")
-_RUST_PLACE = re.compile(r" {1,12}--> (?P<file>[^:]{1,300}):(?P<line>\d{1,9}):(?P<column>\d{1,9})$")
-_RUST_SOURCE = re.compile(r"\d{1,9} {1,4}\| (?P<source>.*)$")
-_RUST_PANIC = re.compile(r"thread '[^']{0,100}'(?: \(\d{1,9}\))? (?:panicked at |has overflowed its stack)")
-_RUST_PANIC_PLACE = re.compile(r"(?P<file>[^\s:',]{1,300}\.rs):(?P<line>\d{1,9}):\d{1,9}:?$")
-
-
-def _rust(lines: Sequence[str]) -> _Finding | None:
-    """A panic, or else the compiler's first error; errors that a program prints itself have no place below."""
-    for number, line in enumerate(lines):
-        if _RUST_PANIC.match(line):
-            return _rust_panic(lines, number)
-    compiled = any(line.startswith(("error: aborting due to", "error: could not compile")) for line in lines)
-    for number, line in enumerate(lines if compiled else ()):
-        if wrong := _RUST_ERROR.match(line):
-            after = lines[number + 1 : number + 8]
-            source = next(filter(None, map(_RUST_SOURCE.match, after)), None)
-            facts = {"code": wrong["code"], "source": source["source"].strip()[:200] if source else ""}
-            facts |= _place(next(filter(None, map(_RUST_PLACE.match, after)), None))
-            return _Finding(number, line, "rust", facts, line, _COMPILE, _E.SYNTAX_ERROR)
-    return None
-
-
-def _rust_panic(lines: Sequence[str], number: int) -> _Finding:
-    """Old: `panicked at 'message', place`. New: `panicked at place:`, and the message below."""
-    block = lines[number : number + 6]
-    facts = {"exception": "panic"} | _place(next(filter(None, map(_RUST_PANIC_PLACE.search, block[:4])), None))
-    said = lines[number].partition(" panicked at ")[2]
-    if "overflowed" in lines[number]:
-        message = "stack overflow: the recursion is too deep"
-    elif said.startswith("'"):
-        message = "panic: " + said[1:].rpartition("', ")[0] if "', " in said else "panic: " + said[1:]
-    else:
-        message = "panic: " + (block[1] if len(block) > 1 else "")
-    return _Finding(number, message, "rust", facts, "\n".join(block), _MEND)
-
-
-_READERS: dict[str, Callable[[Sequence[str]], _Finding | None]] = {
-    "python": _python, "javascript": _node, "typescript": _node, "go": _go, "rust": _rust, "bash": _bash,
-}  # fmt: skip
-_SHELLS = ("bash", "")
-
-
-def _find(lines: Sequence[str], language: str) -> _Finding | None:
-    """What the language's own reader finds; a shell or a command may start anything, so there the last word counts."""
-    family = "python" if language.startswith("python") else language
-    own = _READERS.get(family)
-    if own and family not in _SHELLS and (finding := own(lines)):
-        return finding
-    found = [finding for read in dict.fromkeys(_READERS.values()) if (finding := read(lines))]
-    return max(found, key=lambda finding: finding.position, default=None)
+        return Finding(0, f"{ended}, and nothing was printed to stderr", language, {}, "", advice)
+    return Finding(0, f"{ended}: {last}", language, {}, "\n".join(lines[-12:]), READ_OUTPUT)
 
 
 # --- what it means -----------------------------------------------------------------------------
 
-_MEND = "correct the code{where}; the whole report is in stderr"
-_COMPILE = "it did not compile, so nothing ran: correct the code{where}"
-_READ_OUTPUT = "read stderr and stdout for what the program said"
 _WRITABLE = "only /workspace and /tmp are writable here: write there"
 _EXECUTABLE = "make it executable (chmod +x) or start it by its interpreter: `bash {program}`, `python3 {program}`"
 _NETWORK = (
@@ -457,7 +274,7 @@ _BY_EXIT = {
 }
 
 
-def _classify(finding: _Finding, code: int | None, *, shell: bool) -> tuple[ErrorType, str, dict[str, str]]:
+def _classify(finding: Finding, code: int | None, *, shell: bool) -> tuple[ErrorType, str, dict[str, str]]:
     sign, names = _sign_of(finding)
     kind, advice = (sign.kind, sign.advice) if sign else (finding.kind, finding.advice)
     if finding.kind is _E.SYNTAX_ERROR and kind is not _E.MISSING_PACKAGE:
@@ -469,7 +286,7 @@ def _classify(finding: _Finding, code: int | None, *, shell: bool) -> tuple[Erro
     return kind, advice, names
 
 
-def _sign_of(finding: _Finding) -> tuple[_Sign | None, dict[str, str]]:
+def _sign_of(finding: Finding) -> tuple[_Sign | None, dict[str, str]]:
     table = _BY_LANGUAGE.get(finding.reader, ())
     if finding.reader != "python":  # a traceback names its exception; words inside its message mean nothing more
         table += _ANY

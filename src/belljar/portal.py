@@ -8,7 +8,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -65,3 +66,22 @@ def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
 def enter(context: Any) -> AbstractContextManager[Any]:
     """An async context manager as a blocking one."""
     return _door.portal().wrap_async_context_manager(context)
+
+
+class Twinned(Generic[T]):
+    """An async context manager that `with` opens too: what is entered then is its blocking twin."""
+
+    _blocking: AbstractContextManager[Any]
+
+    def twin(self) -> T:
+        raise AssertionError("every twinned class has its own")
+
+    def __enter__(self) -> T:
+        self._blocking = enter(self)
+        self._blocking.__enter__()
+        return self.twin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._blocking.__exit__(kind, error, trace)

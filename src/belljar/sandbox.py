@@ -175,7 +175,7 @@ async def stream(
             tasks.cancel_scope.cancel()
 
 
-class Sandbox:
+class Sandbox(portal.Twinned["SyncSandbox"]):
     """One sandbox for several commands: files stay, processes do not outlive their command.
 
     `async with Sandbox() as box: await box.run(...)`, or `with Sandbox() as box: box.run(...)`.
@@ -186,7 +186,6 @@ class Sandbox:
         self._request = request(backend=name, **options)
         self._stack = AsyncExitStack()
         self._lease: Lease | None = None
-        self._blocking: Any = None
 
     @property
     def lease(self) -> Lease:
@@ -233,15 +232,8 @@ class Sandbox:
         self._lease = None
         await self._stack.__aexit__(kind, error, trace)
 
-    def __enter__(self) -> SyncSandbox:
-        self._blocking = portal.enter(self)
-        self._blocking.__enter__()
+    def twin(self) -> SyncSandbox:
         return SyncSandbox(self)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._blocking.__exit__(kind, error, trace)
 
 
 def _name(path: str) -> str:

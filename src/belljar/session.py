@@ -33,7 +33,7 @@ _START = 20.0
 _ENV = {"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib"}
 
 
-class Session:
+class Session(portal.Twinned["SyncSession"]):
     """`with Session() as s: s.run("x = 1"); s.run("x + 1").results`; with `async with`, `await s.run(...)`.
 
     `idle` and `lifetime` (seconds) end a session that is forgotten. A turn over its timeout is
@@ -52,7 +52,6 @@ class Session:
         self._lifetime = lifetime
         self._stack = AsyncExitStack()
         self._talk: _Talk | None = None
-        self._blocking: Any = None
 
     async def run(self, code: str, *, timeout: float | None = None, listener: Listener | None = None) -> Result:
         """One turn. The value of a last expression and open figures are in `results`."""
@@ -102,15 +101,8 @@ class Session:
         self._talk = None
         await self._stack.__aexit__(kind, error, trace)
 
-    def __enter__(self) -> SyncSession:
-        self._blocking = portal.enter(self)
-        self._blocking.__enter__()
+    def twin(self) -> SyncSession:
         return SyncSession(self)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._blocking.__exit__(kind, error, trace)
 
 
 class SyncSession:
