@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from belljar.models import ErrorType, Failure, Limits, Result, Status, format_size
-from belljar.tracebacks import SHELLS, Finding, find
+from belljar.tracebacks import READ_OUTPUT, SHELLS, Finding, find
 
 _E = ErrorType
 _MISSING = ErrorType.MISSING_PACKAGE
