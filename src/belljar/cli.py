@@ -50,8 +50,9 @@ Packages = Annotated[Path | None, typer.Option("--packages", metavar="VENV", hel
 
 def main() -> None:
     """The entry point: every failure of ours ends in a sentence and an exit code, never in a traceback."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
-    signal.signal(signal.SIGHUP, _as_interrupt)
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _as_interrupt)
     try:
         code = app(standalone_mode=False)
     except typer.Exit as stop:
@@ -151,11 +152,8 @@ def exit_code(result: Result) -> int:
 
 def _save(out: Path, result: Result) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    folder = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with files.opened(str(out)) as folder:
         files.write(folder, result.files)
-    finally:
-        os.close(folder)
 
 
 def _read(path: str) -> bytes:

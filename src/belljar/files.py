@@ -18,9 +18,11 @@ MAX_DEPTH = 32
 MAX_ENTRIES = 10_000
 MANY = 1_000_000  # for a folder of the user's own
 MAX_COLLECTED = 64 * MIB
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Windows lacks some of these, and has no use for this module but to import it.
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _SAFE
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _SAFE
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
 
 
 class _Node(NamedTuple):
@@ -28,6 +30,16 @@ class _Node(NamedTuple):
     folder: int  # an open descriptor of the directory that holds it, valid during the step
     name: str
     info: os.stat_result
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    """A folder of the host as a descriptor, which stays the same folder whatever happens to its name."""
+    fd = os.open(path, _DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0))
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def write(root: int, files: Sequence[File], *, owner: int | None = None) -> None:
@@ -68,8 +80,7 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
     """A host folder's regular files as they are, for a grant by copy; over the limit is a refusal."""
     files: list[File] = []
     left = limit
-    root = os.open(path, _DIRECTORY)
-    try:
+    with opened(path) as root:
         for node in _walk(root, [], most=MANY):
             if not stat.S_ISREG(node.info.st_mode):
                 continue
@@ -81,8 +92,6 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
                 )
             left -= len(content)
             files.append(File(path=node.path, content=content, executable=bool(node.info.st_mode & 0o100)))
-    finally:
-        os.close(root)
     return tuple(files)
 
 
@@ -90,7 +99,7 @@ def clear(root: int, paths: Iterable[str], *, folders: bool = False) -> None:
     """Removes what is in the way of a file (or folder) at each path: links, pipes, files where folders must be."""
     for path in paths:
         parts = path.split("/")
-        with suppress(FileNotFoundError), ExitStack() as opened:
+        with suppress(FileNotFoundError), ExitStack() as stack:
             folder = root
             for depth, part in enumerate(parts):
                 mode = os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
@@ -103,7 +112,7 @@ def clear(root: int, paths: Iterable[str], *, folders: bool = False) -> None:
                     os.unlink(part, dir_fd=folder)
                 if not last:
                     folder = os.open(part, _DIRECTORY, dir_fd=folder)
-                    opened.callback(os.close, folder)
+                    stack.callback(os.close, folder)
 
 
 def make_folder(root: int, path: str, *, owner: int | None = None) -> None:

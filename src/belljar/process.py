@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -16,11 +15,6 @@ import anyio.to_thread
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
 
-class Exit(NamedTuple):
-    code: int  # negative: the signal that ended it
-    usage: resource.struct_rusage
-
-
 class Child:
     """A started process. Whoever holds it must `wait` for it, or `kill` and then `wait`."""
 
@@ -31,7 +25,7 @@ class Child:
             list(argv), stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=tuple(fds), env=_ENVIRONMENT, cwd="/"
         )
         self.pid = self._popen.pid
-        self._exit: Exit | None = None
+        self._exit: int | None = None
         try:
             self._pidfd: int | None = os.pidfd_open(self.pid)
         except (AttributeError, OSError):  # not Linux, or a kernel before 5.3
@@ -42,7 +36,8 @@ class Child:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> int:
+        """Its exit code; negative: the signal that ended it."""
         if self._exit is None:
             if self._pidfd is not None:
                 await anyio.wait_readable(self._pidfd)
@@ -54,9 +49,8 @@ class Child:
 
     def _reap(self, flags: int) -> None:
         if self._exit is None:
-            _, status, usage = os.wait4(self.pid, flags)
-            code = self._popen.returncode = os.waitstatus_to_exitcode(status)
-            self._exit = Exit(code, usage)
+            _, status = os.waitpid(self.pid, flags)
+            self._exit = self._popen.returncode = os.waitstatus_to_exitcode(status)
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
@@ -92,7 +86,7 @@ async def output(argv: Sequence[str], *, deadline: float = 10.0, limit: int = 1 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(read, out_read)
                 tasks.start_soon(read, err_read)
-            code = (await child.wait()).code
+            code = await child.wait()
     finally:
         child.kill()
         with anyio.CancelScope(shield=True):

@@ -155,9 +155,10 @@ def _user_file(env: Mapping[str, str], home: str) -> Path:
 
 
 def _state_dir(env: Mapping[str, str]) -> str:
-    if os.geteuid() == 0:
+    uid = os.geteuid() if hasattr(os, "geteuid") else "user"
+    if uid == 0:
         return "/run/belljar"
     runtime = env.get("XDG_RUNTIME_DIR")
     if runtime and os.access(runtime, os.W_OK):
         return f"{runtime}/belljar"
-    return f"{tempfile.gettempdir()}/belljar-{os.geteuid()}"
+    return f"{tempfile.gettempdir()}/belljar-{uid}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -57,7 +58,7 @@ class Native:
         private_network: bool = False,
     ) -> None:
         self.state_dir = state_dir
-        self.uids = owner.private_uids(first_uid) if os.geteuid() == 0 else range(0)
+        self.uids = owner.private_uids(first_uid) if sys.platform == "linux" and os.geteuid() == 0 else range(0)
         known = BUILTIN.values() if spoken is None else spoken
         self.toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
         self.bubblewrap = ""
@@ -79,7 +80,7 @@ class Native:
             return Capabilities(backend=self.name, available=False, why_not=str(error), fix="run `belljar doctor`")
 
     async def _probe(self) -> Capabilities:
-        if not hasattr(os, "memfd_create"):
+        if sys.platform != "linux":
             raise errors.NotAvailable("native needs Linux", fix="use another backend on this system")
         jail.seccomp_filter()
         self._prepare()

@@ -29,7 +29,6 @@ _GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "gue
 _PROXY = f"http://127.0.0.1:{PORT}"
 _PROXY_ENV = {name: _PROXY for word in ("http", "https", "all") for name in (f"{word}_proxy", f"{word}_proxy".upper())}
 _PROXY_ENV |= {"no_proxy": "localhost,127.0.0.1", "NO_PROXY": "localhost,127.0.0.1", "NODE_USE_ENV_PROXY": "1"}
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -94,9 +93,8 @@ class NativeBox:
                     )
                 self._space = space._replace(holder=json.loads(status.splitlines()[0])["child-pid"])
                 inside = f"/proc/{self._space.holder}/root"
-                self._root, self._tmp = (os.open(inside + path, _FOLDER) for path in (space.workspace, space.tmp))
-                fds.callback(os.close, self._root)
-                fds.callback(os.close, self._tmp)
+                self._root = fds.enter_context(files.opened(inside + space.workspace))
+                self._tmp = fds.enter_context(files.opened(inside + space.tmp))
                 if self.copies:
                     await self._copy_in()
                 yield
@@ -137,14 +135,11 @@ class NativeBox:
             after = files.collect(self._root, ["**"], most=files.MANY, limit=self.plan.limits.disk)
             left_out = list(after.left_out)
             there = {file.path for file in after.files} | {left.partition(": ")[0] for left in left_out}
-            target = os.open(path, _FOLDER)
-            try:
+            with files.opened(path) as target:
                 files.discard(target, sorted(before.keys() - there, reverse=True))
                 for file in after.files:
                     if before.get(file.path) != file:
                         left_out += _copy_one(target, file)
-            finally:
-                os.close(target)
             return Collected(after.files, tuple(left_out))
 
         after = await anyio.to_thread.run_sync(work)

@@ -121,7 +121,7 @@ class NativeRun:
                 raise errors.StartFailed(f"bubblewrap could not be started: {error}") from None
         return child, ours
 
-    async def _attend(self, child: process.Child, pipes: dict[str, int]) -> process.Exit:
+    async def _attend(self, child: process.Child, pipes: dict[str, int]) -> int:
         """Reads, feeds and watches until the guest has ended, one way or another."""
         async with anyio.create_task_group() as watchers:
             watchers.start_soon(self._watch_clock, child)
@@ -224,7 +224,7 @@ class NativeRun:
         if group and not group.remove() and not await anyio.to_thread.run_sync(group.destroy):
             raise errors.CleanupFailed("a process of the sandbox did not die", fix="look at the kernel's log")
 
-    def _result(self, exit_: process.Exit, usage: cgroups.Usage | None) -> Result:
+    def _result(self, exit_: int, usage: cgroups.Usage | None) -> Result:
         out, err = self._streams["stdout"], self._streams["stderr"]
         code: int | None = self.status.get("exit-code")
         stderr = err.text
@@ -241,7 +241,7 @@ class NativeRun:
             container_id=self._job.id, reasons=tuple(self._denied),
         )  # fmt: skip
 
-    def _never_ran(self, exit_: process.Exit, usage: cgroups.Usage | None, said: str) -> int | None:
+    def _never_ran(self, exit_: int, usage: cgroups.Usage | None, said: str) -> int | None:
         """No exit code was reported: was the program missing, was it ended from outside, or did we fail?"""
         missing = re.search(r"^(?:bwrap: execvp|prlimit: failed to execute) (.+): (.+)$", said, re.MULTILINE)
         if missing:
@@ -249,10 +249,10 @@ class NativeRun:
         if usage and usage.oom_kills:
             self._verdict = Status.OOM_KILLED
             return 137
-        if exit_.code < 0 or exit_.code == 137:
+        if exit_ < 0 or exit_ == 137:
             self._verdict = Status.KILLED
             return None
-        raise errors.StartFailed(f"the sandbox could not be built: {said.strip() or f'exit code {exit_.code}'}")
+        raise errors.StartFailed(f"the sandbox could not be built: {said.strip() or f'exit code {exit_}'}")
 
     def _judge(self, code: int | None, usage: cgroups.Usage | None, stderr: str, cut: bool) -> Status:
         if self._verdict:

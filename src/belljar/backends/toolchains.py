@@ -186,9 +186,16 @@ def _behind(candidate: Path) -> Iterator[Path]:
 
 def _prefix(real: Path) -> str:
     """The folder a program was installed into, or the program alone where that folder holds private things."""
-    prefix, home = real.parent.parent, Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    prefix, home = real.parent.parent, _home()
     dedicated = real.parent.name == "bin" and len(prefix.parts) > 2 and prefix.name not in _PERSONAL
     return str(prefix) if dedicated and not home.is_relative_to(prefix) else str(real)
+
+
+def _home() -> Path:
+    try:
+        return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    except KeyError:  # a uid without an account has no home to protect
+        return Path("/nonexistent")
 
 
 def _strips_types(number: tuple[int, ...]) -> bool:
