@@ -257,6 +257,22 @@ def doctor(as_json: Json = False) -> None:
 
 
 @app.command()
+def setup(
+    backend: Annotated[str, typer.Argument(help="The backend to prepare: wasm.")],
+    as_json: Json = False,
+) -> None:
+    """Prepare a backend that needs it: compiles the WebAssembly interpreter, once."""
+    from belljar.backends import wasm_cache
+
+    if backend != "wasm":
+        raise errors.InvalidRequest(f"{backend!r} needs no setup", fix="belljar setup wasm")
+    wasm_cache.check_versions()
+    with terminal.waiting("compiling the interpreter (about a minute, once)"):
+        file = wasm_cache.build(wasm_cache.folder(default_engine().settings))
+    terminal.print_json({"backend": backend, "file": str(file)}) if as_json else terminal.say(f"ready: {file}")
+
+
+@app.command()
 def languages(as_json: Json = False) -> None:
     """The languages this installation can run now, and how to get the others."""
 

@@ -88,6 +88,8 @@ class Engine:
     @asynccontextmanager
     async def open(self, request: RunRequest, *, keep_files: bool = False) -> AsyncIterator[Lease]:
         plan = policy.decide(_resolved(request), self.settings, keep_files=keep_files)
+        if plan.language:
+            plan = plan.model_copy(update={"language": self.languages.get(plan.language).name})
         choice = routing.choose(plan, await self._candidates(plan))
         backend, offer = self.backend(choice.backend), await self.offer(choice.backend)
         async with AsyncExitStack() as stack:
@@ -195,6 +197,8 @@ class Lease:
         """The request as one program with its files: a snippet becomes its language's main file."""
         limits = policy.limits(request.limits, self.plan.limits, self.engine.settings.caps)
         own_files = {name: data for name, data in request.files.items() if name not in self.plan.files}
+        if request.command is not None and not self.offer.commands:
+            raise errors.PolicyDenied(f"{self.offer.backend} runs code, not commands", fix="ask for backend=native")
         if request.command is not None:
             return Command(
                 argv=request.command, env=request.env, stdin=request.stdin, cwd=request.workdir, limits=limits,
@@ -203,6 +207,10 @@ class Lease:
         if request.code is None:
             raise errors.InvalidRequest("code: give `code` or `command`")
         language = self.engine.languages.get(request.language)
+        if self.offer.languages is not None and language.name not in self.offer.languages:
+            raise errors.NotAvailable(
+                f"{self.offer.backend} does not speak {language.name}", fix="ask for backend=native"
+            )
         await self.engine.require_language(language.name, self.offer.backend)
         main, env, argv = language.filename, dict(language.env), language.argv
         if main in request.files:

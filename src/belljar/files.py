@@ -137,6 +137,37 @@ def discard(root: int, paths: Sequence[str]) -> None:
                 os.rmdir(parts[-1], dir_fd=folder)
 
 
+def erase(root: int, name: str) -> bool:
+    """Removes a whole tree below an open directory, however deep, following no link; False if something remains.
+
+    Each folder found is first moved to the top, so that neither the depth of the tree nor a name's length counts.
+    """
+    with suppress(OSError):
+        waiting = [name]
+        while waiting:
+            folder = waiting.pop()
+            with suppress(FileNotFoundError):
+                waiting += _flatten(root, folder)
+                os.rmdir(folder, dir_fd=root)
+    return not _exists(root, name)
+
+
+def _flatten(root: int, name: str) -> list[str]:
+    """Unlinks a folder's files and moves its folders up to the root, under new names."""
+    moved = []
+    folder = os.open(name, _DIRECTORY, dir_fd=root)
+    try:
+        for entry in os.listdir(folder):
+            try:
+                os.unlink(entry, dir_fd=folder)
+            except IsADirectoryError:
+                moved.append(f".gone-{os.urandom(8).hex()}")
+                os.rename(entry, moved[-1], src_dir_fd=folder, dst_dir_fd=root)
+    finally:
+        os.close(folder)
+    return moved
+
+
 def _exists(root: int, path: str) -> bool:
     try:
         os.stat(path, dir_fd=root, follow_symlinks=False)
@@ -203,7 +234,9 @@ def _replace(folder: int, name: str, file: File) -> None:
     """The whole file or nothing: written under another name, then renamed over what was there (a link itself,
     never what it points to)."""
     draft = f".belljar-{os.urandom(6).hex()}"
-    fd = os.open(draft, _CREATE, 0o755 if file.executable else 0o644, dir_fd=folder)
+    fd = os.open(
+        draft, _CREATE, (0o755 if file.executable else 0o644) & ~(0o222 if file.read_only else 0), dir_fd=folder
+    )
     try:
         try:
             view = memoryview(file.content)

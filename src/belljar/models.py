@@ -282,6 +282,8 @@ class Plan(Model):
     keep_files: bool = Field(False, description="files will be put or got, or more than one command run")
     isolation: Isolation = Isolation.NAMESPACE
     backend: str = "auto"
+    command: bool = Field(False, description="a program of the sandbox is to be run, not code")
+    language: str | None = Field(None, description="the language of the code, where it is known")
 
     @property
     def inputs(self) -> str:
@@ -327,6 +329,7 @@ class File(Model):
     path: str
     content: bytes = b""
     executable: bool = False
+    read_only: bool = False
 
     @property
     def text(self) -> str:
@@ -417,4 +420,7 @@ class Capabilities(Model):
     sessions: frozenset[str] = frozenset()
     workspace: bool = False
     packages: bool = False
+    commands: bool = Field(True, description="can it run programs, or only code?")
+    processes: bool = Field(True, description="can a guest start processes and threads, and get signals?")
+    languages: frozenset[str] | None = Field(None, description="None: what `Backend.languages` says")
     notes: tuple[str, ...] = ()

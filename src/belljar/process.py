@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -30,6 +31,12 @@ class Child:
             self._pidfd: int | None = os.pidfd_open(self.pid)
         except (AttributeError, OSError):  # not Linux, or a kernel before 5.3
             self._pidfd = None
+
+    def ended(self) -> bool:
+        """Whether it has exited, without waiting."""
+        if self._exit is None and self._pidfd is not None and select.select([self._pidfd], [], [], 0)[0]:
+            self._reap(os.WNOHANG)
+        return self._exit is not None
 
     def kill(self) -> None:
         if self._exit is None:

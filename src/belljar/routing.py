@@ -59,6 +59,10 @@ def _objection(plan: Plan, offer: Capabilities) -> str:
     if plan.egress.mode not in offer.egress:
         what = "the hosts " + ", ".join(sorted(plan.egress.hosts)) if plan.egress.hosts else "an open network"
         return f"it has no network to offer, so {what} cannot be reached"
+    if plan.command and not offer.commands:
+        return "it runs code, not commands"
+    if plan.language and offer.languages is not None and plan.language not in offer.languages:
+        return f"it does not speak {plan.language}"
     throttled = plan.limits.io_bps or plan.limits.io_iops
     if throttled and offer.guarantees.limits.get("io", "not limited") == "not limited":
         return "it cannot limit block I/O here"

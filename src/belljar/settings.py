@@ -38,6 +38,7 @@ class Settings(Model):
     caps: Caps = Caps()
     max_containers: int = Field(10, ge=1, le=100_000)
     state_dir: str = ""
+    cache_dir: str = ""
     user_uid: int = Field(UNPRIVILEGED_UIDS, ge=1, le=2**31 - 70_000, description="first uid of the private range")
     language_file: str = ""
     docker_socket: str = "/var/run/docker.sock"
@@ -81,7 +82,12 @@ def load(environ: Mapping[str, str] | None = None, project: Path | None = None, 
         layers.append((str(project_file), _project_layer(project_file)))
     layers.append(("the environment", _environment_layer(env)))
     layers.append(("the flags", flags))
-    merged: dict[str, Any] = {"home": home, "path": env.get("PATH", "/usr/local/bin:/usr/bin:/bin")}
+    cache = env.get("XDG_CACHE_HOME") or f"{home}/.cache"
+    merged: dict[str, Any] = {
+        "home": home,
+        "cache_dir": f"{cache}/belljar",
+        "path": env.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
+    }
     for source, layer in layers:
         merged = _merge(merged, layer)
         _validate(merged, source)

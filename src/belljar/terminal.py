@@ -119,6 +119,18 @@ def progress(title: str, total: int) -> Iterator[Any]:
         yield step
 
 
+@contextmanager
+def waiting(title: str) -> Iterator[None]:
+    """A bar without an end, for work that cannot tell how far it is."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    err = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
+        bars.add_task(title, total=None)
+        yield
+
+
 def verdicts(title: str, rows: Iterable[tuple[str, str, str, str]]) -> None:
     """A table of (mark, area, name, detail)."""
     from rich.table import Table

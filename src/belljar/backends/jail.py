@@ -78,6 +78,8 @@ class Jail(NamedTuple):
     workspace: Workspace | None
     space: Space
     online: bool = False
+    binds: Mapping[str, str] = {}  # inside -> a file of the host
+    texts: Mapping[str, bytes] = {}  # inside -> content
 
 
 def launcher(doors: Sequence[Path], uid: int | None, holder: int) -> list[str]:
@@ -121,6 +123,10 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
     args += _writable(jail)
     for folder in jail.grants:  # after /tmp, below which one may lie
         args += ["--ro-bind", folder, folder]
+    for inside, source in jail.binds.items():
+        args += ["--ro-bind", source, inside]
+    for inside, content in jail.texts.items():
+        args += ["--perms", "0444", "--file", data(content), inside]
     for name, content in jail.files.items():
         args += ["--perms", "0444", "--ro-bind-data", data(content), f"{jail.inputs}/{name}"]
     if not jail.space.holder and not jail.workspace and jail.cwd != "/":
