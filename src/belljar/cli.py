@@ -10,13 +10,16 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
 import typer
+from anyio.abc import TaskStatus
 
 from belljar import __version__, errors, files, terminal
+from belljar.backends.base import Control, lone_errors
 from belljar.engine import Engine
 from belljar.models import Event, Result, RunRequest, Status
 from belljar.sandbox import default_engine
@@ -50,25 +53,50 @@ Packages = Annotated[Path | None, typer.Option("--packages", metavar="VENV", hel
 
 def main() -> None:
     """The entry point: every failure of ours ends in a sentence and an exit code, never in a traceback."""
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _as_interrupt)
+    _mend_streams()
+    for number in _signals():
+        signal.signal(number, _as_interrupt)
+    code: int | None = 125
     try:
         code = app(standalone_mode=False)
     except typer.Exit as stop:
         code = stop.exit_code
     except typer.TyperException as error:
-        error.show()  # type: ignore[attr-defined]
-        code = 125
+        _fail(errors.InvalidRequest(str(error), fix="belljar --help")) if _wants_json() else error.show()  # type: ignore[attr-defined]
     except errors.BelljarError as error:
-        terminal.print_json({"error": error.as_dict()}) if "--json" in sys.argv else terminal.problem(error)
+        _fail(error)
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more, and that is no error of ours
-        code = 141
+    except Exception as error:
+        fix = "this looks like a bug of Belljar: please report it with the command you typed"
+        _fail(errors.ExecutionFailed(f"{type(error).__name__}: {error}", fix=fix))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is to leave
     raise SystemExit(code or 0)
+
+
+def _fail(error: errors.BelljarError) -> None:
+    with suppress(OSError):  # nobody may be there to be told
+        terminal.print_json({"error": error.as_dict()}) if _wants_json() else terminal.problem(error)
+
+
+def _wants_json() -> bool:
+    words = sys.argv[1:]
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
+
+
+def _mend_streams() -> None:
+    """A closed or narrow stream is no reason to fail: what cannot be shown is replaced."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for the life of the process)
+        getattr(sys, name).reconfigure(errors="replace")
+
+
+def _signals() -> list[signal.Signals]:
+    """Those that mean "end"; one that is ignored, as a hangup under nohup, stays so."""
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _as_interrupt(number: int, frame: object) -> None:
@@ -76,7 +104,11 @@ def _as_interrupt(number: int, frame: object) -> None:
 
 
 def _await(function: Callable[[], Awaitable[Any]]) -> Any:
-    return anyio.run(function)
+    try:
+        return anyio.run(function)
+    except BrokenPipeError:  # nobody reads any more; Typer would make it exit code 1, which is a guest's
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit(141) from None
 
 
 @app.command()
@@ -95,7 +127,7 @@ def run(
     engine = default_engine()
     if code is None:
         assert file is not None
-        code = _read(file).decode("utf-8", "strict" if file == "-" else "replace")
+        code = _text(file)
         if language is None and file != "-":
             language = engine.languages.of_file(file).name
     asked = make_request(
@@ -131,8 +163,17 @@ def _execute(engine: Engine, asked: RunRequest, out: Path | None, as_json: bool)
     if asked.collect and out is None and not as_json:
         raise errors.InvalidRequest("--collect needs a place for the files", fix="add --out DIR, or --json")
 
+    if out is not None and out.exists() and not out.is_dir():
+        raise errors.InvalidRequest(f"--out {out}: is not a folder", fix="name a new folder, or one that exists")
+
     async def work() -> Result:
-        return await engine.run(asked, listener=None if as_json else terminal.relay)
+        control = Control()
+        with lone_errors():
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(_stop_on_signal, control)
+                result = await engine.run(asked, listener=None if as_json else terminal.relay, control=control)
+                tasks.cancel_scope.cancel()
+        return result
 
     result: Result = _await(work)
     if out is not None:
@@ -142,6 +183,14 @@ def _execute(engine: Engine, asked: RunRequest, out: Path | None, as_json: bool)
     else:
         terminal.verdict(result)
     raise typer.Exit(exit_code(result))
+
+
+async def _stop_on_signal(control: Control, *, task_status: TaskStatus[None]) -> None:
+    """The first signal ends the guest, and its partial output is still told; more of them change nothing."""
+    with anyio.open_signal_receiver(signal.SIGINT, *_signals()) as received:
+        task_status.started()
+        async for _ in received:
+            control.stop()
 
 
 def exit_code(result: Result) -> int:
@@ -156,7 +205,16 @@ def _save(out: Path, result: Result) -> None:
         files.write(folder, result.files)
 
 
+def _text(path: str) -> str:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError:
+        raise errors.InvalidRequest(f"{path}: is not UTF-8 text", fix="save the code as UTF-8") from None
+
+
 def _read(path: str) -> bytes:
+    if path == "-" and sys.stdin is None:
+        raise errors.InvalidRequest("stdin is closed", fix="give a file, or code with -c")
     try:
         return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
@@ -206,7 +264,7 @@ def session(
             while (code := await anyio.to_thread.run_sync(_block, abandon_on_cancel=True)) is not None:
                 if not code.strip():
                     continue
-                result = await box.run(code, listener=None if as_json else _relay_turn)
+                result = await box.run(code, on_event=None if as_json else _relay_turn)
                 if as_json:
                     terminal.print_json(result.model_dump(mode="json"))
                 elif result.error and result.status is not Status.ERROR:

@@ -72,7 +72,7 @@ _VERDICTS = {
         _MEMORY,
     ),
     Status.DISK_LIMIT: _Verdict(
-        _E.DISK_LIMIT, "disk", "wrote more than {limit}, the disk limit of this run",
+        _E.DISK_LIMIT, "disk", "found no space left: /workspace and /tmp hold {limit} each, /dev/shm 64M",
         _DISK,
     ),
     Status.OUTPUT_LIMIT: _Verdict(
@@ -129,6 +129,7 @@ _SIGNALS = {
     "SIGBUS": (_E.RUNTIME_ERROR, "crashed by an access beyond the end of a mapped file", "check memory maps"),
     "SIGSYS": (_E.PERMISSION_DENIED, "used a system call that the sandbox refuses",
                "mounts, ptrace, namespaces, keyrings, bpf and the like are closed here: do without them"),
+    "SIGTERM": (_E.RUNTIME_ERROR, "was asked to end (SIGTERM), and not by Belljar", "look for `kill` in the program"),
     "SIGKILL": (_E.RUNTIME_ERROR, "was killed, and not by a limit of this run", "look for `kill -9` in the program"),
     "SIGXFSZ": (_E.DISK_LIMIT, "wrote a file larger than allowed", "write less, or ask for more with disk="),
     "SIGXCPU": (_E.TIMEOUT, "used up its processor time", "do less work at once"),

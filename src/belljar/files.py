@@ -29,7 +29,7 @@ class _Node(NamedTuple):
     path: str
     folder: int  # an open descriptor of the directory that holds it, valid during the step
     name: str
-    info: os.stat_result
+    stat: os.stat_result
 
 
 @contextmanager
@@ -57,22 +57,22 @@ def collect(root: int, patterns: Sequence[str], *, most: int = MAX_ENTRIES, limi
     left_out: list[str] = []
     budget = limit
     for node in _walk(root, left_out, most):
-        if stat.S_ISDIR(node.info.st_mode) or not matches(node.path, patterns):
+        if stat.S_ISDIR(node.stat.st_mode) or not matches(node.path, patterns):
             continue
-        if not stat.S_ISREG(node.info.st_mode):
-            left_out.append(f"{node.path}: {_kind(node.info.st_mode)}, only regular files leave a sandbox")
-        elif node.info.st_size > budget:
-            left_out.append(f"{node.path}: {format_size(node.info.st_size)} is over what may be collected")
+        if not stat.S_ISREG(node.stat.st_mode):
+            left_out.append(f"{node.path}: {_kind(node.stat.st_mode)}, only regular files leave a sandbox")
+        elif node.stat.st_size > budget:
+            left_out.append(f"{node.path}: {format_size(node.stat.st_size)} is over what may be collected")
         elif (content := _read(node, budget)) is None:
             left_out.append(f"{node.path}: changed while it was read")
         else:
             budget -= len(content)
-            files.append(File(path=node.path, content=content, executable=bool(node.info.st_mode & 0o100)))
+            files.append(File(path=node.path, content=content, executable=bool(node.stat.st_mode & 0o100)))
     return Collected(tuple(files), tuple(left_out))
 
 
 def entries(root: int) -> tuple[Entry, ...]:
-    found = (Entry(node.path, _kind(node.info.st_mode), node.info.st_size) for node in _walk(root, []))
+    found = (Entry(node.path, _kind(node.stat.st_mode), node.stat.st_size) for node in _walk(root, []))
     return tuple(sorted(found))
 
 
@@ -82,7 +82,7 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
     left = limit
     with opened(path) as root:
         for node in _walk(root, [], most=MANY):
-            if not stat.S_ISREG(node.info.st_mode):
+            if not stat.S_ISREG(node.stat.st_mode):
                 continue
             content = _read(node, left)
             if content is None:
@@ -91,7 +91,7 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
                     fix="raise `disk`, or run Belljar as the folder's owner, so that no copy is needed",
                 )
             left -= len(content)
-            files.append(File(path=node.path, content=content, executable=bool(node.info.st_mode & 0o100)))
+            files.append(File(path=node.path, content=content, executable=bool(node.stat.st_mode & 0o100)))
     return tuple(files)
 
 
@@ -268,12 +268,12 @@ def _walk(root: int, left_out: list[str], most: int = MAX_ENTRIES) -> Iterator[_
             path = prefix + name
             try:
                 guest_path(path)
-                info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
             except (OSError, ValueError):
                 left_out.append(f"{path.encode('utf-8', 'backslashreplace').decode()!r}: an unusable name")
                 continue
-            yield _Node(path, folder, name, info)
-            if stat.S_ISDIR(info.st_mode) and depth < MAX_DEPTH:
+            yield _Node(path, folder, name, facts)
+            if stat.S_ISDIR(facts.st_mode) and depth < MAX_DEPTH:
                 try:
                     inner = os.open(name, _DIRECTORY, dir_fd=folder)
                 except OSError:

@@ -11,7 +11,10 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+import anyio
+from anyio.from_thread import BlockingPortal
+
+from belljar import errors
 
 T = TypeVar("T")
 _CLEANUP_SECONDS = 10.0
@@ -20,24 +23,46 @@ _CLEANUP_SECONDS = 10.0
 class _Door:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pid = 0
-        self._context: AbstractContextManager[BlockingPortal] | None = None
         self._portal: BlockingPortal | None = None
+        self.thread: threading.Thread | None = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.close)
+
+    def _forget(self) -> None:
+        """A forked child has no loop thread; waiting for its parent's, even to close it, would never end."""
+        self._lock = threading.Lock()
+        self._portal = self.thread = None
 
     def portal(self) -> BlockingPortal:
         with self._lock:
-            if self._portal is None or self._pid != os.getpid():  # a forked child has no loop thread
-                self._context = start_blocking_portal("asyncio")
-                self._portal = self._context.__enter__()
-                self._pid = os.getpid()
-                atexit.register(self.close)
+            if self._portal is None:
+                opened: Future[BlockingPortal] = Future()
+                self.thread = threading.Thread(target=_run_loop, args=(opened,), daemon=True, name="belljar")
+                self.thread.start()
+                self._portal = opened.result()
             return self._portal
 
     def close(self) -> None:
         with self._lock:
-            context, self._context, self._portal = self._context, None, None
-            if context and self._pid == os.getpid():
-                context.__exit__(SystemExit, SystemExit(), None)  # cancels what is still running
+            portal, self._portal = self._portal, None
+            if portal and self.thread:
+                portal.call(portal.stop, True)  # cancels what is still running
+                self.thread.join(_CLEANUP_SECONDS)
+
+
+def _run_loop(opened: Future[BlockingPortal]) -> None:
+    async def serve() -> None:
+        async with BlockingPortal() as portal:
+            opened.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    try:
+        anyio.run(serve)
+    except BaseException as error:
+        if not opened.done():
+            opened.set_exception(error)
+        raise
 
 
 _door = _Door()
@@ -45,6 +70,11 @@ _door = _Door()
 
 def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
     """Runs an async function to its end. Ctrl-C cancels it, and waits for its cleanup before it is raised."""
+    if threading.current_thread() is _door.thread:
+        raise errors.InvalidRequest(
+            "the blocking API was called from a callback, whose return it would wait for",
+            fix="let the callback be async and await belljar.arun",
+        )
     done = threading.Event()
 
     async def tracked() -> T:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
@@ -31,12 +33,24 @@ def default_engine() -> Engine:
 
 def request(
     code: str | None = None, *, command: Iterable[str] | None = None, net: Iterable[str] = (),
-    workspace: str | Workspace | None = None, write: bool = False, limits: Mapping[str, Any] | None = None,
+    workspace: str | os.PathLike[str] | Workspace | None = None, write: bool = False,
+    limits: Mapping[str, Any] | Limits | None = None,
     files: Mapping[str, bytes | str] | None = None, **options: Any,
 ) -> RunRequest:  # fmt: skip
     """What users type, as one checked `RunRequest`. Limits may be given by name: `timeout=5, memory="256M"`."""
-    named = {name: value for name, value in options.items() if name in _LIMITS and value is not None}
-    rest = {name: value for name, value in options.items() if name not in _LIMITS and value is not None}
+    for field, value in (("command", command), ("net", net)):
+        if isinstance(value, str | bytes) or (value is not None and not isinstance(value, Iterable)):
+            raise errors.InvalidRequest(f"{field}: must be a list of words", fix=f"write {field}=[{value!r}]")
+    if files is not None and not isinstance(files, Mapping):
+        raise errors.InvalidRequest("files: must map names to contents", fix='write files={"a.txt": b"..."}')
+    limits = limits.named() if isinstance(limits, Limits) else limits
+    workspace = os.fspath(workspace) if isinstance(workspace, os.PathLike) else workspace
+    options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items() if v is not None}
+    if unknown := sorted(options.keys() - _LIMITS - RunRequest.model_fields.keys()):
+        known = ", ".join(sorted((_LIMITS | RunRequest.model_fields.keys() | {"net", "write"}) - {"egress"}))
+        raise errors.InvalidRequest(f"{unknown[0]}: there is no such option", fix=f"choose from: {known}")
+    named = {name: value for name, value in options.items() if name in _LIMITS}
+    rest = {name: value for name, value in options.items() if name not in _LIMITS}
     try:
         hosts = frozenset(net)
         return RunRequest(
@@ -57,6 +71,8 @@ def _engine_for(backend: str | Backend, engine: Engine | None) -> tuple[Engine, 
     base = engine or default_engine()
     if isinstance(backend, str):
         return base, backend
+    if not hasattr(backend, "probe"):
+        raise errors.InvalidRequest(f"backend: {backend!r} is neither a name nor a backend", fix='write backend="auto"')
     if backend not in _engines:
         _engines[backend] = Engine(base.settings, extra=(backend,))
     return _engines[backend], backend.name
@@ -87,7 +103,7 @@ async def arun(
     on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, **options: Any,
 ) -> Result:  # fmt: skip
     """Runs a snippet (or `command=[...]`) in a sandbox of its own and returns what happened."""
-    return await _run(code, backend, engine, _listener(on_event, on_stdout, on_stderr), cancel, options)
+    return await _run(code, backend, engine, listening(on_event, on_stdout, on_stderr), cancel, options)
 
 
 def run(
@@ -96,7 +112,7 @@ def run(
     on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, **options: Any,
 ) -> Result:  # fmt: skip
     """`arun` for blocking code; callbacks are called from another thread, one at a time."""
-    listener = _listener(on_event, on_stdout, on_stderr)
+    listener = listening(on_event, on_stdout, on_stderr)
     return portal.call(_run, code, backend, engine, listener, cancel, options)
 
 
@@ -111,17 +127,18 @@ async def _run(
     return await engine.run(request(code, backend=name, **options), listener=listener, control=control)
 
 
-def _listener(
+def listening(
     on_event: Listener | None, on_stdout: Callable[[str], Any] | None, on_stderr: Callable[[str], Any] | None
 ) -> Listener | None:
+    """One listener from the three callbacks; each may be a plain function or an async one."""
     by_kind = {kind: call for kind, call in (("stdout", on_stdout), ("stderr", on_stderr)) if call}
     if not by_kind:
         return on_event
 
-    def hear(event: Event) -> Any:
-        if call := by_kind.get(event.kind):
-            call(event.text)
-        return on_event(event) if on_event else None
+    async def hear(event: Event) -> None:
+        for call, value in ((by_kind.get(event.kind), event.text), (on_event, event)):
+            if call is not None and inspect.isawaitable(answer := call(value)):  # type: ignore[arg-type]
+                await answer
 
     return hear
 
@@ -193,15 +210,31 @@ class Sandbox(portal.Twinned["SyncSandbox"]):
             raise errors.InvalidRequest("this sandbox is not open", fix="use it inside `async with` or `with`")
         return self._lease
 
-    async def run(self, code: str, *, listener: Listener | None = None, **options: Any) -> Result:
+    async def run(
+        self, code: str, *, on_event: Listener | None = None, on_stdout: Callable[[str], Any] | None = None,
+        on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, **options: Any,
+    ) -> Result:  # fmt: skip
         """Runs a snippet here; its files are those of the box."""
-        return await self.lease.run(self._asked(code=code, **options), listener=listener)
+        return await self._run(self._asked(code=code, **options), listening(on_event, on_stdout, on_stderr), cancel)
 
-    async def exec(self, command: Iterable[str], *, listener: Listener | None = None, **options: Any) -> Result:
+    async def exec(
+        self, command: Iterable[str], *, on_event: Listener | None = None,
+        on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None,
+        cancel: Cancel | None = None, **options: Any,
+    ) -> Result:  # fmt: skip
         """Runs a command here."""
-        return await self.lease.run(self._asked(command=command, **options), listener=listener)
+        asked = self._asked(command=command, **options)
+        return await self._run(asked, listening(on_event, on_stdout, on_stderr), cancel)
+
+    async def _run(self, asked: RunRequest, listener: Listener | None, cancel: Cancel | None) -> Result:
+        control = Control()
+        if cancel:
+            cancel.attach(control)
+        return await self.lease.run(asked, listener=listener, control=control)
 
     async def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
+        if not isinstance(content, bytes | str):
+            raise errors.InvalidRequest(f"content: must be bytes or text, not {type(content).__name__}")
         data = content.encode() if isinstance(content, str) else content
         name = _name(path)
         await self.lease.box.put([File(path=name, content=data, executable=executable)])
@@ -223,6 +256,8 @@ class Sandbox(portal.Twinned["SyncSandbox"]):
         return request(env=env, limits=limits, backend=mine.backend, **options)
 
     async def __aenter__(self) -> Self:
+        if self._lease is not None:
+            raise errors.InvalidRequest("this sandbox is already open", fix="make a second Sandbox")
         self._lease = await self._stack.enter_async_context(self._engine.open(self._request, keep_files=True))
         return self
 

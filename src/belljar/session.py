@@ -23,7 +23,7 @@ from belljar.backends.base import Backend, Control
 from belljar.engine import Engine, Lease, Listener
 from belljar.models import MIB, Command, Entry, EventKind, MimeBundle, Result, Status
 from belljar.output import Capture
-from belljar.sandbox import Sandbox
+from belljar.sandbox import Cancel, Sandbox, listening
 
 _AGENT = ".belljar/session_agent.py"  # among the read-only inputs
 _FRAME_LIMIT = 32 * MIB
@@ -53,12 +53,22 @@ class Session(portal.Twinned["SyncSession"]):
         self._stack = AsyncExitStack()
         self._talk: _Talk | None = None
 
-    async def run(self, code: str, *, timeout: float | None = None, listener: Listener | None = None) -> Result:
-        """One turn. The value of a last expression and open figures are in `results`."""
-        asked = self._sandbox._asked(code=code, **({} if timeout is None else {"timeout": timeout}))
+    async def run(
+        self, code: str, *, timeout: float | None = None, on_event: Listener | None = None,
+        on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None,
+        cancel: Cancel | None = None,
+    ) -> Result:  # fmt: skip
+        """One turn. The value of a last expression and open figures are in `results`.
+
+        Cancelling a turn ends the session: an interpreter cannot be stopped in the middle and trusted afterwards.
+        """
+        asked = self._sandbox._asked(code=code, timeout=timeout)
         limits = policy.limits(asked.limits, self._lease.plan.limits, self._lease.engine.settings.caps)
-        emit = self._lease._emitter(listener)
-        result = await self._conversation.turn(code, limits.timeout, limits.output, emit)
+        emit = self._lease._emitter(listening(on_event, on_stdout, on_stderr))
+        talk = self._conversation
+        if cancel:
+            cancel.attach(talk.control)
+        result = await talk.turn(code, limits.timeout, limits.output, emit)
         result = await self._lease.finish(asked, result)
         await emit("finished", "", result=result)
         return result
@@ -83,6 +93,8 @@ class Session(portal.Twinned["SyncSession"]):
         return self._talk
 
     async def __aenter__(self) -> Self:
+        if self._talk is not None:
+            raise errors.InvalidRequest("this session is already open", fix="make a second Session")
         try:
             await self._stack.enter_async_context(self._sandbox)
             lease = self._lease
@@ -131,19 +143,25 @@ class _Turn:
         self.number = number
         self.streams = {"stdout": Capture(output), "stderr": Capture(output)}
         self.results: list[MimeBundle] = []
+        self.room = _FRAME_LIMIT  # for all results together
+        self.dropped = False
         self.emit = emit
         self.verdict: dict[str, Any] | None = None
         self.over = anyio.Event()
 
-    async def hear(self, frame: dict[str, Any]) -> None:
+    async def hear(self, frame: dict[str, Any], size: int = 0) -> None:
         stream, text, display = frame.get("stream"), frame.get("text"), frame.get("display")
-        if stream in self.streams and isinstance(text, str):
+        if isinstance(stream, str) and stream in self.streams and isinstance(text, str):
             if shown := self.streams[stream].feed(text.encode("utf-8", "replace")):
                 await self.emit(stream, shown)
-        elif isinstance(display, dict) and len(self.results) < _RESULTS_LIMIT:
+        elif isinstance(display, dict):
+            self.room -= size
+            if self.room < 0 or len(self.results) >= _RESULTS_LIMIT:
+                self.dropped = True
+                return
             self.results.append(display)
             await self.emit("display", str(display.get("text/plain", "")))
-        elif frame.get("done") == self.number:
+        elif type(frame.get("done")) is int and frame["done"] == self.number:
             self.verdict = frame
             self.over.set()
 
@@ -159,18 +177,19 @@ class _Talk:
         self._one_at_a_time = anyio.Lock()
         self._turns = 0
         self._turn: _Turn | None = None
-        self._pending = ""
+        self._parts: list[str] = []  # of a line that is not whole yet
+        self._size = 0
         self._ready = anyio.Event()
         self._ended: Result | None = None
         self._failure: BaseException | None = None
         self._last_used = time.monotonic()
         self._stack = AsyncExitStack()
         self._feed: MemoryObjectSendStream[bytes]
-        self._control: Control
+        self.control: Control
 
     async def __aenter__(self) -> Self:
         self._feed, receive = anyio.create_memory_object_stream[bytes](8)
-        self._control = Control(feed=receive)
+        self.control = Control(feed=receive)
         tasks = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(tasks.cancel_scope.cancel)
         self._stack.callback(self._feed.close)
@@ -204,9 +223,11 @@ class _Talk:
         )  # fmt: skip
         try:
             with receive:
-                self._ended = await self._lease.box.run(command, self._hear, self._control)
+                self._ended = await self._lease.box.run(command, self._hear, self.control)
         except errors.BelljarError as error:
             self._failure = error
+        except Exception as error:  # whatever the guest's words did to us, the user gets a sentence
+            self._failure = errors.ExecutionFailed(f"the conversation with the session broke: {error!r}")
         finally:
             self._ready.set()
             if self._turn:
@@ -217,27 +238,34 @@ class _Talk:
             await self._turn.hear({"stream": "stderr", "text": text})
         if kind != "stdout":
             return
-        self._pending += text
-        if len(self._pending) > _FRAME_LIMIT:
-            self._control.stop(Status.OUTPUT_LIMIT)
-            self._pending = ""
-        *lines, self._pending = self._pending.split("\n")
-        for line in lines:
-            try:
-                frame = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # the guest wrote into the conversation itself: noise, to be ignored
-            if isinstance(frame, dict):
-                if frame.get("ready"):
-                    self._ready.set()
-                elif self._turn:
-                    await self._turn.hear(frame)
+        first, *lines = text.split("\n")
+        self._parts.append(first)
+        self._size += len(first)
+        if self._size > _FRAME_LIMIT:
+            self.control.stop(Status.OUTPUT_LIMIT)
+            self._parts, self._size = [], 0
+        if lines:
+            whole, self._parts, self._size = "".join(self._parts), [lines[-1]], len(lines[-1])
+            for line in (whole, *lines[:-1]):
+                await self._frame(line)
+
+    async def _frame(self, line: str) -> None:
+        try:
+            frame = json.loads(line)
+        except (ValueError, RecursionError):
+            return  # the guest wrote into the conversation itself: noise, to be ignored
+        if not isinstance(frame, dict):
+            return
+        if frame.get("ready"):
+            self._ready.set()
+        elif self._turn:
+            await self._turn.hear(frame, len(line))
 
     async def _watch_idle(self) -> None:
         while not self._ended:
             left = self._last_used + self._idle - time.monotonic()
             if left <= 0 and self._turn is None:
-                self._control.stop(Status.TIMEOUT)
+                self.control.stop(Status.TIMEOUT)
                 return
             await anyio.sleep(max(left, 0.05))
 
@@ -256,10 +284,10 @@ class _Talk:
                 with anyio.move_on_after(timeout + _GRACE) as clock:
                     await turn.over.wait()
                 if clock.cancelled_caught:
-                    self._control.stop(Status.TIMEOUT)
+                    self.control.stop(Status.TIMEOUT)
                     await turn.over.wait()
             except BaseException:  # a cancelled turn leaves the interpreter in the middle of something
-                self._control.stop()
+                self.control.stop()
                 raise
             finally:
                 self._turn = None
@@ -268,7 +296,7 @@ class _Talk:
 
     def _result(self, turn: _Turn, duration_ms: float) -> Result:
         out, err = turn.streams["stdout"], turn.streams["stderr"]
-        cut = bool(out.cut or err.cut)
+        cut = bool(out.cut or err.cut or turn.dropped)
         if turn.verdict is None:
             if self._failure:
                 raise self._failure
@@ -276,8 +304,8 @@ class _Talk:
             status = Status.ERROR if status is Status.SUCCESS else status
         else:
             exit_code = turn.verdict.get("exit_code")
-            code = exit_code if isinstance(exit_code, int) and 0 <= exit_code <= 255 else 1
-            status = Status.SUCCESS if turn.verdict.get("ok") is True else Status.ERROR
+            code = exit_code if type(exit_code) is int and 0 <= exit_code <= 255 else 1
+            status = Status.SUCCESS if turn.verdict.get("ok") is True and code == 0 else Status.ERROR
             if turn.verdict.get("timeout") is True:
                 status = Status.TIMEOUT
             elif cut and status is Status.SUCCESS:

@@ -77,7 +77,7 @@ def load(environ: Mapping[str, str] | None = None, project: Path | None = None, 
     for path in (Path("/etc/belljar/config.toml"), _user_file(env, home)):
         if path.is_file():
             layers.append((str(path), _read(path)))
-    project_file = _project_file(Path.cwd() if project is None else project)
+    project_file = _project_file(_here() if project is None else project)
     if project_file:
         layers.append((str(project_file), _project_layer(project_file)))
     layers.append(("the environment", _environment_layer(env)))
@@ -118,6 +118,13 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise errors.InvalidRequest(f"{path}: {error}", fix="mend the file or move it away") from None
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # we stand in a folder that was removed
+        return Path("/")
 
 
 def _project_file(start: Path) -> Path | None:

@@ -41,7 +41,7 @@ def escape(text: str) -> str:
 
 
 def print_json(data: Any) -> None:
-    sys.stdout.write(json.dumps(data, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(json.dumps(data, default=str) + "\n")
     sys.stdout.flush()
 
 

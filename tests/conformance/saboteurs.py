@@ -403,4 +403,33 @@ class MixesRuns(Saboteur):
         return _with(result, stdout=before or result.stdout)
 
 
+class TakesProgramsForCode(Saboteur):
+    """Only code can be run, and the last word of a command is taken for its file."""
+
+    caught_by = ("a program is run as one, or is denied, and its last word is never taken for code",)
+
+    def result(self, result: Result) -> Result:
+        return _with(result, stdout="taken for code\n")
+
+
+class SeesTheHost(Saboteur):
+    """The guest's table of processes is the host's."""
+
+    caught_by = ("no process of the host is visible",)
+
+    def result(self, result: Result) -> Result:
+        return _with(result, stdout="200\n")
+
+
+class ConnectsAnyway(Saboteur):
+    caught_by = (
+        "a port on the host's loopback cannot be reached",
+        "an address of the internet cannot be reached",
+        "no name can be resolved",
+    )
+
+    def result(self, result: Result) -> Result:
+        return _with(result, stdout="connected\n")
+
+
 SABOTEURS: tuple[type[Saboteur], ...] = tuple(Saboteur.__subclasses__())

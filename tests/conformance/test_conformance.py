@@ -17,7 +17,7 @@ from belljar.backends import NAMES
 from belljar.backends.fake import Fake
 from belljar.conformance import Bench, Check, Verdict
 from belljar.engine import Engine
-from belljar.models import Capabilities, Result, Status
+from belljar.models import Capabilities, LanguageSupport, Result, Status
 from belljar.settings import load
 
 pytestmark = pytest.mark.anyio
@@ -54,13 +54,38 @@ async def test_the_fake_conforms(check: Check) -> None:
     assert fake.open_boxes == 0
 
 
+class CodeOnly(Fake):
+    """Like an interpreter without a system around it: python, and no programs, processes or signals."""
+
+    async def probe(self) -> Capabilities:
+        offer = await super().probe()
+        return offer.model_copy(
+            update={"commands": False, "processes": False, "languages": frozenset({"python"})},
+        )
+
+    async def languages(self) -> tuple[LanguageSupport, ...]:
+        return tuple(support for support in await super().languages() if support.name == "python")
+
+
+async def test_a_backend_that_runs_only_code_is_held_to_all_that_code_can_show() -> None:
+    """A check that starts a program without saying that it needs to is denied here, and fails."""
+    verdicts = await conformance.conform(CodeOnly(conformance.scripts()))
+    assert [(verdict.name, verdict.detail) for verdict in verdicts if verdict.status == "failed"] == []
+    assert sum(verdict.status == "passed" for verdict in verdicts) >= 115
+    assert {verdict.detail for verdict in verdicts if verdict.status == "skipped"} == {
+        "fake runs code, not commands", "fake has no processes beside the guest", "fake cannot run bash here",
+        "fake is no POSIX system to its guests", "fake cannot run javascript here", "fake cannot run typescript here",
+        "fake has no python sessions", "fake does not limit cpus here", "fake cannot be granted a folder of the host",
+    }  # fmt: skip
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("check", CHECKS, ids=named)
 async def test_a_backend_that_works_here_conforms(check: Check, backend: str, shared_engine: Engine) -> None:
     offer = await shared_engine.offer(backend)
     if not offer.available:
-        pytest.skip(f"{backend}: {offer.why_not}")
+        pytest.skip(f"NOTHING of {backend} was checked: {offer.why_not} (fix: {offer.fix})")
     verdict = await verdict_of(check, backend, shared_engine)
     assert verdict.status == "passed", verdict.detail
 
@@ -180,6 +205,20 @@ async def test_a_skip_names_the_capability_that_is_missing() -> None:
     verdicts = await conformance.conform(Fake(conformance.scripts()), only=["sessions", "cpu"])
     assert {verdict.status for verdict in verdicts} == {"skipped"}
     assert {verdict.detail for verdict in verdicts} == {"fake has no python sessions", "fake does not limit cpus here"}
+
+
+@pytest.mark.parametrize("need", ["commands", "processes", "posix"])
+async def test_a_need_is_lacking_only_where_the_capability_is(need: str) -> None:
+    for fake, lacking in ((Fake({}), False), (CodeOnly({}), True)):
+        bench = Bench(Engine(load(), extra=(fake,)), fake.name, await fake.probe(), await fake.languages())
+        assert bool(bench.lacks(need)) is lacking
+
+
+async def test_a_need_that_nobody_knows_is_a_mistake_of_the_check() -> None:
+    fake = Fake({})
+    bench = Bench(Engine(load(), extra=(fake,)), fake.name, await fake.probe(), await fake.languages())
+    with pytest.raises(ValueError, match="'tea' is not something a check can need"):
+        bench.lacks("tea")
 
 
 async def test_a_check_or_area_that_does_not_exist_is_refused() -> None:

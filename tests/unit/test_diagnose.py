@@ -203,7 +203,7 @@ BASH = {
     "an exit code alone": Case("exit 7", "RUNTIME_ERROR", "exit code 7", "stdout", {"exit_code": 7}),
     "a signal": Case("kill -SEGV $$", "RUNTIME_ERROR", "SIGSEGV", "", {"signal": "SIGSEGV"}),
     "a kill that is not ours": Case("kill -9 $$", "RUNTIME_ERROR", "not by a limit", "kill -9", {"exit_code": 137}),
-    "a termination": Case("kill $$", "RUNTIME_ERROR", "exit code 143", "", {"exit_code": 143, "signal": "SIGTERM"}),
+    "a termination": Case("kill $$", "RUNTIME_ERROR", "SIGTERM", "", {"exit_code": 143, "signal": "SIGTERM"}),
     "a program it started": Case(
         "set -e\npython3 -c 'import nosuchpackage'", "MISSING_PACKAGE", "ModuleNotFoundError", "nosuchpackage",
         {"package": "nosuchpackage"},

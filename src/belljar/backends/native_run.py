@@ -28,7 +28,8 @@ _DENIALS = 20  # as many are told in the result; all are events
 _INODE = 1024  # what an empty file costs the kernel, about
 # A guest that prints these words and fails is believed: its own disk is all it can lie about.
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
-_MEMORY_ERROR = re.compile(r"MemoryError|out of memory|cannot allocate memory|bad_alloc", re.IGNORECASE)
+_MEMORY_ERROR = re.compile(r"^(MemoryError\b|terminate called.*bad_alloc|fatal error: .*out of memory)", re.MULTILINE)
+_KILLED = 137
 
 
 class Job(NamedTuple):
@@ -238,8 +239,13 @@ class NativeRun:
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(self._startup_ms, 3),
             memory_used_mb=None if peak is None else round(peak / MIB, 3),
             cpu_ms=None if cpu is None else round(cpu, 3),
-            container_id=self._job.id, reasons=tuple(self._denied),
+            container_id=self._job.id, reasons=(*self._denied, *self._casualties(code, usage)),
         )  # fmt: skip
+
+    def _casualties(self, code: int | None, usage: cgroups.Usage | None) -> list[str]:
+        if usage is None or not usage.oom_kills or code == _KILLED or self._verdict:
+            return []
+        return ["a process that the guest had started was killed for memory; the guest itself went on"]
 
     def _never_ran(self, exit_: int, usage: cgroups.Usage | None, said: str) -> int | None:
         """No exit code was reported: was the program missing, was it ended from outside, or did we fail?"""
@@ -259,7 +265,7 @@ class NativeRun:
             return self._verdict
         if code == 0:
             return Status.OUTPUT_LIMIT if cut else Status.SUCCESS
-        if usage and usage.oom_kills:
+        if usage and usage.oom_kills and code == _KILLED:
             return Status.OOM_KILLED
         if self._group is None and _MEMORY_ERROR.search(stderr[-2000:]):
             return Status.OOM_KILLED  # the rlimit refused the memory, and the guest gave up

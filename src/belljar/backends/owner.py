@@ -68,10 +68,10 @@ def prepare(state_dir: Path) -> None:
     """Makes the state directory, or refuses one that somebody else could have prepared for us."""
     try:
         state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-        info = state_dir.lstat()
+        facts = state_dir.lstat()
     except OSError as error:
         raise errors.StartFailed(f"the state directory {state_dir} cannot be made: {error.strerror}") from None
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
         raise errors.StartFailed(
             f"the state directory {state_dir} is not ours alone",
             fix="remove it, or set BELLJAR_STATE_DIR to a private directory",

@@ -367,7 +367,8 @@ class _WasmRun:
             status=self._judge(code, err.text, cut), exit_code=code, stdout=out.text, stderr=err.text, truncated=cut,
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(startup, 3),
             memory_used_mb=round(memory / MIB, 3) if memory else None,
-            cpu_ms=None if cpu is None or self._cpu_before is None else round(cpu - self._cpu_before, 3), container_id=self._id,
+            cpu_ms=None if cpu is None or self._cpu_before is None else round(cpu - self._cpu_before, 3),
+            container_id=self._id,
         )  # fmt: skip
 
     def _cpu_ms(self) -> float | None:

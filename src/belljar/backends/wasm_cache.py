@@ -70,11 +70,11 @@ def compiled(cache: Path) -> Path:
     """The module, or `NotAvailable` if it was not built yet or is not ours alone."""
     file = path(cache)
     try:
-        info, around = file.lstat(), cache.lstat()
+        facts, around = file.lstat(), cache.lstat()
     except FileNotFoundError:
         raise errors.NotAvailable("its interpreter is not compiled yet (once, about a minute)", fix=_FIX) from None
-    ours = info.st_uid == around.st_uid == os.geteuid()
-    if not ours or not stat.S_ISREG(info.st_mode) or (info.st_mode | around.st_mode) & 0o022:
+    ours = facts.st_uid == around.st_uid == os.geteuid()
+    if not ours or not stat.S_ISREG(facts.st_mode) or (facts.st_mode | around.st_mode) & 0o022:
         raise errors.NotAvailable(f"{file} could have been written by somebody else", fix=f"remove it, then: {_FIX}")
     return file
 

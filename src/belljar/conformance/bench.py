@@ -74,6 +74,12 @@ class Bench:
                 return f"{self.backend} does not limit {name} here" if limits.get(name) == "not limited" else ""
             case "workspace":
                 return "" if offer.workspace else f"{self.backend} cannot be granted a folder of the host"
+            case "commands":
+                return "" if offer.commands else f"{self.backend} runs code, not commands"
+            case "processes":
+                return "" if offer.processes else f"{self.backend} has no processes beside the guest"
+            case "posix":  # users, file modes, /proc: what a guest has where it is a process among others
+                return "" if offer.processes else f"{self.backend} is no POSIX system to its guests"
         raise ValueError(f"{need!r} is not something a check can need")
 
 

@@ -62,20 +62,22 @@ def _dies_of(number: signal.Signals) -> CheckBody:
 
 
 for _signal in (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM):
-    check("signals", f"a guest that dies of {_signal.name} has exit code {128 + _signal}")(_dies_of(_signal))
+    check("signals", f"a guest that dies of {_signal.name} has exit code {128 + _signal}", "processes")(
+        _dies_of(_signal)
+    )
 
 _ABSENT = guest(("belljar-has-no-such-program", "--help"), says(err="not found\n", code=127))
 _PLAIN = guest(("./plain.txt",), says(err="permission denied\n", code=126))
 
 
-@check("errors", "a program that does not exist is a result with exit code 127")
+@check("errors", "a program that does not exist is a result with exit code 127", "commands")
 async def _missing_program(bench: Bench) -> None:
     result = await bench.run(_ABSENT)
     equal((result.exit_code, result.status), (127, "error"), "(exit code, status)")
     present(result.error, "error")
 
 
-@check("errors", "a file that is not a program is a result with exit code 126")
+@check("errors", "a file that is not a program is a result with exit code 126", "commands")
 async def _not_a_program(bench: Bench) -> None:
     result = await bench.run(_PLAIN, files={"plain.txt": "no program"})
     equal((result.exit_code, result.status), (126, "error"), "(exit code, status)")

@@ -13,7 +13,7 @@ from belljar.backends.fake import FakeProcess
 from belljar.conformance.bench import Bench, check, equal, expect, guest, printed, says
 from belljar.conformance.sandboxes import BEAT_ON, expect_silence
 from belljar.models import Event, Result
-from belljar.sandbox import Cancel, stream
+from belljar.sandbox import Cancel, Sandbox, stream
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ async def _play_wait(p: FakeProcess) -> None:
 # One write: `print` without a buffer makes two, and the run may be aborted between them.
 _WAIT = guest("import os, time\nos.write(1, b'waiting\\n')\ntime.sleep(60)", _play_wait)
 _AFTER = guest("print('after')", says("after\n"))
+_KEPT = guest("print(open('kept.txt').read())", lambda p: p.out(p.read("kept.txt").decode() + "\n"))
 
 
 @check("cancel", "a cancelled run is aborted at once, with its partial output")
@@ -80,21 +81,37 @@ async def _left(bench: Bench) -> None:
     equal(run.result, None, "the result of a run that was left")
 
 
-@check("cancel", "a cancelled scope ends the run, its children too, and the sandbox lives on")
+async def _heard_until_cancelled(box: Sandbox, code: str) -> str:
+    """What a run says whose scope is cancelled as soon as it says anything."""
+    heard: list[str] = []
+    with anyio.CancelScope() as scope:
+
+        def hear(event: Event) -> None:
+            if event.kind == "stdout":
+                heard.append(event.text)
+                scope.cancel()
+
+        await box.run(code, on_event=hear, timeout=40)
+    expect(scope.cancelled_caught, "the run was not cancelled")
+    return "".join(heard)
+
+
+@check("cancel", "a cancelled scope ends the run, and the sandbox lives on with its files")
 async def _scope(bench: Bench) -> None:
+    began = time.monotonic()
     async with bench.sandbox() as box:
-        with anyio.CancelScope() as scope:
-            heard: list[str] = []
-
-            def hear(event: Event) -> None:
-                if event.kind == "stdout":
-                    heard.append(event.text)
-                    scope.cancel()
-
-            await box.run(BEAT_ON, listener=hear, timeout=40)
-        expect(scope.cancelled_caught, "the run was not cancelled")
-        await expect_silence(box, Result(status="aborted", stdout="".join(heard)))
+        await box.write("kept.txt", "kept")
+        equal(await _heard_until_cancelled(box, _WAIT), "waiting\n", "stdout")
+        expect(time.monotonic() - began < 30, "the guest was waited for")
+        printed(await box.run(_KEPT), "kept\n")
     printed(await bench.run(_AFTER), "after\n")
+
+
+@check("cancel", "a cancelled scope ends the run's children too", "processes")
+async def _scope_of_children(bench: Bench) -> None:
+    async with bench.sandbox() as box:
+        said = await _heard_until_cancelled(box, BEAT_ON)
+        await expect_silence(box, Result(status="aborted", stdout=said))
 
 
 # --- many at once ---

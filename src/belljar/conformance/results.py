@@ -78,7 +78,8 @@ async def _times(bench: Bench) -> None:
 async def _cpu(bench: Bench) -> None:
     result = succeeded(await bench.run(_WORK))
     cpu = result.cpu_ms
-    expect(cpu is None or 250 <= cpu <= 5000, f"the guest used 300 ms of cpu time, and cpu_ms is {cpu}")
+    least = 50 if bench.lacks("posix") else 250  # in WASI 300 ms go by on the wall: a busy machine gives it less
+    expect(cpu is None or least <= cpu <= 5000, f"the guest used 300 ms of cpu time, and cpu_ms is {cpu}")
 
 
 @check("figures", "the memory figure is plausible, or is not told")

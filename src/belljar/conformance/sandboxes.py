@@ -6,17 +6,18 @@ from typing import Any
 
 from belljar.backends.fake import FakeProcess
 from belljar.conformance.bench import Bench, CheckFailed, check, equal, expect, guest, printed, refused, succeeded
-from belljar.errors import BelljarError, InvalidRequest
+from belljar.errors import BelljarError, InvalidRequest, PolicyDenied
 from belljar.models import Result
 from belljar.sandbox import Sandbox
 
 
-def _play_cat(p: FakeProcess) -> Any:
-    return p.out(p.read(p.argv[1]))
+def _shows(path: str) -> str:
+    """A guest that prints what is in this file."""
+    return guest(f"print(open('{path}').read(), end='')", lambda p: p.out(p.read(path)))
 
 
-_CAT = guest(("cat", "note.txt"), _play_cat)
-_CAT_DEEP = guest(("cat", "some/deep/note.txt"), _play_cat)
+_SHOW, _SHOW_DEEP, _SHOW_GIVEN = _shows("note.txt"), _shows("some/deep/note.txt"), _shows("given.txt")
+_CAT = guest(("cat", "note.txt"), lambda p: p.out(p.read("note.txt")))
 _LEAVE = guest("open('note.txt', 'w').write('left by the guest')", lambda p: p.write("note.txt", b"left by the guest"))
 
 
@@ -33,14 +34,14 @@ async def _roundtrip(bench: Bench) -> None:
 async def _seen_inside(bench: Bench) -> None:
     async with bench.sandbox() as box:
         await box.write("some/deep/note.txt", "from outside")
-        printed(await box.exec(_CAT_DEEP), "from outside")
+        printed(await box.run(_SHOW_DEEP), "from outside")
 
 
 @check("sandbox", "what a command leaves is there for the next one and for the caller")
 async def _persist(bench: Bench) -> None:
     async with bench.sandbox() as box:
         succeeded(await box.run(_LEAVE))
-        printed(await box.exec(_CAT), "left by the guest")
+        printed(await box.run(_SHOW), "left by the guest")
         equal(await box.read("note.txt"), b"left by the guest", "the file")
 
 
@@ -49,7 +50,7 @@ async def _overwrite(bench: Bench) -> None:
     async with bench.sandbox() as box:
         await box.write("note.txt", "a rather long first version")
         await box.write("note.txt", "second")
-        printed(await box.exec(_CAT), "second")
+        printed(await box.run(_SHOW), "second")
 
 
 @check("sandbox", "a write that does not fit leaves what was there, and room for what does fit")
@@ -58,7 +59,7 @@ async def _no_room(bench: Bench) -> None:
         await box.write("note.txt", "the old content")
         await refused(BelljarError, box.write("note.txt", b"x" * 3_000_000))
         await box.write("other.txt", "x" * 1000)
-        printed(await box.exec(_CAT), "the old content")
+        printed(await box.run(_SHOW), "the old content")
 
 
 @check("sandbox", "the list names files and folders with their sizes")
@@ -89,8 +90,20 @@ async def _traversal(bench: Bench) -> None:
             await refused(InvalidRequest, box.write(path, "x"))
 
 
+async def _play_link(p: FakeProcess) -> None:
+    p.link("leak.txt", "/etc/passwd")
+    p.link("etc", "/etc")
+
+
+# A WASI guest may make links, but none to an absolute path: there those that climb must do.
 _LINK = guest(
-    "import os\nos.symlink('/etc/passwd', 'leak.txt')\nos.symlink('/etc', 'etc')", lambda p: p.link("leak.txt", "/etc")
+    "import os\n"
+    "for target, name in (('/etc/passwd', 'leak.txt'), ('/etc', 'etc')):\n"
+    "    try:\n"
+    "        os.symlink(target, name)\n"
+    "    except PermissionError:\n"
+    "        os.symlink('../../../../..' + target, name)",
+    _play_link,
 )
 
 
@@ -109,30 +122,51 @@ async def _no_leak(bench: Bench) -> None:
 _SCRIPT = guest(("./hello.sh", "you"), lambda p: p.out("hello you\n"))
 
 
-@check("sandbox", "a file written as executable can be run")
+@check("sandbox", "a file written as executable can be run", "commands")
 async def _executable(bench: Bench) -> None:
     async with bench.sandbox() as box:
         await box.write("hello.sh", '#!/bin/sh\necho "hello $1"\n', executable=True)
         printed(await box.exec(_SCRIPT), "hello you\n")
 
 
-_ENV = guest(("sh", "-c", 'echo "$BASE $OWN"'), lambda p: p.out(f"{p.env.get('BASE')} {p.env.get('OWN')}\n"))
+def _play_env(p: FakeProcess) -> Any:
+    return p.out(f"{p.env.get('BASE')} {p.env.get('OWN')}\n")
+
+
+_ENV = guest("import os\nprint(os.environ.get('BASE'), os.environ.get('OWN'))", _play_env)
+_ENV_COMMAND = guest(("sh", "-c", 'echo "$BASE $OWN"'), _play_env)
 
 
 @check("sandbox", "the box's environment holds for its commands, which may add to it")
 async def _environment(bench: Bench) -> None:
     async with bench.sandbox(env={"BASE": "of the box", "OWN": "of the box"}) as box:
-        printed(await box.exec(_ENV, env={"OWN": "of the command"}), "of the box of the command\n")
+        printed(await box.run(_ENV, env={"OWN": "of the command"}), "of the box of the command\n")
 
 
-_GIVEN = guest(("cat", "given.txt"), _play_cat)
+@check("sandbox", "a program sees the files and the environment that code sees", "commands")
+async def _program(bench: Bench) -> None:
+    async with bench.sandbox(env={"BASE": "of the box", "OWN": "of the box"}) as box:
+        succeeded(await box.run(_LEAVE))
+        printed(await box.exec(_CAT), "left by the guest")
+        printed(await box.exec(_ENV_COMMAND, env={"OWN": "of the command"}), "of the box of the command\n")
+
+
+@check("sandbox", "a program is run as one, or is denied, and its last word is never taken for code")
+async def _not_code(bench: Bench) -> None:
+    async with bench.sandbox() as box:
+        await box.write("note.txt", "print('taken for code')")
+        if bench.lacks("commands"):
+            await refused(PolicyDenied, box.exec(_CAT))
+        else:
+            printed(await box.exec(_CAT), "print('taken for code')")
+        printed(await box.run(_SHOW), "print('taken for code')")
 
 
 @check("sandbox", "files given when it was opened are there for every command")
 async def _given(bench: Bench) -> None:
     async with bench.sandbox(files={"given.txt": "given"}) as box:
-        printed(await box.exec(_GIVEN), "given")
-        printed(await box.exec(_GIVEN), "given")
+        printed(await box.run(_SHOW_GIVEN), "given")
+        printed(await box.run(_SHOW_GIVEN), "given")
 
 
 async def _play_beat(p: FakeProcess) -> None:
@@ -179,7 +213,7 @@ async def expect_silence(box: Sandbox, result: Result) -> None:
     printed(await box.run(_LISTEN), "0\n")
 
 
-@check("sandbox", "processes do not outlive their command")
+@check("sandbox", "processes do not outlive their command", "processes")
 async def _no_survivors(bench: Bench) -> None:
     async with bench.sandbox() as box:
         await expect_silence(box, succeeded(await box.run(_BEAT, timeout=30)))
@@ -189,21 +223,28 @@ async def _play_nap(p: FakeProcess) -> None:
     await p.sleep(20)
 
 
-_NAP = guest(("sleep", "20"), _play_nap)
+_NAP = guest("import time\ntime.sleep(20)", _play_nap)
+_NAP_COMMAND = guest(("sleep", "20"), _play_nap)
 
 
 @check("sandbox", "a command may have a tighter limit, and the box lives on after it struck")
 async def _tighter(bench: Bench) -> None:
     async with bench.sandbox(timeout=30) as box:
         await box.write("note.txt", "still here")
-        equal((await box.exec(_NAP, timeout=0.5)).status, "timeout", "status")
-        printed(await box.exec(_CAT), "still here")
+        equal((await box.run(_NAP, timeout=0.5)).status, "timeout", "status")
+        printed(await box.run(_SHOW), "still here")
 
 
 @check("sandbox", "the limits of the box hold for its commands")
 async def _inherited(bench: Bench) -> None:
     async with bench.sandbox(timeout=0.5) as box:
-        equal((await box.exec(_NAP)).status, "timeout", "status")
+        equal((await box.run(_NAP)).status, "timeout", "status")
+
+
+@check("sandbox", "the limits of the box hold for its programs", "commands")
+async def _inherited_by_programs(bench: Bench) -> None:
+    async with bench.sandbox(timeout=0.5) as box:
+        equal((await box.exec(_NAP_COMMAND)).status, "timeout", "status")
 
 
 @check("sandbox", "two sandboxes share no files")
@@ -211,8 +252,8 @@ async def _separate(bench: Bench) -> None:
     async with bench.sandbox() as one, bench.sandbox() as two:
         await one.write("note.txt", "of the first")
         await two.write("note.txt", "of the second")
-        printed(await one.exec(_CAT), "of the first")
-        printed(await two.exec(_CAT), "of the second")
+        printed(await one.run(_SHOW), "of the first")
+        printed(await two.run(_SHOW), "of the second")
 
 
 @check("sandbox", "a closed sandbox refuses")
@@ -221,6 +262,7 @@ async def _closed(bench: Bench) -> None:
     async with box:
         await box.write("note.txt", "x")
     await refused(InvalidRequest, box.read("note.txt"))
+    await refused(InvalidRequest, box.run(_SHOW))
     await refused(InvalidRequest, box.exec(_CAT))
 
 
@@ -229,4 +271,4 @@ async def _reaping(bench: Bench) -> None:
     async with bench.sandbox() as box:
         await box.write("note.txt", "alive")
         await bench.engine.backend(bench.backend).reap()
-        printed(await box.exec(_CAT), "alive")
+        printed(await box.run(_SHOW), "alive")

@@ -9,17 +9,24 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from belljar.conformance.bench import Bench, check, equal, expect, guest, printed, says, succeeded
 
+# A call that is missing is no network either: WASI has neither connect nor getaddrinfo.
 _CONNECT = guest(
     "import os, socket\n"
     "try:\n"
-    "    socket.create_connection((os.environ['TARGET'], int(os.environ['PORT'])), timeout=3)\n"
+    "    plug = socket.socket(socket.AF_INET, socket.SOCK_STREAM)\n"
+    "    plug.settimeout(3)\n"
+    "    plug.connect((os.environ['TARGET'], int(os.environ['PORT'])))\n"
     "    print('connected')\n"
-    "except OSError:\n"
+    "except (OSError, AttributeError):\n"
     "    print('no way')",
     says("no way\n"),
 )
 _RESOLVE = guest(
-    "import socket\ntry:\n    print(socket.getaddrinfo('example.org', 443))\nexcept OSError:\n    print('no way')",
+    "import socket\n"
+    "try:\n"
+    "    print(socket.getaddrinfo('example.org', 443))\n"
+    "except (OSError, AttributeError):\n"
+    "    print('no way')",
     says("no way\n"),
 )
 
@@ -57,7 +64,7 @@ _IDENTITY = guest(
 )
 
 
-@check("walls", "the guest is not root, has no capability and cannot gain any")
+@check("walls", "the guest is not root, has no capability and cannot gain any", "posix")
 async def _not_root(bench: Bench) -> None:
     printed(await bench.run(_IDENTITY), "True True 0 1\n")
 
@@ -93,19 +100,23 @@ async def _host_file(bench: Bench) -> None:
         printed(await bench.run(_LOOK, env={"HOST_FILE": str(path)}), "False False\n")
 
 
-_PROCESSES = guest("import os\nprint(sum(name.isdigit() for name in os.listdir('/proc')))", says("2\n"))
+_PROCESSES = guest(
+    "import os\nprint(sum(name.isdigit() for name in os.listdir('/proc')) if os.path.isdir('/proc') else 0)",
+    says("2\n"),
+)
 
 
 @check("walls", "no process of the host is visible")
 async def _processes(bench: Bench) -> None:
     count = int(succeeded(await bench.run(_PROCESSES)).stdout)
-    expect(1 <= count <= 5, f"the guest sees {count} processes")
+    least = 0 if bench.lacks("processes") else 1  # who is a process must at least see itself
+    expect(least <= count <= 5, f"the guest sees {count} processes")
 
 
 _READ = guest(("cat", "hello.txt"), says("from the host"))
 
 
-@check("walls", "a granted folder is readable, and read-only unless granted otherwise", "workspace")
+@check("walls", "a granted folder is readable, and read-only unless granted otherwise", "workspace", "commands")
 async def _grant(bench: Bench) -> None:
     with tempfile.TemporaryDirectory(prefix="belljar-conformance-") as folder:
         await anyio.Path(folder, "hello.txt").write_text("from the host")

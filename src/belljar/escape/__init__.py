@@ -27,6 +27,7 @@ from belljar.escape.on_neighbours import NEIGHBOURS
 from belljar.escape.on_network import NETWORK, SIGNALS
 from belljar.escape.on_outputs import NAMES, OUTPUTS, TERMINAL
 from belljar.escape.on_resources import RESOURCES
+from belljar.escape.on_wasm import WASM
 from belljar.escape.scenarios import Range
 from belljar.models import Result, Status
 from belljar.sandbox import Cancel, arun, default_engine
@@ -35,7 +36,7 @@ __all__ = ["ATTACKS", "Attack", "Bait", "Control", "Verdict", "attack", "carry_o
 
 ATTACKS: tuple[Attack, ...] = (
     *FILES, *SURROUNDINGS, *MOUNTS, *PRIVILEGES, *NAMESPACES, *KERNEL, *NETWORK, *SIGNALS, *RESOURCES, *OUTPUTS,
-    *NAMES, *NEIGHBOURS, *TERMINAL,
+    *NAMES, *NEIGHBOURS, *TERMINAL, *WASM,
 )  # fmt: skip
 
 _AT_ONCE = 4  # attacks measure time and memory: a crowd would blur the verdicts
@@ -80,12 +81,17 @@ async def carry_out(one: Attack, bait: Bait, backend: str | Backend, engine: Eng
         return Verdict(name=one.name, category=one.category, held=held, detail=detail)
 
     bait = bait.apart()
+    lack = await _lack(one, backend, engine)
     try:
         with anyio.fail_after(_DEADLINE):
             result = await _run(one, bait, backend, engine)
+            if lack:
+                return verdict(False, f"not refused, though {lack}")
             through = await anyio.to_thread.run_sync(one.after, result, bait) if one.after else ""
     except TimeoutError:
         return verdict(False, f"no answer within {_DEADLINE:g} s")
+    except (errors.PolicyDenied, errors.NotAvailable) as error:
+        return verdict(bool(lack), f"not possible: {lack}" if lack else f"it was refused: {error.message}")
     except Exception as error:  # whatever an attack does to us, the others still get their verdict
         return verdict(False, f"it broke Belljar: {type(error).__name__}: {error}"[:300])
     return verdict(False, through) if through else verdict(*judge(one, result, bait))
@@ -105,6 +111,20 @@ def judge(one: Attack, result: Result, bait: Bait) -> tuple[bool, str]:
         return True, f"ended: {result.status.value}"
     said = (result.stderr.strip().splitlines() or lines or ["nothing"])[-1]
     return False, f"no verdict ({result.status.value}, exit code {result.exit_code}), it said: {said[:160]}"
+
+
+async def _lack(one: Attack, backend: str | Backend, engine: Engine) -> str:
+    """What the attack needs and the backend says it does not have; empty if nothing, or if `auto` may choose."""
+    name = backend if isinstance(backend, str) else backend.name
+    if name == "auto":
+        return ""
+    offer = await (engine.offer(name) if isinstance(backend, str) else backend.probe())
+    if "command" in one.options:
+        return "" if offer.commands else f"{name} takes no commands"
+    if one.needs_workspace and not offer.workspace:
+        return f"{name} is granted no folders"
+    spoken = offer.languages is None or one.language in offer.languages
+    return "" if spoken else f"{name} does not speak {one.language}"
 
 
 async def _run(one: Attack, bait: Bait, backend: str | Backend, engine: Engine) -> Result:

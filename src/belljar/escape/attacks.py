@@ -39,6 +39,7 @@ class Attack:
     neighbour: str = ""  # the code of a second sandbox that leaves a mark, prints READY, and stays
     after: Callable[[Result, Bait], str] | None = None  # looks at the result and the host; says what got through
     scenario: Callable[[Range], Awaitable[Result]] | None = None  # for what takes more than one command
+    needs_workspace: bool = False  # its scenario has a folder of the host granted
     control: Control = "bare"
     uncontrolled: str = ""
 
@@ -90,6 +91,33 @@ def every(what, actions):
 def need(name):
     if not hasattr(os, name):
         held(f"there is no {name} here")
+
+def link(target, name):
+    """Where a link out of the root cannot even be made, that is a wall, and the next one may be tried."""
+    try:
+        os.symlink(target, name)
+    except PermissionError:
+        if sys.platform != "wasi":
+            raise
+        return False
+    return True
+
+def absent(kind, error, trace):
+    """For a guest without system calls. Elsewhere what is missing is a mistake in the payload, and no verdict."""
+    where = str(getattr(error, "filename", ""))
+    missing = (
+        isinstance(error, ImportError)
+        or isinstance(error, AttributeError) and isinstance(error.obj, type(sys))
+        or isinstance(error, FileNotFoundError) and where.startswith(("/proc", "/sys", "/usr"))
+        or isinstance(error, OSError) and error.errno in (errno.ENOTSUP, errno.ENOSYS)
+        or "unavailable on wasm" in str(error)
+    )
+    if missing:
+        held(f"no such call: {error}")
+    sys.__excepthook__(kind, error, trace)
+
+if sys.platform == "wasi":
+    sys.excepthook = absent
 
 # x86_64, aarch64 (None: that machine has no such call)
 NUMBERS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from belljar.escape import scenarios
 from belljar.escape.attacks import Attack
 
 FILES = (
@@ -91,29 +92,49 @@ every("create", [(p, lambda p=p: os.open(p, os.O_TMPFILE | os.O_RDWR, 0o600)) fo
     ),
     Attack(
         name="context files", category="files",
-        tries="changes, replaces and removes a read-only input file",
+        tries="changes, replaces and removes a read-only input file, for itself and for the next command",
         payload="""
-def overwrite():
-    with open("input.txt", "w") as file:
+def overwrite(mode="w"):
+    with open("input.txt", mode) as file:
         file.write("changed")
-every("input", [
+given, last = open("input.txt"), ""
+for name, action in (
     ("write", overwrite),
-    ("replace", lambda: (open("mine.txt", "w").close(), os.rename("mine.txt", "input.txt"))),
+    ("append", lambda: overwrite("a")),
+    ("update", lambda: overwrite("r+")),
+    ("truncate", lambda: os.truncate("input.txt", 0)),
     ("chmod", lambda: (os.chmod("input.txt", 0o666), overwrite())),
+    ("replace", lambda: (open("mine.txt", "w").close(), os.rename("mine.txt", "input.txt"))),
     ("unlink", lambda: os.unlink("input.txt")),
-])
+):
+    try:
+        action()
+    except OSError as error:
+        last = f"{name}: {error.strerror}"
+    else:
+        # There the input is a copy for this command, whose name it may have; the next command gets another.
+        if sys.platform != "wasi" or name not in ("replace", "unlink"):
+            escaped(f"{name} was not refused")
+held(last) if given.read() == "as it was" else escaped("it was changed in place")
 """,
-        held="each attempt is refused", options={"files": {"input.txt": "as it was"}},
+        held="it cannot be written, and the next command has it as it was",
+        options={"files": {"input.txt": "as it was"}}, scenario=scenarios.inputs_of_the_next,
     ),
     Attack(
         name="open descriptors", category="files",
         tries="looks for descriptors that the launcher forgot to close",
         payload="""
-found = []
+found, preopened = [], set()
+if sys.platform == "wasi":  # these handles are all of the filesystem that there is
+    for path in ("/usr/local/lib", "/workspace", "/tmp"):
+        info = os.stat(path)
+        preopened.add((info.st_mode, info.st_dev, info.st_ino))
 for fd in range(3, 1024):
     try:
-        os.fstat(fd)
+        info = os.fstat(fd)
     except OSError:
+        continue
+    if (info.st_mode, info.st_dev, info.st_ino) in preopened:
         continue
     try:
         what = os.readlink(f"/proc/self/fd/{fd}")

@@ -93,8 +93,15 @@ held("none that works")
     Attack(
         name="make a setuid file", category="privileges", tries="gives a file of its own the setuid bit",
         payload="""
+import stat
 open("mine", "w").close()
-refused("chmod", lambda: (os.chmod("mine", 0o4755), oct(os.stat("mine").st_mode)))
+def mark():
+    os.chmod("mine", 0o4755)
+    mode = os.stat("mine").st_mode
+    if not mode & stat.S_ISUID:
+        raise OSError(0, "the mode did not change")
+    return oct(mode)
+refused("chmod", mark)
 """,
         held=_REFUSED,
     ),
@@ -345,7 +352,11 @@ escaped("x32 is not filtered") if status == 0 else held(f"the child ended with {
     Attack(
         name="before the filter", category="kernel",
         tries="runs code at interpreter start-up, before a filter set by the interpreter would stand",
-        payload='print("the start-up code did not run, which proves nothing")',
+        payload="""
+if sys.platform == "wasi" and "site" in sys.modules and "sitecustomize" not in sys.modules:
+    held("no start-up code of the guest runs: the interpreter had started before there was a guest")
+print("the start-up code did not run, which proves nothing")
+""",
         options={
             "files": {"sitecustomize.py": PRELUDE + 'ask("keyctl", 0, -3, 0)'},
             "env": {"PYTHONPATH": ".:/workspace"},

@@ -12,9 +12,9 @@ from belljar.escape.attacks import Attack
 from belljar.escape.bait import Bait
 from belljar.models import KIB, MIB, Result, Status
 
-_OOM = frozenset({Status.OOM_KILLED})
+OOM = frozenset({Status.OOM_KILLED})
 _FULL = frozenset({Status.OOM_KILLED, Status.DISK_LIMIT})
-_LATE = frozenset({Status.TIMEOUT})
+LATE = frozenset({Status.TIMEOUT})
 _KEPT = 64 * KIB
 
 
@@ -37,7 +37,7 @@ def _gone(mark: str) -> Callable[[Result, Bait], str]:
     return look
 
 
-def _in_time(result: Result, bait: Bait) -> str:
+def in_time(result: Result, bait: Bait) -> str:
     return f"it ran for {result.duration_ms:.0f} ms" if result.duration_ms > 5000 else ""
 
 
@@ -75,7 +75,7 @@ RESOURCES = (
         name="daemon after a timeout", category="processes",
         tries="leaves a daemon behind and is then ended by the time limit",
         payload=_DAEMON.format(mark="late") + "time.sleep(15)", held="the whole tree is killed",
-        options={"timeout": 1.5}, ends=_LATE, after=_gone("late"),
+        options={"timeout": 1.5}, ends=LATE, after=_gone("late"),
     ),
     Attack(
         name="deaf to signals", category="processes", tries="ignores every signal it can and outstays its time",
@@ -91,7 +91,7 @@ while time.monotonic() < end:
     pass
 escaped("ran past its time")
 """,
-        held="it is ended when its time is up", options={"timeout": 1}, ends=_LATE, after=_in_time,
+        held="it is ended when its time is up", options={"timeout": 1}, ends=LATE, after=in_time,
     ),
     Attack(
         name="fork bomb", category="resources", tries="starts 400 processes with a limit of 40",
@@ -123,7 +123,7 @@ except MemoryError:
     held("no more memory")
 escaped(f"{len(kept) * 8} MB")
 """,
-        held="it is killed, or refused the memory", options={"memory": "64M"}, ends=_OOM,
+        held="it is killed, or refused the memory", options={"memory": "64M"}, ends=OOM,
     ),
     Attack(
         name="memory by many", category="resources", tries="has eight children use 32 MB each with a limit of 64",
@@ -152,7 +152,7 @@ while len(got) < 8 and (more := os.read(done[0], 8)):
 escaped("256 MB at once") if got.count(b"+") == 8 else held(f"{got.count(b'+')} of 8 got theirs")
 """,
         held="the limit counts the whole tree", options={"memory": "64M", "timeout": 15},
-        ends=_OOM | _LATE | {Status.ERROR},
+        ends=OOM | LATE | {Status.ERROR},
     ),
     Attack(
         name="shared memory", category="resources", tries="fills /dev/shm with 256 MB with a memory limit of 64",
@@ -221,7 +221,7 @@ for _ in range(200):
         escaped(f"{stuck >> 20} MB in {len(kept) // 2} connections")
 held(f"{stuck >> 20} MB in {len(kept) // 2} connections")
 """,
-        held="the memory limit strikes, or sockets take no more", options={"memory": "64M"}, ends=_OOM,
+        held="the memory limit strikes, or sockets take no more", options={"memory": "64M"}, ends=OOM,
     ),
     Attack(
         name="asynchronous I/O", category="resources",

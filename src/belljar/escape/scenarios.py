@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
+
 from belljar import errors, settings
 from belljar.backends.base import Backend
 from belljar.engine import Engine
@@ -54,6 +56,13 @@ def read():
     return "the host's /etc is the workspace"
 refused("read", read)
 """
+
+
+async def inputs_of_the_next(range_: Range) -> Result:
+    async with range_.sandbox() as box:
+        result = await box.run(range_.payload)
+        after = await box.run("print(open('input.txt').read())")
+    return result if after.stdout == "as it was\n" else _escaped(result, f"the next command found {after.stdout!r}")
 
 
 async def climbing_names(range_: Range) -> Result:
@@ -155,3 +164,73 @@ async def settings_file(range_: Range) -> Result:
     except errors.InvalidRequest:
         return result
     return result if after == before else _escaped(result, f"the caps are now {after}")
+
+
+# In Python, in the parser, the compiler, a C decoder, `repr`, and in taking a deep chain apart.
+_STACKS = (
+    "def f(): return f()\nf()",
+    "eval('(' * 100_000 + ')' * 100_000)",
+    "compile('-' * 200_000 + '1', '', 'eval')",
+    "import json\njson.loads('[' * 200_000)",
+    "kept = []\nfor _ in range(200_000):\n    kept = [kept]\nrepr(kept)",
+    "kept = ()\nfor _ in range(400_000):\n    kept = (kept,)\ndel kept",
+)
+
+
+async def exhausted_stack(range_: Range) -> Result:
+    ends: list[str] = []
+    for code in _STACKS:
+        ended = await range_.run(f"import sys\nsys.setrecursionlimit(10**8)\n{code}", **range_.options)
+        ends.append(ended.status.value)
+        after = await range_.run("print(6 * 7)", **range_.options)
+        if after.stdout != "42\n":
+            return _escaped(after, f"after {code!r} the next guest does not run: {after.status.value}, {after.stderr}")
+    return after.model_copy(update={"stdout": f"HELD the next guest runs after each: {', '.join(ends)}\n"})
+
+
+def state_for_the_next(look: str) -> Callable[[Range], Awaitable[Result]]:
+    """The same backend and limits, one after the other: a worker, if there is one, is met again."""
+
+    async def scenario(range_: Range) -> Result:
+        first = await range_.run(range_.payload, **range_.options)
+        if "HELD" not in first.stdout:
+            return first
+        return await range_.run(range_.bait.fill(PRELUDE + look), **range_.options)
+
+    return scenario
+
+
+async def cancelled_guest(range_: Range) -> Result:
+    """The caller goes away (its task is cancelled) while the guest talks; then others come."""
+    ready = anyio.Event()
+
+    def hear(text: str) -> None:
+        if "READY" in text:
+            ready.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: range_.run(range_.payload, on_stdout=hear, **range_.options))
+        with anyio.fail_after(20):
+            await ready.wait()
+        tasks.cancel_scope.cancel()
+    for _ in range(2):
+        after = await range_.run("print('HELD only mine')", **range_.options)
+        if after.stdout != "HELD only mine\n":
+            return _escaped(after, f"the next caller got {after.stdout[:80]!r}, {after.status.value}")
+    return after
+
+
+async def two_at_once(range_: Range) -> Result:
+    said: dict[str, Result] = {}
+
+    async def speak(box: Sandbox, word: str) -> None:
+        code = f"import time\nfor _ in range(4):\n    print({word!r}, flush=True)\n    time.sleep(0.1)"
+        said[word] = await box.run(code)
+
+    async with range_.sandbox() as box, anyio.create_task_group() as tasks:
+        for word in ("one", "two"):
+            tasks.start_soon(speak, box, word)
+    for word, result in said.items():
+        if result.stdout != f"{word}\n" * 4:
+            return _escaped(result, f"{word} was told {result.stdout[:60]!r}, {result.status.value}")
+    return result.model_copy(update={"stdout": "HELD each got its own\n"})

@@ -201,6 +201,7 @@ def main():
     warnings.filterwarnings("ignore", message=".*non-interactive.*")
     sys.path[0] = os.getcwd()
     scope = {"__name__": "__main__", "__builtins__": __builtins__}
+    home = os.getpid()
     channel.send(ready=True)
     for line in channel.lines:
         request = json.loads(line)
@@ -208,6 +209,8 @@ def main():
             verdict = turn(channel, request, scope)
         except TurnTimeout:  # the bell rang between the end of the turn and the stopping of the clock
             verdict = {"ok": False, "exit_code": 124, "timeout": True}
+        if os.getpid() != home:  # the turn forked, and this is the child: the conversation is not its own
+            os._exit(verdict["exit_code"])
         for text in (sys.stdout, sys.stderr):
             try:
                 text.flush()
