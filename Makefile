@@ -12,6 +12,7 @@ run: $(STAMP)              ## a small showcase on the embedded default: no Docke
 
 test: $(STAMP)             ## all tests, on real sandboxes
 	@sh scripts/system_packages.sh
+	@$(BIN)/belljar setup wasm
 	@$(BIN)/python -m pytest
 
 check: $(STAMP)            ## style, types, layers, seccomp profiles

@@ -18,7 +18,7 @@ _PUBLIC = {
     "Session": "session", "Engine": "engine",
     "Result": "models", "Status": "models", "ErrorType": "models", "Limits": "models", "Event": "models",
     "BelljarError": "errors", "BackendError": "errors", "InvalidRequest": "errors", "PolicyDenied": "errors",
-    "supported_languages": "sandbox",
+    "supported_languages": "sandbox", "offers": "sandbox",
 }  # fmt: skip
 
 __all__ = [*_PUBLIC, "__version__"]
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from belljar.sandbox import Cancel as Cancel
     from belljar.sandbox import Sandbox as Sandbox
     from belljar.sandbox import arun as arun
+    from belljar.sandbox import offers as offers
     from belljar.sandbox import run as run
     from belljar.sandbox import stream as stream
     from belljar.sandbox import supported_languages as supported_languages

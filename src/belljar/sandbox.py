@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from belljar import errors, portal
 from belljar.backends.base import Backend, Control, in_this_loop, lone_errors
 from belljar.engine import Engine, Lease, Listener
-from belljar.models import Egress, Entry, Event, File, Limits, Result, RunRequest, Workspace, guest_path
+from belljar.models import Capabilities, Egress, Entry, Event, File, Limits, Result, RunRequest, Workspace, guest_path
 
 _LIMITS = frozenset(Limits.model_fields)
 _engine: Engine | None = None
@@ -141,6 +141,11 @@ def listening(
                 await answer
 
     return hear
+
+
+def offers(*, engine: Engine | None = None) -> tuple[Capabilities, ...]:
+    """What each backend can do here, and why not: `belljar doctor` as data."""
+    return portal.call((engine or default_engine()).offers)
 
 
 def supported_languages(*, backend: str = "auto", engine: Engine | None = None) -> tuple[str, ...]:

@@ -76,7 +76,15 @@ def compiled(cache: Path) -> Path:
     ours = facts.st_uid == around.st_uid == os.geteuid()
     if not ours or not stat.S_ISREG(facts.st_mode) or (facts.st_mode | around.st_mode) & 0o022:
         raise errors.NotAvailable(f"{file} could have been written by somebody else", fix=f"remove it, then: {_FIX}")
+    if _recorded_size(file) != facts.st_size:
+        raise errors.NotAvailable(f"{file} is damaged", fix=_FIX)
     return file
+
+
+def _recorded_size(file: Path) -> int:
+    with suppress(OSError, ValueError):
+        return int(file.with_suffix(".size").read_text())
+    return -1
 
 
 def build(cache: Path) -> Path:
@@ -103,6 +111,7 @@ def _build(cache: Path) -> Path:
     try:
         draft.write_bytes(module.serialize())
         draft.chmod(0o644 if os.geteuid() == 0 else 0o600)
+        file.with_suffix(".size").write_text(str(draft.stat().st_size))
         draft.rename(file)
     finally:
         draft.unlink(missing_ok=True)
