@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -22,13 +23,15 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def wasm(engine: Engine) -> Wasm:
+def wasm(engine: Engine) -> Iterator[Wasm]:
     """The real backend with a state directory of its own; the compiled interpreter is shared (`belljar setup wasm`)."""
     try:
         wasm_cache.compiled(wasm_cache.folder(engine.settings))
     except errors.NotAvailable as error:
         pytest.skip(f"{error}: run `belljar setup wasm`, as `make test` does")
-    return Wasm(create_native(engine.settings), wasm_cache.folder(engine.settings))
+    backend = Wasm(create_native(engine.settings), wasm_cache.folder(engine.settings))
+    yield backend
+    backend.close()
 
 
 async def test_every_run_is_a_fresh_interpreter_in_a_reused_worker(wasm: Wasm) -> None:
@@ -64,8 +67,8 @@ async def test_memory_is_limited_for_the_guest_and_the_worker_lives_on(wasm: Was
 async def test_there_are_no_processes_no_threads_and_no_host_files(wasm: Wasm) -> None:
     code = (
         "import os, threading\n"
-        "for attempt in (lambda: os.fork(), lambda: os.system('id'), lambda: threading.Thread(target=print).start(),\n"
-        "                lambda: open('/etc/passwd'), lambda: os.listdir('/proc'), lambda: open('/belljar/worker.py')):\n"
+        "for attempt in (lambda: os.fork(), lambda: os.system('id'), lambda: open('/etc/passwd'),\n"
+        "                lambda: threading.Thread(target=print).start(), lambda: os.listdir('/proc'), lambda: open('/belljar/worker.py')):\n"
         "    try: attempt(); print('got through')\n"
         "    except (OSError, AttributeError, RuntimeError): pass\n"
         "print('done')"

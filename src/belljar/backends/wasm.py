@@ -135,16 +135,14 @@ class Wasm:
     def close(self) -> None:
         """At the end of the process: its workers die with it in any case, their control groups must be removed."""
         for worker in [worker for idle in self._idle.values() for worker in idle]:
-            worker.kill()
-            if worker.group:
-                worker.group.destroy()
+            worker.abandon()
         self._idle.clear()
 
     def _put_back(self, worker: Worker) -> None:
         idle = self._idle.setdefault(_size(worker.limits), [])
         idle.append(worker)
         if len(idle) > _IDLE:
-            idle.pop(0).kill()
+            idle.pop(0).abandon()
 
 
 class Worker:
@@ -232,6 +230,13 @@ class Worker:
             self._child.kill()
         if self.group:
             self.group.kill()
+
+    def abandon(self) -> None:
+        """`end`, where nobody can wait."""
+        self.kill()
+        self._fds.close()
+        if self.group:
+            self.group.destroy()
 
     async def end(self) -> None:
         self.kill()
