@@ -68,7 +68,8 @@ async def test_there_are_no_processes_no_threads_and_no_host_files(wasm: Wasm) -
     code = (
         "import os, threading\n"
         "for attempt in (lambda: os.fork(), lambda: os.system('id'), lambda: open('/etc/passwd'),\n"
-        "                lambda: threading.Thread(target=print).start(), lambda: os.listdir('/proc'), lambda: open('/belljar/worker.py')):\n"
+        "                lambda: threading.Thread(target=print).start(), lambda: os.listdir('/proc'),\n"
+        "                lambda: open('/belljar/worker.py')):\n"
         "    try: attempt(); print('got through')\n"
         "    except (OSError, AttributeError, RuntimeError): pass\n"
         "print('done')"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -22,3 +22,8 @@ def bait() -> Iterator[escape.Bait]:
 @pytest.fixture
 def engine() -> Engine:
     return Engine()
+
+
+@pytest.fixture
+def attack_of() -> Callable[[str], escape.Attack]:
+    return lambda payload: escape.Attack(name="made up", category="files", tries="-", payload=payload, held="-")

@@ -6,15 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
+from leaky import Leaky
 
 from belljar import errors, escape
 from belljar.engine import Engine
+from belljar.models import Capabilities
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 
 CATEGORIES = {
     "files", "environment", "proc", "sys", "devices", "mounts", "privileges", "namespaces", "kernel", "network",
-    "processes", "resources", "outputs", "names", "neighbours", "terminal",
+    "processes", "resources", "outputs", "names", "neighbours", "terminal", "wasm",
 }  # fmt: skip
 
 
@@ -66,6 +68,19 @@ async def test_a_payload_without_a_verdict_got_through(payload: str, bait: escap
     verdict = await escape.carry_out(_attack(payload), bait, "native", engine)
     assert not verdict.held
     assert verdict.detail.startswith("no verdict")
+
+
+async def test_a_backend_that_does_what_it_says_it_cannot_got_no_wall_for_it(bait: escape.Bait) -> None:
+    class Liar(Leaky):
+        async def probe(self) -> Capabilities:
+            return (await super().probe()).model_copy(update={"languages": frozenset({"bash"})})
+
+    liar = Liar("bare")
+    one = escape.Attack(name="x", category="files", tries="-", held="-", language="python", payload="held('x')")
+    engine = Engine(extra=(liar,))
+    engine._offers["leaky"] = await Leaky("bare").probe()  # what the engine goes by, and the judge does not
+    verdict = await escape.carry_out(one, bait, liar, engine)
+    assert (verdict.held, verdict.detail) == (False, "not refused, though leaky does not speak python")
 
 
 async def test_a_secret_in_the_output_got_through_whatever_the_payload_says(bait: escape.Bait, engine: Engine) -> None:
