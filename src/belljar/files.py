@@ -137,19 +137,20 @@ def discard(root: int, paths: Sequence[str]) -> None:
                 os.rmdir(parts[-1], dir_fd=folder)
 
 
-def erase(root: int, name: str) -> bool:
+def erase(root: int, name: str, *, owner: int | None = None) -> bool:
     """Removes a whole tree below an open directory, however deep, following no link; False if something remains.
 
     Each folder found is first moved to the top, so that neither the depth of the tree nor a name's length counts.
     """
-    with suppress(OSError):
-        waiting = [name]
+    waiting = [name]
+    with suppress(OSError), _acting_as(owner):
         while waiting:
-            folder = waiting.pop()
+            folder = waiting[-1]
             with suppress(FileNotFoundError):
-                waiting += _flatten(root, folder)
+                waiting[-1:-1] = _flatten(root, folder)
                 os.rmdir(folder, dir_fd=root)
-    return not _exists(root, name)
+            waiting.remove(folder)
+    return not waiting
 
 
 def _flatten(root: int, name: str) -> list[str]:

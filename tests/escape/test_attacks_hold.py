@@ -17,8 +17,6 @@ NAMES = [one.name for one in escape.ATTACKS]
 
 # What only a control group can stop. Where there is none, `guarantees.weaker` says so, and so do we, loudly.
 NEEDS_MEMORY_GROUP = {"inodes", "socket buffers"}
-# A guest's files are counted by the worker's control group, which has to leave room for the worker itself.
-LOOSE_ON_WASM = {"inodes"}
 
 
 @pytest.fixture(scope="session")
@@ -59,8 +57,6 @@ async def test_native_holds_against(name: str, verdicts: Verdicts, guarantees: G
 @pytest.mark.parametrize("name", NAMES)
 async def test_wasm_holds_against(name: str, wasm_verdicts: Verdicts) -> None:
     verdict = wasm_verdicts[name]
-    if not verdict.held and name in LOOSE_ON_WASM:
-        pytest.xfail(f"NOT HELD: the worker's control group leaves room for that many: {verdict.detail}")
     assert verdict.held, f"{name}: {verdict.detail}"
 
 

@@ -72,14 +72,15 @@ async def test_a_payload_without_a_verdict_got_through(payload: str, bait: escap
 
 async def test_a_backend_that_does_what_it_says_it_cannot_got_no_wall_for_it(bait: escape.Bait) -> None:
     class Liar(Leaky):
+        asked = 0
+
         async def probe(self) -> Capabilities:
-            return (await super().probe()).model_copy(update={"languages": frozenset({"bash"})})
+            self.asked += 1  # the judge is told one thing, and whoever would refuse it another
+            spoken = frozenset({"bash"}) if self.asked == 1 else None
+            return (await super().probe()).model_copy(update={"languages": spoken})
 
     liar = Liar("bare")
-    one = escape.Attack(name="x", category="files", tries="-", held="-", language="python", payload="held('x')")
-    engine = Engine(extra=(liar,))
-    engine._offers["leaky"] = await Leaky("bare").probe()  # what the engine goes by, and the judge does not
-    verdict = await escape.carry_out(one, bait, liar, engine)
+    verdict = await escape.carry_out(_attack("held('x')"), bait, liar, Engine(extra=(liar,)))
     assert (verdict.held, verdict.detail) == (False, "not refused, though leaky does not speak python")
 
 

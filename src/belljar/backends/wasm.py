@@ -11,7 +11,7 @@ import base64
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -47,7 +47,7 @@ from belljar.settings import Settings
 _LIBRARY = "/belljar/lib"
 _MODULE = "/belljar/python.cwasm"
 _WORKER = "/belljar/worker.py"
-_OVERHEAD = 512 * MIB  # what wasmtime, the worker and the compiled module may take beside the guest
+_OVERHEAD = 64 * MIB  # what wasmtime, the worker and the compiled module may take beside the guest
 _START_SECONDS = 30.0
 _GRACE = 0.5  # seconds between the guest's own deadline and the end of its worker
 _FRAME = 1 << 22
@@ -68,6 +68,7 @@ class Wasm:
         self._native = native
         self._cache = cache
         self._idle: dict[tuple[float, ...], list[Worker]] = {}
+        self._pid = os.getpid()
         atexit.register(self.close)
 
     async def probe(self) -> Capabilities:
@@ -103,20 +104,21 @@ class Wasm:
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator[WasmBox]:
-        worker = await self._worker(plan.limits)
-        box = WasmBox(worker, plan)
+        box = WasmBox(await self._worker(plan.limits), plan, self._worker)
         try:
             box.prepare()
             yield box
         finally:
             with anyio.CancelScope(shield=True):
-                if worker.alive and await box.dispose():
-                    self._put_back(worker)
+                if box.worker.alive and await box.dispose():
+                    self._put_back(box.worker)
                 else:
-                    await worker.end()
+                    await box.worker.end()
 
     async def _worker(self, limits: Limits) -> Worker:
         """An idle worker of the right size, or a new one."""
+        if self._pid != os.getpid():  # after a fork the idle ones are our parent's: two would talk to one
+            self._idle, self._pid = {}, os.getpid()
         idle = self._idle.setdefault(_size(limits), [])
         while idle:
             worker = idle.pop()
@@ -134,15 +136,20 @@ class Wasm:
 
     def close(self) -> None:
         """At the end of the process: its workers die with it in any case, their control groups must be removed."""
+        if self._pid != os.getpid():  # a forked child: they are its parent's
+            return
         for worker in [worker for idle in self._idle.values() for worker in idle]:
             worker.abandon()
         self._idle.clear()
 
     def _put_back(self, worker: Worker) -> None:
-        idle = self._idle.setdefault(_size(worker.limits), [])
-        idle.append(worker)
-        if len(idle) > _IDLE:
-            idle.pop(0).abandon()
+        self._idle.setdefault(_size(worker.limits), []).append(worker)
+        kept = [(size, idle) for size, idle in self._idle.items() if idle]
+        if sum(len(idle) for _, idle in kept) > _IDLE:
+            size, oldest = kept[0]
+            oldest.pop(0).abandon()
+            if not oldest:
+                del self._idle[size]
 
 
 class Worker:
@@ -156,13 +163,14 @@ class Worker:
         self._pending = b""
         self._runs = 0
         self._condemned = False
+        self._busy = False  # from a request to its end: whoever goes away in between leaves a guest that still talks
         self.uid: int | None = None
         self.tmp = -1
         self.group: Any = None
 
     @property
     def alive(self) -> bool:
-        return self._child is not None and not self._condemned and not self._child.ended()
+        return self._child is not None and not self._condemned and not self._busy and not self._child.ended()
 
     async def start(self, cache: Path) -> None:
         native = self._native
@@ -218,10 +226,12 @@ class Worker:
 
     async def ask(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         self._runs += 1
+        self._busy = True
         await process.write_all(self._stdin, json.dumps({"run": self._runs, **request}).encode() + b"\n")
         while frame := await self._frame():
+            self._busy = frame.get("done") != self._runs
             yield frame
-            if frame.get("done") == self._runs:
+            if not self._busy:
                 return
 
     def kill(self) -> None:
@@ -250,32 +260,50 @@ class Worker:
 class WasmBox:
     """One sandbox: a folder of its own in a worker that is ours until we close."""
 
-    def __init__(self, worker: Worker, plan: Plan) -> None:
+    def __init__(self, worker: Worker, plan: Plan, another: Callable[[Limits], Awaitable[Worker]]) -> None:
         self.id = plan.id
-        self._worker = worker
+        self.worker = worker
+        self._another = another
         self._plan = plan
         self._stack = ExitStack()
         self._root = -1
         self._workspace = -1
+        self._turn = anyio.Lock()  # one interpreter, two pipes: one command after the other
 
     def prepare(self) -> None:
         for folder in ("workspace", "tmp"):  # in this thread: a hand-over to another costs more than two mkdirs
-            files.make_folder(self._worker.tmp, f"{self.id}/{folder}", owner=self._worker.uid)
-        base = f"/proc/self/fd/{self._worker.tmp}/{self.id}"
+            files.make_folder(self.worker.tmp, f"{self.id}/{folder}", owner=self.worker.uid)
+        base = f"/proc/self/fd/{self.worker.tmp}/{self.id}"
         self._root = self._stack.enter_context(files.opened(base))
         self._workspace = self._stack.enter_context(files.opened(f"{base}/workspace"))
+
+    async def _revive(self) -> None:
+        """After a command that cost the worker (a timeout, a cancel, a flood): the same files in another one.
+
+        The old tmpfs outlives its worker for as long as we hold a descriptor of it.
+        """
+        limit = self._plan.limits.disk
+        kept = await anyio.to_thread.run_sync(
+            lambda: files.collect(self._workspace, ["**"], most=files.MANY, limit=limit).files
+        )
+        fresh = await self._another(self._plan.limits)
+        gone, self.worker = self.worker, fresh
+        self._stack.close()
+        await gone.end()
+        self.prepare()
+        await self.put(kept)
 
     async def dispose(self) -> bool:
         """Removes its folder; False if something of it would not go, and the worker must."""
         self._stack.close()
-        files.discard(self._worker.tmp, [f"{self.id}/workspace", f"{self.id}/tmp", self.id])
-        if not files.missing(self._worker.tmp, [self.id]):  # the guest left something: that may take longer
-            return await anyio.to_thread.run_sync(files.erase, self._worker.tmp, self.id)
+        files.discard(self.worker.tmp, [f"{self.id}/workspace", f"{self.id}/tmp", self.id])
+        if not files.missing(self.worker.tmp, [self.id]):  # the guest left something: that may take longer
+            return await anyio.to_thread.run_sync(lambda: files.erase(self.worker.tmp, self.id, owner=self.worker.uid))
         return True
 
     async def put(self, files_in: Sequence[File]) -> None:
         try:
-            await anyio.to_thread.run_sync(lambda: files.write(self._workspace, files_in, owner=self._worker.uid))
+            await anyio.to_thread.run_sync(lambda: files.write(self._workspace, files_in, owner=self.worker.uid))
         except OSError as error:
             raise errors.ExecutionFailed(f"the file could not be written: {error.strerror}") from None
 
@@ -286,14 +314,23 @@ class WasmBox:
         return await anyio.to_thread.run_sync(files.entries, self._workspace)
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
+        async with self._turn:
+            return await self._run(command, emit, control)
+
+    async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
+        if not self.worker.alive:
+            await self._revive()
         run = _WasmRun(self, command, emit, control)
         inputs = {**self._plan.files, **command.files}
         made = files.missing(self._workspace, inputs)
         files.clear(self._workspace, inputs)
         given = [File(path=f"workspace/{name}", content=data, read_only=True) for name, data in inputs.items()]
-        files.write(self._root, [*given, File(path="stdin", content=command.stdin)], owner=self._worker.uid)
+        try:
+            files.write(self._root, [*given, File(path="stdin", content=command.stdin)], owner=self.worker.uid)
+        except OSError as error:
+            raise errors.ExecutionFailed(f"the input could not be written: {error.strerror}") from None
         if command.cwd.startswith(f"{WORKSPACE}/"):
-            files.make_folder(self._root, command.cwd.lstrip("/"), owner=self._worker.uid)
+            files.make_folder(self._root, command.cwd.lstrip("/"), owner=self.worker.uid)
         try:
             return await run.go()
         finally:
@@ -303,7 +340,7 @@ class WasmBox:
 
 class _WasmRun:
     def __init__(self, box: WasmBox, command: Command, emit: Emit, control: Control) -> None:
-        self._worker = box._worker
+        self._worker = box.worker
         self._id = box.id
         self._command = command
         self._emit = emit
@@ -367,6 +404,8 @@ class _WasmRun:
     def _result(self, startup: float) -> Result:
         out, err = self._streams["stdout"], self._streams["stderr"]
         code, cut = self._done.get("exit_code"), bool(out.cut or err.cut)
+        if (trap := str(self._done.get("trap", ""))) and "interrupt" not in trap:
+            err.feed(f"the interpreter was stopped: {trap.splitlines()[-1].strip()}\n".encode())
         memory, cpu = self._done.get("memory"), self._cpu_ms()
         return Result(
             status=self._judge(code, err.text, cut), exit_code=code, stdout=out.text, stderr=err.text, truncated=cut,
@@ -390,7 +429,7 @@ class _WasmRun:
             return Status.TIMEOUT
         if code == 0:
             return Status.OUTPUT_LIMIT if cut else Status.SUCCESS
-        if "MemoryError" in stderr[-2000:] or "memory" in trap:
+        if "MemoryError" in stderr[-2000:] or "memory minimum size" in trap:
             return Status.OOM_KILLED
         return Status.DISK_LIMIT if "No space left on device" in stderr[-2000:] else Status.ERROR
 

@@ -107,6 +107,29 @@ async def _scope(bench: Bench) -> None:
     printed(await bench.run(_AFTER), "after\n")
 
 
+async def _play_murmur(p: FakeProcess) -> None:
+    for _ in range(100):
+        await p.out("of the first\n")
+        await p.sleep(0.05)
+
+
+_MURMUR = guest(
+    "import os, time\nfor _ in range(100):\n    os.write(1, b'of the first\\n')\n    time.sleep(0.05)", _play_murmur
+)
+
+
+@check("cancel", "the run after a cancelled one hears nothing of it, and does not wait for it")
+async def _unheard(bench: Bench) -> None:
+    """For a backend that keeps interpreters warm: one that is still busy must not serve the next caller."""
+    with anyio.CancelScope() as scope:
+        await bench.run(_MURMUR, timeout=40, on_stdout=lambda text: scope.cancel())
+    expect(scope.cancelled_caught, "the run was not cancelled")
+    result, events = await bench.watch(_AFTER)
+    printed(result, "after\n")
+    equal("".join(event.text for event in events if event.kind == "stdout"), "after\n", "the stdout events")
+    expect(result.duration_ms < 4000, f"it took {result.duration_ms:.0f} ms")
+
+
 @check("cancel", "a cancelled scope ends the run's children too", "processes")
 async def _scope_of_children(bench: Bench) -> None:
     async with bench.sandbox() as box:

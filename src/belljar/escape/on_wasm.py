@@ -13,6 +13,7 @@ from belljar.models import Result, Status
 _ONE_WORKER = "the wall is between a worker and its next guest; a backend without workers has nothing to show"
 # Its own sizes, so that a worker is met again by the same attack and by no other.
 _STATE = {"memory": "97M"}
+_STATE_FILES = {"memory": "101M"}
 _CUT = {"memory": "98M"}
 _CRASHES = {"memory": "99M", "timeout": 6}
 
@@ -159,6 +160,17 @@ every("library", [
 ])
 """
 
+_LEAVE_FILES = """
+for folder in ("/tmp", "/workspace", "/var/tmp"):
+    for name in ("@marker@-left", "sitecustomize.py", "json.py"):
+        try:
+            with open(f"{folder}/{name}", "w") as file:
+                file.write("raise SystemExit('@marker@ was here')")
+        except OSError:
+            pass
+held("left what it could")
+"""
+
 _LEAVE = """
 import builtins, time
 builtins.print = lambda *a, **k: os.write(1, b"@marker@ patched\\\\n")
@@ -167,13 +179,6 @@ sys.modules["@marker@"] = sys
 sys.path.insert(0, "/tmp")
 os.environ["BELLJAR_MARK"] = "@marker@"
 os.putenv("BELLJAR_MARK_TOO", "@marker@")
-for folder in ("/tmp", "/workspace", "/var/tmp"):
-    for name in ("@marker@-left", "sitecustomize.py", "json.py"):
-        try:
-            with open(f"{folder}/{name}", "w") as file:
-                file.write("raise SystemExit('@marker@ was here')")
-        except OSError:
-            pass
 for fd in range(64):
     try:
         os.close(fd) if fd not in (1, 2) else None
@@ -302,8 +307,14 @@ every("look", [(p, lambda p=p: look(p)) for p in places])
     ),
     Attack(
         name="state for the next guest", category="wasm",
-        tries="leaves patched builtins, modules, variables, files and closed descriptors for the guest after it",
+        tries="leaves patched builtins, modules, variables and closed descriptors for the guest after it",
         payload=_LEAVE, held="the next one finds nothing", options=_STATE,
+        scenario=scenarios.state_for_the_next(_LOOK), control="none", uncontrolled=_ONE_WORKER,
+    ),
+    Attack(
+        name="files for the next guest", category="wasm",
+        tries="leaves files for the guest after it, some of them named like modules that it imports",
+        payload=_LEAVE_FILES, held="the next one finds nothing", options=_STATE_FILES,
         scenario=scenarios.state_for_the_next(_LOOK), control="none", uncontrolled=_ONE_WORKER,
     ),
     Attack(
