@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -27,9 +28,20 @@ def v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def as_the_kernel_does(path: Path, text: str) -> int:
         if path.name == "cgroup.subtree_control" and text.startswith("+"):
+            gained = text[1:]
             if (path.parent / "cgroup.procs").read_text():
-                raise OSError(16, "Device or resource busy")
-            text = f"{path.read_text()} {text[1:]}"
+                if gained not in ("cpu", "pids"):
+                    raise OSError(16, "Device or resource busy")
+                write(path.parent / "cgroup.type", "domain threaded\n")
+            text = f"{path.read_text()} {gained}"
+            for child in path.parent.glob("*/cgroup.controllers"):
+                write(child, f"{child.read_text()} {gained}")
+        if path.name == "cgroup.procs" and path.parent.name == cgroups._LEAF:  # who enters here leaves there
+            if "threaded" in (path.parents[1] / "cgroup.type").read_text():
+                raise OSError(95, "Operation not supported")
+            before = path.parents[1] / "cgroup.procs"
+            write(before, "".join(f"{pid}\n" for pid in before.read_text().split() if pid != text))
+            text = (path.read_text() if path.exists() else "") + f"{text}\n"
         return write(path, text)
 
     monkeypatch.setattr(Path, "write_text", as_the_kernel_does)
@@ -59,6 +71,7 @@ def test_version_2_walks_up_to_the_nearest_group_that_hands_controllers_down(v2:
     assert groups.version == 2
     assert dict(groups.bases) == dict.fromkeys(("memory", "pids", "cpu", "io"), v2 / "service")
     assert groups.limits == {"memory", "pids", "cpus", "io"}
+    assert not (v2 / "service" / "own" / "cgroup.type").exists()  # it was not made the root of a threaded tree
 
 
 def test_version_2_uses_its_own_group_when_that_was_delegated(v2: Path) -> None:
@@ -71,6 +84,79 @@ def test_version_2_hands_the_controllers_down_itself_where_it_may(v2: Path) -> N
     groups = found(v2)
     assert set(groups.bases.values()) == {v2 / "service" / "own"}
     assert groups.limits == {"memory", "pids", "cpus", "io"}
+
+
+def as_systemd_does(v2: Path) -> Path:
+    """The root hands down memory and pids only, so that the service has no cpu and no io to give."""
+    (v2 / "cgroup.subtree_control").write_text("memory pids")
+    (v2 / "service" / "cgroup.subtree_control").write_text("memory pids")
+    (v2 / "service" / "cgroup.controllers").write_text("memory pids\n")
+    return v2 / "service"
+
+
+def test_version_2_hands_cpu_and_io_down_from_the_top_where_it_may(v2: Path) -> None:
+    service = as_systemd_does(v2)
+    assert dict(found(v2).bases) == dict.fromkeys(("memory", "pids", "cpu", "io"), service)
+    assert set((v2 / "cgroup.subtree_control").read_text().split()) == {"memory", "pids", "cpu", "io"}
+
+
+def test_version_2_does_with_memory_and_pids_where_the_top_is_not_ours(v2: Path) -> None:
+    service = as_systemd_does(v2)
+    (v2 / "cgroup.procs").unlink()
+    groups = found(v2)
+    assert dict(groups.bases) == dict.fromkeys(("memory", "pids"), service)
+    assert groups.limits == {"memory", "pids"}
+
+
+def test_version_2_asks_again_for_a_controller_that_was_taken_back(v2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = cgroups._write
+
+    def as_the_kernel_does(path: str, text: str) -> None:
+        if path.endswith("/cpu.max") and "cpu" not in (v2 / "service" / "cgroup.subtree_control").read_text():
+            raise PermissionError(13, "Permission denied")
+        write(path, text)
+
+    monkeypatch.setattr(cgroups, "_write", as_the_kernel_does)
+    groups = found(v2)
+    monkeypatch.setattr(Group, "destroy", lambda group: shutil.rmtree(group.paths[0]))
+    as_systemd_does(v2)
+    group = groups.create("me-1", LIMITS)
+    assert (group.paths[0] / "cpu.max").read_text() == "50000 100000"
+
+
+def alone(v2: Path) -> Path:
+    """Our own group as a service with Delegate=yes or a container has it: ours, full, and nothing above is ours."""
+    for folder in (v2, v2 / "service"):
+        (folder / "cgroup.procs").unlink()
+    own = v2 / "service" / "own"
+    (own / "cgroup.type").write_text("domain\n")
+    (own / "cgroup.procs").write_text("123\n124\n")
+    return own
+
+
+def test_version_2_makes_room_in_a_delegated_group_that_holds_its_processes(v2: Path) -> None:
+    own = alone(v2)
+    groups = found(v2)
+    assert dict(groups.bases) == dict.fromkeys(("memory", "pids", "cpu", "io"), own)
+    assert (own / "cgroup.procs").read_text() == ""
+    assert (own / cgroups._LEAF / "cgroup.procs").read_text() == "123\n124\n"
+    assert groups.orphans(lambda _: True) == []
+    (v2.parent / "membership").write_text(f"0::/service/own/{cgroups._LEAF}\n")  # the next one to look
+    assert set(found(v2).bases.values()) == {own}
+
+
+@pytest.mark.parametrize("why", ["a process we do not see", "the root", "no memory controller"])
+def test_version_2_moves_no_process_where_that_would_not_help(v2: Path, why: str) -> None:
+    own = alone(v2)
+    if why == "the root":
+        (own / "cgroup.type").unlink()
+    elif why == "no memory controller":
+        (own / "cgroup.controllers").write_text("cpu pids\n")
+    else:
+        (own / "cgroup.procs").write_text("0\n123\n")
+    before = (own / "cgroup.procs").read_text()
+    assert isinstance(detect(v2, v2.parent / "membership"), str)
+    assert (own / "cgroup.procs").read_text() == before
 
 
 def test_version_2_without_delegation_says_how_to_get_it(v2: Path) -> None:
@@ -105,6 +191,7 @@ def test_version_2_s_group_has_its_limits_and_one_door(v2: Path) -> None:
         "pids.max": "7",
         "cpu.max": "50000 100000",
         "io.max": "8:0 rbps=4096 wbps=4096 riops=9 wiops=9",
+        "cgroup.subtree_control": "+cpu",  # so that nobody can take the controller back meanwhile
     }
 
 
@@ -116,6 +203,7 @@ def test_version_2_s_usage_is_read_and_what_is_missing_is_none(tmp_path: Path) -
     (tmp_path / "pids.events").write_text("max 3\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 1500\nuser_usec 1000\n")
     assert group.usage() == Usage(4096, 1.5, 1, 3)
+    assert Group(2, dict.fromkeys(("memory", "pids"), tmp_path)).usage().cpu_ms == 1.5  # counted without cpu, too
 
 
 def test_version_2_kills_by_the_switch_where_there_is_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from belljar.models import Limits
 
 PREFIX = "belljar-"
+_LEAF = "belljar.own"  # not PREFIX: nobody's sandbox
 _PERIOD_US = 100_000
 _CONTROLLERS = {1: ("memory", "pids", "cpu", "cpuacct", "blkio"), 2: ("memory", "pids", "cpu", "io")}
 _LIMIT_OF = {"memory": "memory", "pids": "pids", "cpu": "cpus", "blkio": "io", "io": "io"}
@@ -56,10 +57,14 @@ class Group:
                 # Swap and socket accounting are missing on many kernels; any other limit is a promise.
                 if not name.startswith(("memory.swap", "memory.memsw", "memory.kmem", "memory.oom.group")):
                     raise
+        if self.version == 2 and "cpu" in self._dirs:
+            # No group above can now lose the cpu controller while this one lives: systemd would take it away.
+            with suppress(OSError):
+                _write(f"{self._dirs['cpu']}/cgroup.subtree_control", "+cpu")
 
     def usage(self) -> Usage:
         if self.version == 2:
-            cpu = self._table("cpu", "cpu.stat").get("usage_usec")
+            cpu = self._table("memory", "cpu.stat").get("usage_usec")  # there without the cpu controller too
             return Usage(
                 self._number("memory", "memory.peak"),
                 None if cpu is None else cpu / 1000,
@@ -104,7 +109,7 @@ class Group:
                 gone = False
         return gone
 
-    def destroy(self, seconds: float = 5.0) -> bool:
+    def destroy(self, seconds: float = 15.0) -> bool:
         """Kills and removes, patiently. For orphans and for the end of a box."""
         deadline = time.monotonic() + seconds
         while not self.remove():
@@ -129,9 +134,10 @@ class Group:
 class Cgroups:
     """Where groups can be made here, found once by `detect`."""
 
-    def __init__(self, version: int, bases: Mapping[str, Path]) -> None:
+    def __init__(self, version: int, bases: Mapping[str, Path], line: Sequence[Path] = ()) -> None:
         self.version = version
         self.bases = bases
+        self._line = line  # version 2: the groups from the top down that hand controllers to ours
 
     @property
     def limits(self) -> frozenset[str]:
@@ -139,6 +145,15 @@ class Cgroups:
         return frozenset(_LIMIT_OF[name] for name in self.bases if name in _LIMIT_OF)
 
     def create(self, name: str, limits: Limits, device: str | None = None) -> Group:
+        try:
+            return self._create(name, limits, device)
+        except OSError:
+            if not self._line:
+                raise
+            _hand_down(self._line)  # systemd takes back what none of its own units asked for
+            return self._create(name, limits, device)
+
+    def _create(self, name: str, limits: Limits, device: str | None) -> Group:
         bases = self.bases if device else {k: base for k, base in self.bases.items() if k != "blkio"}
         group = Group(self.version, {controller: base / (PREFIX + name) for controller, base in bases.items()})
         try:
@@ -184,25 +199,67 @@ def _detect_v1(root: Path, lines: list[list[str]]) -> Cgroups | str:
 
 
 def _detect_v2(root: Path, own: str) -> Cgroups | str:
-    """Its own group if it may hand controllers down, else the nearest ancestor that already does."""
+    """Its own group if it may hand controllers down, else the nearest ancestor that may; last, room is made."""
     start = root / own.lstrip("/")
-    for base in (start, *start.parents):
-        if not base.is_relative_to(root):
-            break
-        if not (os.access(base, os.W_OK) and os.access(base / "cgroup.procs", os.W_OK)):
-            continue
-        wanted = set(_CONTROLLERS[2]) & set(_words(base / "cgroup.controllers"))
-        missing = wanted - set(_words(base / "cgroup.subtree_control"))
-        for controller in sorted(missing):
-            with suppress(OSError):
-                (base / "cgroup.subtree_control").write_text(f"+{controller}")
-        given = wanted & set(_words(base / "cgroup.subtree_control"))
-        if {"memory", "pids"} <= given:
-            return Cgroups(2, {controller: base for controller in _CONTROLLERS[2] if controller in given})
+    line = [base for base in reversed((start, *start.parents)) if base.is_relative_to(root) and _is_ours(base)]
+    if found := _nearest(line):
+        return found
+    if start in line and _make_room(start) and (found := _nearest(line)):
+        return found
     return (
         "no control group was delegated to this process: start it with "
         "`systemd-run --user --scope -p Delegate=yes …`, or as root"
     )
+
+
+def _is_ours(base: Path) -> bool:
+    return os.access(base, os.W_OK) and os.access(base / "cgroup.procs", os.W_OK)
+
+
+def _nearest(line: Sequence[Path]) -> Cgroups | None:
+    _hand_down(line)
+    for number, base in reversed(list(enumerate(line, 1))):
+        given = set(_words(base / "cgroup.subtree_control")) & set(_words(base / "cgroup.controllers"))
+        if {"memory", "pids"} <= given:
+            return Cgroups(2, {name: base for name in _CONTROLLERS[2] if name in given}, line[:number])
+    return None
+
+
+def _hand_down(line: Sequence[Path]) -> None:
+    """From the top: a group can hand down only what it was given, and systemd gives no cpu and no io unasked.
+
+    Memory goes first, and without it nothing: a group that holds processes refuses it, but would take pids and
+    cpu and turn into the root of a threaded tree, in which no process can enter any group below.
+    """
+    for base in line:
+        given = _words(base / "cgroup.controllers")
+        for controller in _CONTROLLERS[2]:
+            with suppress(OSError):
+                if controller in given and controller not in _words(base / "cgroup.subtree_control"):
+                    (base / "cgroup.subtree_control").write_text(f"+{controller}")
+            if "memory" not in _words(base / "cgroup.subtree_control"):
+                break
+
+
+def _make_room(base: Path) -> bool:
+    """Moves a delegated group's processes (us among them) into a leaf of it, so that it may hand controllers down.
+
+    So it is in a service with Delegate=yes and in a container, where all that is ours is the group we are in.
+    """
+    is_root = not (base / "cgroup.type").exists()
+    if is_root or not {"memory", "pids"} <= set(_words(base / "cgroup.controllers")):
+        return False
+    door = base / _LEAF / "cgroup.procs"
+    with suppress(OSError):
+        for _ in range(10):  # one that forks meanwhile has its child still here
+            pids = _words(base / "cgroup.procs")
+            if not pids or "0" in pids:  # 0: of a pid namespace that we do not see
+                return not pids
+            door.parent.mkdir(exist_ok=True)
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    door.write_text(pid)
+    return False
 
 
 # Plain system calls: these run a dozen times in every run, and pathlib would double its own cost.
