@@ -248,10 +248,14 @@ class Worker:
         if self.group:
             self.group.destroy()
 
-    async def end(self) -> None:
+    async def gone(self) -> None:
+        """Killed, and seen to be dead."""
         self.kill()
         if self._child:
             await self._child.wait()
+
+    async def end(self) -> None:
+        await self.gone()
         self._fds.close()
         if self.group:
             await anyio.to_thread.run_sync(self.group.destroy)
@@ -283,15 +287,23 @@ class WasmBox:
         The old tmpfs outlives its worker for as long as we hold a descriptor of it.
         """
         limit = self._plan.limits.disk
-        kept = await anyio.to_thread.run_sync(
-            lambda: files.collect(self._workspace, ["**"], most=files.MANY, limit=limit).files
-        )
+        await self.worker.gone()  # else it may still write while we copy
         fresh = await self._another(self._plan.limits)
-        gone, self.worker = self.worker, fresh
-        self._stack.close()
-        await gone.end()
-        self.prepare()
-        await self.put(kept)
+        with anyio.CancelScope(shield=True):  # half a change of hands would leave us with closed descriptors
+            gone, self.worker, old, before = self.worker, fresh, self._root, self._stack
+            self._stack = ExitStack()
+            with before:
+                self.prepare()
+                await anyio.to_thread.run_sync(self._take_over, old, 2 * limit)
+            await gone.end()
+
+    def _take_over(self, old: int, limit: int) -> None:
+        """/workspace and /tmp, empty folders too; links stay behind."""
+        for entry in files.entries(old):
+            if entry.kind == "folder":
+                files.make_folder(self._root, entry.path, owner=self.worker.uid)
+        kept = files.collect(old, ["**"], most=files.MANY, limit=limit).files
+        files.write(self._root, kept, owner=self.worker.uid)
 
     async def dispose(self) -> bool:
         """Removes its folder; False if something of it would not go, and the worker must."""
@@ -333,6 +345,11 @@ class WasmBox:
             files.make_folder(self._root, command.cwd.lstrip("/"), owner=self.worker.uid)
         try:
             return await run.go()
+        except BaseException:  # cancelled, or a listener failed: the guest must not go on
+            self.worker.kill()
+            with anyio.CancelScope(shield=True):
+                await self.worker.gone()
+            raise
         finally:
             files.discard(self._workspace, made)
             files.discard(self._root, ["stdin"])

@@ -81,6 +81,24 @@ async def _left(bench: Bench) -> None:
     equal(run.result, None, "the result of a run that was left")
 
 
+async def _play_go_on(p: FakeProcess) -> None:
+    p.write("beat", b"x")
+    await p.out("going on\n")
+    await p.sleep(60)
+
+
+_GO_ON = guest(
+    "import os, time\n"
+    "for i in range(1200):\n"
+    "    with open('beat', 'a') as file:\n"
+    "        file.write('x')\n"
+    "    if i == 0:\n"
+    "        os.write(1, b'going on\\n')\n"
+    "    time.sleep(0.05)",
+    _play_go_on,
+)
+
+
 async def _heard_until_cancelled(box: Sandbox, code: str) -> str:
     """What a run says whose scope is cancelled as soon as it says anything."""
     heard: list[str] = []
@@ -101,8 +119,11 @@ async def _scope(bench: Bench) -> None:
     began = time.monotonic()
     async with bench.sandbox() as box:
         await box.write("kept.txt", "kept")
-        equal(await _heard_until_cancelled(box, _WAIT), "waiting\n", "stdout")
+        equal(await _heard_until_cancelled(box, _GO_ON), "going on\n", "stdout")
         expect(time.monotonic() - began < 30, "the guest was waited for")
+        before = len(await box.read("beat"))
+        await anyio.sleep(0.5)
+        equal(len(await box.read("beat")) - before, 0, "what the guest wrote after the cancel")
         printed(await box.run(_KEPT), "kept\n")
     printed(await bench.run(_AFTER), "after\n")
 
