@@ -42,6 +42,7 @@ COMPARED = (
     ("belljar", "belljar.run"), ("llm-sandbox", "llm-sandbox"),
 )  # fmt: skip
 OURS = ("Sandbox open + exec", "Session turn")
+WASM = "belljar.run on wasm"  # where `belljar setup wasm` was run
 WIDTHS = (1, 2, 4, 8)
 FRESH = {
     "import belljar": "import belljar",
@@ -163,7 +164,9 @@ def measure(workers: dict[str, Worker], rounds: int, quick: bool) -> dict[str, l
     jobs: dict[str, Any] = {
         name: (lambda side=side, name=name: workers[side].time(name)) for side, name in COMPARED if side in workers
     }
-    mine = {name: (lambda name=name: workers["belljar"].time(name)) for name in OURS}
+    ready = [offer.backend for offer in belljar.offers() if offer.available]
+    ours = (*OURS, WASM) if "wasm" in ready else OURS
+    mine = {name: (lambda name=name: workers["belljar"].time(name)) for name in ours}
     rare: dict[str, Any] = {name: (lambda code=code: fresh(code)) for name, code in FRESH.items()}
     rare["belljar version (CLI)"] = lambda: command("version")
     rare["belljar run -c 'print(1)' (CLI)"] = lambda: command("run", "-c", "print(1)")
@@ -180,8 +183,8 @@ def measure(workers: dict[str, Worker], rounds: int, quick: bool) -> dict[str, l
     times: dict[str, list[float]] = {name: [] for _, phase, _ in phases for name in phase}
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bars:
-        for name in OURS:
-            workers["belljar"].time(name)  # the first turn of a session opens it
+        for name in mine:
+            workers["belljar"].time(name)  # the first turn of a session opens it, the first run on wasm starts a worker
         for title, phase, count in phases:
             for _ in bars.track(range(max(1, count)), description=title):
                 for name in random.sample(list(phase), len(phase)):

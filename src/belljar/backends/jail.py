@@ -34,8 +34,10 @@ _ETC_FILES = {
     "group": f"guest:x:{GUEST_ID}:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
 }
-# /proc/1 is bubblewrap's init, of the guest's own uid: written to, it could forget to die with Belljar.
-_MASKED_FILES = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats", "1/mem", "1/task/1/mem")
+_MASKED_FILES = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats")
+# bubblewrap's init, of the guest's own uid: written to, it could forget to die with Belljar. Where there is a control
+# group, whatever it forgets is found by that.
+_INIT_MASKS = tuple(part for name in ("1/mem", "1/task/1/mem") for part in ("--ro-bind", "/dev/null", f"/proc/{name}"))
 _MASKED_FOLDERS = ("acpi", "asound", "scsi")
 
 # Joins the control groups while still privileged, then becomes the next program.
@@ -78,6 +80,7 @@ class Jail(NamedTuple):
     workspace: Workspace | None
     space: Space
     online: bool = False
+    grouped: bool = False  # is there a control group around it?
     binds: Mapping[str, str] = {}  # inside -> a file of the host
     texts: Mapping[str, bytes] = {}  # inside -> content
 
@@ -118,7 +121,7 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
         args += ["--perms", "0444", "--file", data(content), f"/etc/{name}"]
     if jail.online and os.path.isdir(_CERTIFICATES):
         args += ["--ro-bind", _CERTIFICATES, _CERTIFICATES]
-    args += ["--proc", "/proc", *_proc_masks()]
+    args += ["--proc", "/proc", *_proc_masks(), *(() if jail.grouped else _INIT_MASKS)]
     args += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM), "--tmpfs", "/dev/shm"]
     args += _writable(jail)
     for folder in jail.grants:  # after /tmp, below which one may lie

@@ -213,8 +213,9 @@ class Native:
                 uid, claim = self._uid_for(plan)
                 stack.callback(claim)
             host = Host(
-                self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self._group_for, *self._network
-            )
+                self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self._group_for,
+                self.groups is not None, *self._network,
+            )  # fmt: skip
             box = NativeBox(host, plan, uid)
             if plan.packages:
                 box.packages = self.toolchains.environment(plan.packages)
