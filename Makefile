@@ -15,7 +15,7 @@ test: $(STAMP)             ## all tests, on real sandboxes
 	@$(BIN)/belljar setup wasm
 	@$(BIN)/python -m pytest
 
-check: $(STAMP)            ## style, types, layers, seccomp profiles
+check: $(STAMP)            ## style, types, layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

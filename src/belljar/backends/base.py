@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -23,8 +23,11 @@ from belljar.models import (
     Result,
     Status,
 )
+from belljar.output import Capture
 
 Emit = Callable[[EventKind, str], Awaitable[None]]
+Stream = Literal["stdout", "stderr"]
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
 
 @contextmanager
@@ -49,6 +52,15 @@ def in_this_loop(function: Callable[[], object]) -> Callable[[], None]:
         function() if threading.get_ident() == thread else from_outside(function)
 
     return call
+
+
+async def hear(capture: Capture, name: Stream, data: bytes, emit: Emit) -> None:
+    """Takes what a guest wrote to a stream and tells it; past the limit that is told, once. Empty data: its end."""
+    warned = capture.cut
+    if text := capture.feed(data):
+        await emit(name, text)
+    if capture.cut and not warned:
+        await emit("limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept")
 
 
 class Control:

@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from belljar import errors, process
 from belljar.backends import cgroups, jail
-from belljar.backends.base import Control, Emit, lone_errors
+from belljar.backends.base import STREAMS, Control, Emit, Stream, hear, lone_errors
 from belljar.egress import PORT, Proxy, Told
 from belljar.models import MIB, Limits, Result, Status
 from belljar.output import Capture
@@ -135,26 +135,19 @@ class NativeRun:
                 watchers.start_soon(self._let_out, self._job.proxy, pipes["door"])
             async with anyio.create_task_group() as readers:
                 readers.start_soon(self._read_status, pipes["status"])
-                for name in ("stdout", "stderr"):
+                for name in STREAMS:
                     readers.start_soon(self._read, name, pipes[name], child)
             exit_ = await child.wait()
             watchers.cancel_scope.cancel()
         return exit_
 
-    async def _read(self, name: str, fd: int, child: process.Child) -> None:
+    async def _read(self, name: Stream, fd: int, child: process.Child) -> None:
         capture = self._streams[name]
         while data := await process.read_some(fd):
-            warned = capture.cut
-            if text := capture.feed(data):
-                await self._emit(name, text)  # type: ignore[arg-type]
-            if capture.cut and not warned:
-                await self._emit(
-                    "limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept"
-                )
+            await hear(capture, name, data, self._emit)
             if capture.flooded and self._verdict is None:
                 self._end(child, Status.OUTPUT_LIMIT)
-        if text := capture.feed(b""):
-            await self._emit(name, text)  # type: ignore[arg-type]
+        await hear(capture, name, b"", self._emit)
 
     async def _read_status(self, fd: int) -> None:
         """bubblewrap tells the guest's pid and namespaces, and its exit code only if it really ran."""

@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from belljar import errors, files, process
 from belljar.backends import jail, wasm_cache
-from belljar.backends.base import Control, Emit, lone_errors
+from belljar.backends.base import STREAMS, Control, Emit, Stream, hear, lone_errors
 from belljar.backends.native import Native
 from belljar.backends.native import create as create_native
 from belljar.models import (
@@ -363,7 +363,7 @@ class _WasmRun:
         self._emit = emit
         self._control = control
         self._limits = command.limits or box._plan.limits
-        self._streams = {name: Capture(self._limits.output) for name in ("stdout", "stderr")}
+        self._streams: dict[Stream, Capture] = {name: Capture(self._limits.output) for name in STREAMS}
         self._verdict: Status | None = None
         self._done: dict[str, Any] = {}
         self._cpu_before = self._cpu_ms()
@@ -379,8 +379,7 @@ class _WasmRun:
                 await self._listen()
                 watchers.cancel_scope.cancel()
         for name, capture in self._streams.items():
-            if text := capture.feed(b""):
-                await self._emit(name, text)  # type: ignore[arg-type]
+            await hear(capture, name, b"", self._emit)
         return self._result(startup)
 
     async def _listen(self) -> None:
@@ -390,18 +389,19 @@ class _WasmRun:
             "timeout": self._limits.timeout,
         }  # fmt: skip
         async for frame in self._worker.ask(request):
-            if frame.get("stream") in self._streams:
-                await self._hear(frame["stream"], base64.b64decode(frame.get("data", "")))
-            elif "done" in frame:
+            for name in STREAMS:
+                if frame.get("stream") == name and isinstance(data := frame.get("data"), str):
+                    await self._hear(name, data)
+            if "done" in frame:
                 self._done = frame
 
-    async def _hear(self, name: str, data: bytes) -> None:
+    async def _hear(self, name: Stream, data: str) -> None:
         capture = self._streams[name]
-        warned = capture.cut
-        if text := capture.feed(data):
-            await self._emit(name, text)  # type: ignore[arg-type]
-        if capture.cut and not warned:
-            await self._emit("limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept")
+        try:
+            written = base64.b64decode(data)
+        except ValueError:  # not our worker's words
+            return
+        await hear(capture, name, written, self._emit)
         if capture.flooded:
             self._end(Status.OUTPUT_LIMIT)
 
