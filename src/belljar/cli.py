@@ -21,7 +21,7 @@ from anyio.abc import TaskStatus
 from belljar import __version__, errors, files, terminal
 from belljar.backends.base import Control, lone_errors
 from belljar.engine import Engine
-from belljar.models import Event, Result, RunRequest, Status
+from belljar.models import Capabilities, Event, Result, RunRequest, Status
 from belljar.sandbox import default_engine
 from belljar.sandbox import request as make_request
 
@@ -168,7 +168,7 @@ def _execute(engine: Engine, asked: RunRequest, out: Path | None, as_json: bool)
 
     async def work() -> Result:
         control = Control()
-        with lone_errors():
+        with terminal.steps() as engine.on_setup, lone_errors():
             async with anyio.create_task_group() as tasks:
                 await tasks.start(_stop_on_signal, control)
                 result = await engine.run(asked, listener=None if as_json else terminal.relay, control=control)
@@ -320,14 +320,20 @@ def setup(
     as_json: Json = False,
 ) -> None:
     """Prepare a backend that needs it: compiles the WebAssembly interpreter, once."""
-    from belljar.backends import wasm_cache
-
     if backend != "wasm":
         raise errors.InvalidRequest(f"{backend!r} needs no setup", fix="belljar setup wasm")
-    wasm_cache.check_versions()
-    with terminal.waiting("compiling the interpreter (about a minute, once)"):
-        file = wasm_cache.build(wasm_cache.folder(default_engine().settings))
-    terminal.print_json({"backend": backend, "file": str(file)}) if as_json else terminal.say(f"ready: {file}")
+    engine = default_engine()
+
+    async def work() -> Capabilities:
+        with terminal.steps() as engine.on_setup:
+            await engine.setup(backend)
+        return await engine.offer(backend)
+
+    offer = _await(work)
+    if not offer.available:
+        raise errors.NotAvailable(f"{backend}: {offer.why_not}", fix=offer.fix)
+    ready = f"ready: {offer.version}, profiles {', '.join(sorted(offer.profiles))}"
+    terminal.print_json(offer.model_dump(mode="json", exclude={"modules"})) if as_json else terminal.say(ready)
 
 
 @app.command()

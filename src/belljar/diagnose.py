@@ -3,13 +3,18 @@
 The status decides first: it was measured from outside. Only then is the guest's own text read, and that
 text is hostile: no more than its end, line by line, by patterns that cannot backtrack far, and nothing of it
 reaches a suggestion but what looks like a name. A guest can lie here and mislead its reader about why it
-failed; it can never turn a limit that struck into something else.
+failed; it can never turn a limit that struck into something else. `stronger` in the context says that another
+backend has what this one lacks: a guest that forges it is run by another backend under the same policy, no more.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import shutil
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -32,9 +37,9 @@ def diagnose(result: Result, *, language: str, limits: Limits, backend: str) -> 
         return _from_status(verdict, result, limits, facts)
     lines = _lines(result.stderr)
     finding = find(lines, language) or _from_exit(lines, facts, language)
-    kind, advice, seen = _classify(finding, result.exit_code, shell=language in SHELLS)
+    kind, advice, seen = _classify(finding, result.exit_code, shell=language in SHELLS, wasm=backend == "wasm")
     facts |= {"language": language} | finding.facts | seen
-    if kind in _LIMIT_BEHIND:
+    if kind in _LIMIT_BEHIND and "stronger" not in facts:
         facts |= _limit(_LIMIT_BEHIND[kind], limits)
     words = defaultdict(str, {name: str(value) for name, value in facts.items() if value is not None})
     words |= {"place": "the wasm runtime" if backend == "wasm" else "this sandbox"}
@@ -275,8 +280,8 @@ _BY_EXIT = {
 }
 
 
-def _classify(finding: Finding, code: int | None, *, shell: bool) -> tuple[ErrorType, str, dict[str, str]]:
-    sign, names = _sign_of(finding)
+def _classify(finding: Finding, code: int | None, *, shell: bool, wasm: bool) -> tuple[ErrorType, str, dict[str, Any]]:
+    sign, names = _sign_of(finding, wasm)
     kind, advice = (sign.kind, sign.advice) if sign else (finding.kind, finding.advice)
     if finding.kind is _E.SYNTAX_ERROR and kind is not _E.MISSING_PACKAGE:
         kind, advice = _E.SYNTAX_ERROR, finding.advice  # a compiler's words about types are not the kernel's
@@ -287,7 +292,9 @@ def _classify(finding: Finding, code: int | None, *, shell: bool) -> tuple[Error
     return kind, advice, names
 
 
-def _sign_of(finding: Finding) -> tuple[_Sign | None, dict[str, str]]:
+def _sign_of(finding: Finding, wasm: bool) -> tuple[_Sign | None, dict[str, Any]]:
+    if wasm and (lacking := _lacking(finding.headline)):
+        return lacking
     table = _BY_LANGUAGE.get(finding.reader, ())
     if finding.reader != "python":  # a traceback names its exception; words inside its message mean nothing more
         table += _ANY
@@ -298,6 +305,52 @@ def _sign_of(finding: Finding) -> tuple[_Sign | None, dict[str, str]]:
                 cause = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0].strip()
                 return sign, names if cause in finding.headline else names | {"cause": cause}
     return None, {}
+
+
+# --- what only the wasm runtime lacks ----------------------------------------------------------
+
+_NATIVE = "ask for backend=native, or"
+_ON_WASM = _signs(
+    (_MISSING, rf"^ModuleNotFoundError: No module named '{_NAME}'", _PYTHON_PACKAGE),
+    (_MISSING, rf"^ModuleNotFoundError: (?:Unsupported platform for s|S)tandard library module '{_NAME}'",
+     f"{{package}} is not in {{place}}: {_NATIVE} do without it"),
+    (_E.PROCESS_LIMIT, r"^OSError: \[Errno 58\] \w{1,20} does not support processes|"
+     r"^NotImplementedError: This Python build lacks multiprocessing",
+     f"there are no processes in {{place}}: {_NATIVE} do it in this one"),
+    (_E.PROCESS_LIMIT, r"^RuntimeError: (?:can't start new|unable to start watchdog) thread",
+     f"there are no threads in {{place}}: {_NATIVE} do one thing after the other"),
+    (_E.NETWORK_ERROR, r"^AttributeError: module '_?socket' has no attribute '\w{1,40}'",
+     f"there are no sockets in {{place}}: {_NATIVE} give it what it needs with files={{{{...}}}}"),
+    (_E.RUNTIME_ERROR, r"^OSError: (?:\[Errno 5[28]\]|(?:ctypes|mmap) is unavailable)",
+     f"{{place}} has no sockets (nor event loops, which need them), pipes, memory maps or C libraries: {_NATIVE} do "
+     "without"),
+    (_E.RUNTIME_ERROR, r"^RecursionError: Stack overflow|wasm trap: call stack exhausted",
+     f"the stack of {{place}} is small where C code calls back, as functools.cache does: {_NATIVE} use a loop"),
+    (_E.RUNTIME_ERROR, r"wasm trap: wasm `unreachable`",
+     f"the interpreter gave up, as it does in {{place}} for a wait on another thread or for a signal: {_NATIVE} do "
+     "without"),
+    (_E.RUNTIME_ERROR, r"^FileNotFoundError: \[Errno 44\] [^:]{1,80}: '/(?:bin|dev|etc|lib|opt|proc|run|sys|usr|var)/",
+     f"there are no files of a system in {{place}}: {_NATIVE} pass the file with files={{{{...}}}}"),
+)  # fmt: skip
+_NO_SUCH_NAME = re.compile(
+    r"AttributeError: module '(?P<module>\w{1,20})' has no attribute '(?P<name>\w{1,60})'|"
+    r"ImportError: cannot import name '(?P<name2>\w{1,60})' from '(?P<module2>\w{1,20})'"
+)
+_UNEQUAL = {module.__name__: module for module in (os, select, shutil, signal, time)}  # larger on a whole system
+
+
+def _lacking(headline: str) -> tuple[_Sign, dict[str, Any]] | None:
+    """A failure that another backend would not have had."""
+    for sign in _ON_WASM:
+        if match := sign.pattern.search(headline):
+            return sign, match.groupdict() | {"stronger": True}
+    if match := _NO_SUCH_NAME.match(headline):
+        module, name = match["module"] or match["module2"], match["name"] or match["name2"]
+        # What our own Python has there, a native one has too; anything else is a slip of the guest's.
+        if module in _UNEQUAL and hasattr(_UNEQUAL[module], name):
+            advice = f"{module}.{name} is not in {{place}}: {_NATIVE} do without it"
+            return _Sign(_E.RUNTIME_ERROR, _NO_SUCH_NAME, advice), {"stronger": True}
+    return None
 
 
 # --- small things ------------------------------------------------------------------------------

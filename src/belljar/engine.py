@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import threading
 from collections import deque
@@ -13,7 +14,7 @@ from typing import Any
 import anyio
 
 from belljar import backends, errors, languages, policy, routing
-from belljar.backends.base import Backend, Box, Control, in_this_loop
+from belljar.backends.base import Backend, Box, Control, Preparable, in_this_loop
 from belljar.models import (
     WORKSPACE,
     Capabilities,
@@ -28,11 +29,16 @@ from belljar.models import (
     RunRequest,
     Status,
 )
+from belljar.routing import Choice
 from belljar.settings import Settings
 from belljar.settings import load as load_settings
 
 Listener = Callable[[Event], Awaitable[None] | None]
 _ALWAYS_SPOKEN = ("python", "bash")
+
+
+def _log_setup(step: str) -> None:
+    logging.getLogger("belljar").warning("setting up, once: %s", step)
 
 
 class Engine:
@@ -43,6 +49,7 @@ class Engine:
         settings: Settings | None = None,
         extra: Sequence[Backend] = (),
         sinks: Sequence[Listener] = (),
+        on_setup: Callable[[str], object] = _log_setup,
     ) -> None:
         self.settings = settings or load_settings()
         self.languages = languages.load(self.settings.language_file)
@@ -51,6 +58,7 @@ class Engine:
         self._offers: dict[str, Capabilities] = {}
         self._spoken: dict[str, tuple[LanguageSupport, ...]] = {}
         self._sinks = tuple(sinks)
+        self.on_setup = on_setup  # told each step of what a backend needs once, which may take minutes
         self._places = Places(self.settings.max_containers)
 
     # --- what there is ---
@@ -81,39 +89,100 @@ class Engine:
     async def run(
         self, request: RunRequest, *, listener: Listener | None = None, control: Control | None = None
     ) -> Result:
-        """One request in a sandbox of its own."""
-        async with self.open(request) as lease:
+        """One request in a sandbox of its own.
+
+        With `retry="stronger"`, code that failed for want of something that its backend lacks (a package, a process,
+        a thread, a socket) runs once more on the next backend that can take it: by the same policy, with isolation no
+        weaker, and only where `auto` chose, because a backend asked for by name is never changed. The result is that
+        of the last run alone, and `reasons` tells of the first. The listener hears the first run only when it has
+        ended and stands; the engine's sinks hear both as they go.
+        """
+        plan, choice = await self._choose(request)
+        if request.retry == "stronger" and plan.backend == "auto":
+            return await self._run_or_retry(request, plan, choice, listener, control)
+        async with self._lease(plan, choice) as lease:
             return await lease.run(request, listener=listener, control=control)
+
+    async def _run_or_retry(
+        self, request: RunRequest, plan: Plan, choice: Choice, listener: Listener | None, control: Control | None
+    ) -> Result:
+        held: list[Event] = []
+        async with self._lease(plan, choice) as lease:
+            first = await lease.run(request, listener=held.append, control=control)
+        failure = first.error
+        if failure and failure.context.get("stronger"):
+            try:
+                plan, choice = await self._choose(request, after=lease.offer)
+            except errors.BelljarError as error:
+                told = (*first.reasons, f"not run again: {error.message}")
+                first = first.model_copy(update={"reasons": told})
+                held[-1] = held[-1].model_copy(update={"result": first})
+            else:
+                before = f"{first.backend} ran it first: {failure.message}"
+                async with self._lease(plan, Choice(choice.backend, (before, *choice.reasons))) as lease:
+                    return await lease.run(request, listener=listener, control=control)
+        for event in held:
+            await _hear(listener, event)
+        return first
 
     @asynccontextmanager
     async def open(self, request: RunRequest, *, keep_files: bool = False) -> AsyncIterator[Lease]:
+        plan, choice = await self._choose(request, keep_files=keep_files)
+        async with self._lease(plan, choice) as lease:
+            yield lease
+
+    async def _choose(
+        self, request: RunRequest, *, keep_files: bool = False, after: Capabilities | None = None
+    ) -> tuple[Plan, Choice]:
+        """What is allowed, and where; `after` a run on one backend, only on those next in line and no weaker."""
+        if request.code is not None:  # by its own name: policy and routing know no aliases
+            request = request.model_copy(update={"language": self.languages.get(request.language).name})
         plan = policy.decide(_resolved(request), self.settings, keep_files=keep_files)
-        if plan.language:
-            plan = plan.model_copy(update={"language": self.languages.get(plan.language).name})
-        choice = routing.choose(plan, await self._candidates(plan))
+        if after is not None and after.guarantees is not None:
+            strict = max(plan.isolation, after.guarantees.isolation, key=lambda isolation: isolation.rank)
+            plan = plan.model_copy(update={"isolation": strict})
+        return plan, routing.choose(plan, await self._candidates(plan, after=after))
+
+    @asynccontextmanager
+    async def _lease(self, plan: Plan, choice: Choice) -> AsyncIterator[Lease]:
         backend, offer = self.backend(choice.backend), await self.offer(choice.backend)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._places)
             box = await stack.enter_async_context(backend.open(plan))
             yield Lease(self, plan, box, offer, choice.reasons)
 
-    async def _candidates(self, plan: Plan) -> tuple[Capabilities, ...]:
-        """All offers for `auto`; for a named backend only its own, so that nobody waits for the others."""
+    async def _candidates(self, plan: Plan, after: Capabilities | None = None) -> tuple[Capabilities, ...]:
+        """For `auto` the offers up to the first that suits, for a named backend its own: nobody waits for the rest."""
         known = (*self._extra, *backends.NAMES)
         if plan.backend in known:
-            return (await self.offer(plan.backend),)
-        return (
-            await self.offers()
-            if plan.backend == "auto"
-            else tuple(Capabilities(backend=name, available=False) for name in known)
-        )
+            return (await self._named_offer(plan.backend),)
+        if plan.backend != "auto":
+            return tuple(Capabilities(backend=name, available=False) for name in known)
+        offers: list[Capabilities] = []
+        for name in known[known.index(after.backend) + 1 :] if after else known:
+            offers.append(await self.offer(name))
+            if routing.suits(plan, offers[-1]):
+                break
+        return tuple(offers)
+
+    async def _named_offer(self, name: str) -> Capabilities:
+        """A backend that was asked for by name is made ready if that is all it needs; `auto` makes nobody wait."""
+        offer = await self.offer(name)
+        if not offer.available and offer.setup:
+            await self.setup(name)
+            offer = await self.offer(name)
+        return offer
+
+    async def setup(self, name: str) -> None:
+        """Does what a backend needs once, and asks it again what it can do."""
+        backend = self.backend(name)
+        if isinstance(backend, Preparable):
+            await backend.setup(self.on_setup)
+        await self.offer(name, again=True)
 
     async def tell(self, event: Event, listener: Listener | None) -> None:
         for hear in (*self._sinks, listener):
-            if hear is not None:
-                answer = hear(event)
-                if inspect.isawaitable(answer):
-                    await answer
+            await _hear(hear, event)
 
     async def require_language(self, name: str, backend: str) -> None:
         if name in _ALWAYS_SPOKEN or backend in self._extra:
@@ -160,6 +229,11 @@ class Places:
                 call()
             else:
                 self._free += 1
+
+
+async def _hear(listener: Listener | None, event: Event) -> None:
+    if listener is not None and inspect.isawaitable(answer := listener(event)):
+        await answer
 
 
 def _resolved(request: RunRequest) -> RunRequest:
@@ -220,7 +294,7 @@ class Lease:
             env.setdefault("PYTHONPATH", WORKSPACE)
         return Command(
             argv=argv, env=env | dict(request.env), stdin=request.stdin, cwd=request.workdir, limits=limits,
-            language=language.name, files={main: request.code.encode(), **own_files},
+            language=language.name, files={main: request.code.encode(), **own_files}, fixed=request.deterministic,
         )  # fmt: skip
 
     async def finish(self, request: RunRequest, result: Result) -> Result:

@@ -71,6 +71,7 @@ class Isolation(StrEnum):
     """What stands between the guest and the host's kernel, weakest first."""
 
     NONE = "none"
+    WASM = "wasm"
     NAMESPACE = "namespace"
     KERNEL = "kernel"
 
@@ -187,6 +188,7 @@ class Limits(Model):
     output: Size = Field(10 * MIB, ge=0, le=GIB, description="bytes kept of stdout and stderr each")
     io_bps: Size | None = Field(None, ge=4096, description="bytes a second from the disk, each way")
     io_iops: int | None = Field(None, ge=1)
+    fuel: int | None = Field(None, ge=1, le=2**62, description="WebAssembly instructions, about; the same in every run")
 
     @field_validator("cpus", "timeout")
     @classmethod
@@ -219,6 +221,17 @@ class Workspace(Model):
     write: bool = False
 
 
+class Fixed(Model):
+    """A world without chance: the seed of all randomness, and the time (seconds since 1970) at which the run starts."""
+
+    seed: int = 0
+    start: float = Field(1_767_225_600.0, ge=0, le=2**33, allow_inf_nan=False)
+
+
+def _as_fixed(value: object) -> object:
+    return (Fixed() if value else None) if isinstance(value, bool) else value
+
+
 class RunRequest(Model):
     """One run as a caller asks for it: a snippet (`code`) or a `command`, never both."""
 
@@ -232,12 +245,19 @@ class RunRequest(Model):
     egress: Egress = Egress()
     collect: tuple[str, ...] = Field((), max_length=256)
     backend: str = Field("auto", min_length=1, max_length=64)
-    isolation: Isolation = Isolation.NAMESPACE
+    isolation: Isolation = Isolation.WASM
     workspace: Workspace | None = None
     packages: Text | None = Field(
         None, min_length=1, max_length=4096, description="a Python environment (venv) of the host, granted read-only"
     )
     workdir: str = WORKSPACE
+    deterministic: Annotated[Fixed | None, BeforeValidator(_as_fixed)] = Field(
+        None, description="fixes clock and randomness, so that the run can be repeated bit for bit; true, or the seed"
+    )
+    profile: str | None = Field(None, max_length=64, description="packages to find imported; by default by the code")
+    retry: Literal["never", "stronger"] = Field(
+        "never", description="stronger: run again if `auto` chose a backend that lacks what the code turned out to need"
+    )
 
     @field_validator("collect")
     @classmethod
@@ -270,6 +290,13 @@ class RunRequest(Model):
 # --- what was decided --------------------------------------------------------------------------
 
 
+class Needs(Model):
+    """What code seems to need, by its text: a hint for routing, never a promise and never a security control."""
+
+    modules: frozenset[str] = Field(frozenset(), description="top-level names of what it imports")
+    system: tuple[str, ...] = Field((), description='what wants an operating system: "may start threads (…)"')
+
+
 class Plan(Model):
     """A finished decision. A backend needs nothing else, and reads no settings."""
 
@@ -280,10 +307,13 @@ class Plan(Model):
     workspace: Workspace | None = None
     packages: str | None = None
     keep_files: bool = Field(False, description="files will be put or got, or more than one command run")
-    isolation: Isolation = Isolation.NAMESPACE
+    isolation: Isolation = Isolation.WASM
     backend: str = "auto"
     command: bool = Field(False, description="a program of the sandbox is to be run, not code")
     language: str | None = Field(None, description="the language of the code, where it is known")
+    deterministic: bool = False
+    profile: str | None = None
+    needs: Needs = Needs()
 
     @property
     def inputs(self) -> str:
@@ -299,6 +329,7 @@ class Command(Model):
     stdin: bytes = b""
     cwd: str = WORKSPACE
     language: str | None = Field(None, description="whose toolchain the program belongs to")
+    fixed: Fixed | None = None
     limits: Limits | None = Field(None, description="instead of the plan's, for this command")
     files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, description="read-only, for this command only")
 
@@ -421,6 +452,15 @@ class Capabilities(Model):
     workspace: bool = False
     packages: bool = False
     commands: bool = Field(True, description="can it run programs, or only code?")
-    processes: bool = Field(True, description="can a guest start processes and threads, and get signals?")
+    processes: bool = Field(True, description="can a guest start processes and threads, get signals, open sockets?")
+    writes: bool = Field(True, description="can a granted folder be changed, where it is granted so?")
+    fuel: bool = Field(False, description="can it count instructions, and fix clock and chance?")
+    checkpoints: bool = Field(False, description="can a session be copied, forked and rolled back?")
+    profiles: frozenset[str] = Field(frozenset(), description="what a run can find imported")
+    setup: str = Field("", description="what must be done once before it is available, if it can be done here")
+    modules: frozenset[str] | None = Field(
+        None, repr=False, description="what Python code can import; None: whatever the installation has"
+    )
+    memory: int | None = Field(None, description="the most bytes a guest can ever have; None: what the machine has")
     languages: frozenset[str] | None = Field(None, description="None: what `Backend.languages` says")
     notes: tuple[str, ...] = ()

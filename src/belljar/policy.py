@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from belljar import errors
-from belljar.models import Limits, Plan, RunRequest, Workspace, format_size
+from belljar import errors, needs
+from belljar.models import Limits, Needs, Plan, RunRequest, Workspace, format_size
 from belljar.settings import Caps, Settings
 
 # Granting one of these, or a folder that holds it, would hand the host to the guest; of the first few, also
@@ -30,6 +30,9 @@ def decide(request: RunRequest, settings: Settings, *, keep_files: bool = False)
         backend=settings.backend if request.backend == "auto" else request.backend,
         command=request.command is not None,
         language=request.language if request.code is not None else None,
+        deterministic=request.deterministic is not None,
+        profile=request.profile,
+        needs=Needs() if request.code is None else needs.analyse(request.code, request.language, request.files),
     )
 
 

@@ -1,15 +1,19 @@
 """Says where. `choose` weighs a plan against what each backend can do here; it does no I/O.
 
-It never falls back to something weaker than asked, and never to no sandbox at all.
+It never falls back to something weaker than asked, and never to no sandbox at all. What a backend cannot do is an
+objection and final; what the code may need and the backend lacks is only a doubt, because it is read from the code's
+text: another backend is preferred then, but this one is taken if there is no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from belljar import errors
-from belljar.models import Capabilities, Plan
+from belljar.models import Capabilities, Plan, format_size
+
+_MODULES_SHOWN = 5
 
 
 class Choice(NamedTuple):
@@ -18,15 +22,22 @@ class Choice(NamedTuple):
 
 
 def choose(plan: Plan, offers: Sequence[Capabilities]) -> Choice:
-    """The first offer, in order of preference, that can do all the plan asks."""
+    """The first offer, in order of preference, that can do all the plan asks and its code seems to need."""
     if plan.backend != "auto":
         return _named(plan, offers)
     passed_over: list[str] = []
+    doubtful: list[tuple[str, str]] = []
     for offer in offers:
         if objection := _objection(plan, offer):
             passed_over.append(f"{offer.backend} passed over: {objection}")
+        elif doubt := _doubt(plan, offer):
+            passed_over.append(f"{offer.backend} passed over: {doubt}")
+            doubtful.append((offer.backend, doubt))
         else:
             return Choice(offer.backend, (*passed_over, f"{offer.backend} chosen: first that can do what was asked"))
+    if doubtful:
+        backend, doubt = doubtful[0]
+        return Choice(backend, (*passed_over, f"{backend} chosen for want of another, though {doubt}"))
     fixes = [f"{offer.backend}: {offer.fix}" for offer in offers if offer.fix and not offer.available]
     refused = any(offer.available for offer in offers)  # there is a sandbox, but none as strict or as able as asked
     raise (errors.PolicyDenied if refused else errors.NotAvailable)(
@@ -34,6 +45,11 @@ def choose(plan: Plan, offers: Sequence[Capabilities]) -> Choice:
         fix="; ".join(fixes) or "ask for less, or run `belljar doctor`",
         context={"reasons": passed_over},
     )
+
+
+def suits(plan: Plan, offer: Capabilities) -> bool:
+    """Whether `choose` would look no further than this offer, so that nobody needs to probe the rest."""
+    return not _objection(plan, offer) and not _doubt(plan, offer)
 
 
 def _named(plan: Plan, offers: Sequence[Capabilities]) -> Choice:
@@ -68,6 +84,30 @@ def _objection(plan: Plan, offer: Capabilities) -> str:
         return "it cannot limit block I/O here"
     if plan.workspace and not offer.workspace:
         return "it cannot be granted a folder of the host"
+    if plan.workspace and plan.workspace.write and not offer.writes:
+        return "it can only read a folder of the host"
+    if (plan.deterministic or plan.limits.fuel is not None) and not offer.fuel:
+        return "it cannot count fuel or fix clock and chance"
+    if plan.profile and plan.profile not in offer.profiles:
+        return f"it has no profile {plan.profile!r}, only: {', '.join(sorted(offer.profiles)) or 'none'}"
     if plan.packages and not offer.packages:
         return "it cannot be granted a Python environment of the host"
     return ""
+
+
+def _doubt(plan: Plan, offer: Capabilities) -> str:
+    """Why the code may fail here, though the backend can take it; empty if nothing speaks against it."""
+    return "; ".join(_doubts(plan, offer))
+
+
+def _doubts(plan: Plan, offer: Capabilities) -> Iterator[str]:
+    nothing_known = plan.language is None and not plan.command
+    if nothing_known and not (offer.commands and offer.processes and offer.languages is None):
+        yield "nothing is known yet of what will be run, and it cannot run everything"
+    if offer.modules is not None and (missing := sorted(plan.needs.modules - offer.modules)):
+        more = f" and {len(missing) - _MODULES_SHOWN} more" if len(missing) > _MODULES_SHOWN else ""
+        yield f"the code imports {', '.join(missing[:_MODULES_SHOWN])}{more}, which {offer.backend} lacks"
+    if not offer.processes and plan.needs.system:
+        yield f"the code {', '.join(plan.needs.system)}, and {offer.backend} is no operating system"
+    if offer.memory is not None and plan.limits.memory > offer.memory:
+        yield f"its guests never have more than {format_size(offer.memory)} of memory"

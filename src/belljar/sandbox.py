@@ -260,6 +260,13 @@ class Sandbox(portal.Twinned["SyncSandbox"]):
         limits = {**mine.limits.named(), **options.pop("limits", {})}
         return request(env=env, limits=limits, backend=mine.backend, **options)
 
+    def twice(self) -> Sandbox:
+        """Another one, asked for in the same words, on the backend that took this one."""
+        backend = self.lease.offer.backend
+        other = Sandbox(backend=backend, engine=self._engine)
+        other._request = self._request.model_copy(update={"backend": backend})
+        return other
+
     async def __aenter__(self) -> Self:
         if self._lease is not None:
             raise errors.InvalidRequest("this sandbox is already open", fix="make a second Sandbox")

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.resources import files as package_files
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from belljar import errors, policy, portal
-from belljar.backends.base import Backend, Control
+from belljar import checkpoints, errors, policy, portal
+from belljar.backends.base import Backend, Control, Copyable, Snapshot, lone_errors
 from belljar.engine import Engine, Lease, Listener
-from belljar.models import MIB, Command, Entry, EventKind, MimeBundle, Result, Status
+from belljar.models import MIB, Command, Entry, EventKind, MimeBundle, Result, Status, format_size
 from belljar.output import Capture
 from belljar.sandbox import Cancel, Sandbox, listening
 
@@ -36,8 +39,13 @@ _ENV = {"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", "MPLCONFIGDIR": "/t
 class Session(portal.Twinned["SyncSession"]):
     """`with Session() as s: s.run("x = 1"); s.run("x + 1").results`; with `async with`, `await s.run(...)`.
 
-    `idle` and `lifetime` (seconds) end a session that is forgotten. A turn over its timeout is
-    interrupted and the session lives on; if it does not react, the session is ended.
+    `idle` and `lifetime` (seconds) end a session that is forgotten. A turn over its timeout is interrupted and the
+    session lives on; if it does not react, or the backend cannot interrupt it (wasm), the session is ended.
+
+    On backends that can copy (wasm), `checkpoint`, `fork`, `rollback`, `save` and `load` go back to, branch from and
+    keep what a session was: memory and files. A copy shares nothing with its original, but it starts with the same
+    state of `random`, so two branches draw the same numbers until one of them calls `random.seed()`. Files that are
+    open in a turn's variables are not part of a copy.
     """
 
     def __init__(
@@ -51,7 +59,9 @@ class Session(portal.Twinned["SyncSession"]):
         self._idle = idle
         self._lifetime = lifetime
         self._stack = AsyncExitStack()
+        self._tasks: TaskGroup
         self._talk: _Talk | None = None
+        self._origin: Session | Checkpoint | None = None
 
     async def run(
         self, code: str, *, timeout: float | None = None, on_event: Listener | None = None,
@@ -72,6 +82,50 @@ class Session(portal.Twinned["SyncSession"]):
         result = await self._lease.finish(asked, result)
         await emit("finished", "", result=result)
         return result
+
+    async def checkpoint(self) -> Checkpoint:
+        """What this session is now, to go back to or to branch from as often as you like."""
+        box = self._copyable
+        async with self._conversation.between_turns():
+            return Checkpoint(await box.snapshot())
+
+    def fork(self, checkpoint: Checkpoint | None = None) -> Session:
+        """An independent session that goes on from a checkpoint of this one, or from how this one is when it is opened:
+        `with s.fork() as branch: ...`."""
+        branch = Session(engine=self._sandbox._engine, idle=self._idle, lifetime=self._lifetime)
+        branch._sandbox = self._sandbox.twice()
+        branch._origin = checkpoint or self
+        return branch
+
+    async def rollback(self, checkpoint: Checkpoint) -> None:
+        """Makes this session what it was, even if a turn has ended it since."""
+        box = self._copyable
+        await self._hang_up()
+        await box.restore(checkpoint._snapshot)
+        await self._converse()
+
+    async def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a checkpoint to a file, compressed."""
+        copy = await self.checkpoint()
+        await anyio.to_thread.run_sync(copy.save, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **options: Any) -> Session:
+        """A session that goes on from a file that `save` wrote: `with Session.load(path) as s: ...`.
+
+        A file made by another version of the interpreter is refused. It holds what a guest left: it is run in a
+        sandbox like any other code, and believed no further.
+        """
+        session = cls(**{"backend": "wasm"} | options)
+        session._origin = Checkpoint.load(path)
+        return session
+
+    @property
+    def _copyable(self) -> Copyable:
+        lease = self._lease
+        if not lease.offer.checkpoints or not isinstance(lease.box, Copyable):
+            raise errors.NotAvailable(f"{lease.offer.backend} cannot copy a session", fix="choose backend=wasm")
+        return lease.box
 
     async def write(self, path: str, content: bytes | str) -> None:
         await self._sandbox.write(path, content)
@@ -100,21 +154,57 @@ class Session(portal.Twinned["SyncSession"]):
             lease = self._lease
             if "python" not in lease.offer.sessions:
                 raise errors.NotAvailable(f"{lease.offer.backend} has no sessions", fix="choose backend=native")
-            self._talk = _Talk(lease, self._sandbox._request.env, self._idle, self._lifetime)
-            await self._stack.enter_async_context(self._talk)
+            self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
+            self._stack.push_async_callback(self._hang_up)
+            if self._origin is not None:
+                origin = self._origin if isinstance(self._origin, Checkpoint) else await self._origin.checkpoint()
+                await self._copyable.restore(origin._snapshot)
+            await self._converse()
         except BaseException:
             await self._stack.aclose()
             raise
         return self
 
+    async def _converse(self) -> None:
+        talk = _Talk(self._lease, self._sandbox._request.env, self._idle, self._lifetime)
+        await talk.open(self._tasks)
+        self._talk = talk
+
+    async def _hang_up(self) -> None:
+        talk, self._talk = self._talk, None
+        if talk:
+            await talk.close()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._talk = None
-        await self._stack.__aexit__(kind, error, trace)
+        with lone_errors():
+            await self._stack.__aexit__(kind, error, trace)
 
     def twin(self) -> SyncSession:
         return SyncSession(self)
+
+
+class Checkpoint:
+    """What a session was at one moment. It holds memory of this process for as long as you hold it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    @property
+    def bytes(self) -> int:
+        """How much it holds: the written pages of the memory, and the files."""
+        return self._snapshot.bytes
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        checkpoints.save(self._snapshot, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        return cls(checkpoints.load(path))
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint of {format_size(self.bytes)}>"
 
 
 class SyncSession:
@@ -122,6 +212,18 @@ class SyncSession:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    def checkpoint(self) -> Checkpoint:
+        return portal.call(self._session.checkpoint)
+
+    def fork(self, checkpoint: Checkpoint | None = None) -> Session:
+        return self._session.fork(checkpoint)
+
+    def rollback(self, checkpoint: Checkpoint) -> None:
+        portal.call(self._session.rollback, checkpoint)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        portal.call(self._session.save, path)
 
     def run(self, code: str, **options: Any) -> Result:
         return portal.call(lambda: self._session.run(code, **options))
@@ -183,35 +285,44 @@ class _Talk:
         self._ended: Result | None = None
         self._failure: BaseException | None = None
         self._last_used = time.monotonic()
-        self._stack = AsyncExitStack()
+        self._scope = anyio.CancelScope()
+        self._over = anyio.Event()
         self._feed: MemoryObjectSendStream[bytes]
         self.control: Control
 
-    async def __aenter__(self) -> Self:
+    async def open(self, tasks: TaskGroup) -> None:
+        """Returns when the agent has answered; the tasks are the session's, which may close us from any of its own."""
         self._feed, receive = anyio.create_memory_object_stream[bytes](8)
         self.control = Control(feed=receive)
-        tasks = await self._stack.enter_async_context(anyio.create_task_group())
-        self._stack.callback(tasks.cancel_scope.cancel)
-        self._stack.callback(self._feed.close)
-        tasks.start_soon(self._live, receive)
-        tasks.start_soon(self._watch_idle)
+        tasks.start_soon(self._live_and_watch, receive)
         try:
             with anyio.fail_after(_START):
                 await self._ready.wait()
             if self._ended or self._failure:
                 raise self._failure or errors.StartFailed(f"the session did not start: {self._last_words()}")
         except TimeoutError:
-            await self._stack.aclose()
+            await self.close()
             raise errors.StartFailed(f"the session did not start within {_START:g} s") from None
         except BaseException:
-            await self._stack.aclose()
+            await self.close()
             raise
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
+    async def close(self) -> None:
+        """Ends the agent, and returns when nothing of it is left."""
+        self._feed.close()
+        self._scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await self._over.wait()
+
+    async def _live_and_watch(self, receive: MemoryObjectReceiveStream[bytes]) -> None:
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._watch_idle)
+                    await self._live(receive)
+                    tasks.cancel_scope.cancel()
+        finally:
+            self._over.set()
 
     async def _live(self, receive: MemoryObjectReceiveStream[bytes]) -> None:
         """Runs the agent for as long as the session lives; however it ends, nobody is left waiting."""
@@ -269,12 +380,23 @@ class _Talk:
                 return
             await anyio.sleep(max(left, 0.05))
 
+    @asynccontextmanager
+    async def between_turns(self) -> AsyncIterator[None]:
+        """While the interpreter is idle."""
+        async with self._one_at_a_time:
+            self._require_life()
+            yield
+            self._last_used = time.monotonic()
+
+    def _require_life(self) -> None:
+        if self._ended or self._failure:
+            raise errors.ExecutionFailed(
+                f"the session has ended: {self._last_words()}", fix="open a new one", context={"ended": True}
+            )
+
     async def turn(self, code: str, timeout: float, output: int, emit: Callable[..., Any]) -> Result:
         async with self._one_at_a_time:
-            if self._ended or self._failure:
-                raise errors.ExecutionFailed(
-                    f"the session has ended: {self._last_words()}", fix="open a new one", context={"ended": True}
-                )
+            self._require_life()
             self._turns += 1
             turn = self._turn = _Turn(self._turns, output, emit)
             started = time.perf_counter()

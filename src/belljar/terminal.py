@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -120,15 +120,27 @@ def progress(title: str, total: int) -> Iterator[Any]:
 
 
 @contextmanager
-def waiting(title: str) -> Iterator[None]:
-    """A bar without an end, for work that cannot tell how far it is."""
+def steps() -> Iterator[Callable[[str], None]]:
+    """Shows the steps it is told, should there be any: a bar without an end on a terminal, lines elsewhere."""
+    with ExitStack() as stack:
+        shown: list[Callable[[str], object]] = []
+
+        def step(title: str) -> None:
+            if not shown:
+                shown.append(stack.enter_context(_bar()) if console(stderr=True).is_terminal else warn)
+            shown[0](f"setting up, once: {title}")
+
+        yield step
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str], None]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    err = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
-        bars.add_task(title, total=None)
-        yield
+    with Progress(*columns, console=console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=None)
+        yield lambda title: bars.update(task, description=title)
 
 
 def verdicts(title: str, rows: Iterable[tuple[str, str, str, str]]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from belljar import errors, policy
-from belljar.models import GIB, MIB, Isolation, Limits, RunRequest, Workspace
+from belljar.models import GIB, MIB, Isolation, Limits, Needs, RunRequest, Workspace
 from belljar.settings import Caps, Settings
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
@@ -155,3 +155,16 @@ def test_a_plan_carries_what_was_asked_unchanged() -> None:
     assert (dict(plan.files), plan.packages, plan.isolation) == ({"a": b"1"}, "/srv/venv", Isolation.KERNEL)
     assert plan.egress.hosts == {"example.org"}
     assert plan.id.startswith("bj-") and plan.id != decide().id
+
+
+def test_a_plan_says_what_its_code_seems_to_need_the_files_beside_it_included() -> None:
+    plan = decide(code="import requests, near", files={"near.py": b"import os\nos.fork()"})
+    assert plan.needs.modules == {"requests", "os"}
+    assert plan.needs.system == ("may start processes (os.fork)",)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"command": ("python3", "-c", "import os")}, {"code": "os", "language": "bash"}]
+)
+def test_what_is_no_python_code_is_not_looked_into(fields: dict[str, Any]) -> None:
+    assert decide(**fields).needs == Needs()

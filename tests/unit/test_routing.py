@@ -10,7 +10,7 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from belljar import errors, routing
-from belljar.models import Capabilities, Egress, Guarantees, Isolation, Plan, Workspace
+from belljar.models import GIB, Capabilities, Egress, Guarantees, Isolation, Limits, Needs, Plan, Workspace
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 
@@ -23,6 +23,16 @@ def offer(name: str, isolation: Isolation | None = Isolation.NAMESPACE, **fields
 
 
 ABSENT = offer("wasm", available=False, why_not="no wasmtime", fix="pip install wasmtime")
+
+
+# As the real ones describe themselves: wasm is preferred and does less.
+NATIVE = offer("native")
+WASM = offer("wasm", commands=False, processes=False, languages={"python"}, modules={"json", "numpy"}, memory=4 * GIB)
+NO_NATIVE = offer("native", available=False, why_not="no bubblewrap", fix="install bubblewrap")
+
+
+def code(*modules: str, system: tuple[str, ...] = (), **fields: Any) -> Plan:
+    return Plan(language="python", needs=Needs(modules=frozenset(modules), system=system), **fields)
 
 
 def test_auto_takes_the_first_that_can() -> None:
@@ -97,6 +107,59 @@ def test_a_backend_nobody_knows_is_an_invalid_request_naming_those_there_are() -
         routing.choose(Plan(backend="xen"), [offer("a"), offer("b")])
 
 
+def test_code_that_fits_wasm_goes_there() -> None:
+    choice = routing.choose(code("json", "numpy"), [WASM, NATIVE])
+    assert (choice.backend, choice.reasons) == ("wasm", ("wasm chosen: first that can do what was asked",))
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (code("requests", "json"), "the code imports requests, which wasm lacks"),
+        (code(*"abcdefg"), "the code imports a, b, c, d, e and 2 more, which wasm lacks"),
+        (code(system=("may start threads (x)",)), "the code may start threads (x), and wasm is no operating system"),
+        (code(limits=Limits(memory=5 * GIB)), "its guests never have more than 4G of memory"),
+        (Plan(), "nothing is known yet of what will be run, and it cannot run everything"),
+    ],
+)
+def test_what_wasm_may_lack_goes_to_native_and_if_there_is_none_to_wasm_with_a_warning(plan: Plan, said: str) -> None:
+    choice = routing.choose(plan, [WASM, NATIVE])
+    assert choice.backend == "native"
+    assert choice.reasons == (f"wasm passed over: {said}", "native chosen: first that can do what was asked")
+    choice = routing.choose(plan, [WASM, NO_NATIVE])
+    assert choice.backend == "wasm"
+    assert choice.reasons == (
+        f"wasm passed over: {said}",
+        "native passed over: no bubblewrap",
+        f"wasm chosen for want of another, though {said}",
+    )
+
+
+def test_all_doubts_are_told_at_once() -> None:
+    reasons = routing.choose(code("requests", system=("may use sockets (x)",)), [WASM, NO_NATIVE]).reasons
+    assert "imports requests, which wasm lacks; the code may use sockets (x), and wasm" in reasons[-1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (Plan(language="bash"), "it does not speak bash"),
+        (Plan(command=True), "it runs code, not commands"),
+        (code(egress=LISTED), "cannot be reached"),
+        (code(isolation=Isolation.KERNEL), "weaker than kernel"),
+        (code(workspace=Workspace(path="/x")), "cannot be granted a folder"),
+    ],
+)
+def test_what_wasm_cannot_do_it_does_not_do_for_want_of_another_either(plan: Plan, said: str) -> None:
+    with pytest.raises(errors.PolicyDenied, match=f"wasm passed over: .*{said}.*native passed over: no bubblewrap"):
+        routing.choose(plan, [WASM, NO_NATIVE])
+
+
+def test_a_backend_asked_for_by_name_is_kept_whatever_the_code_seems_to_need() -> None:
+    plan = code("requests", system=("may start threads (x)",), backend="wasm")
+    assert routing.choose(plan, [WASM, NATIVE]) == ("wasm", ("wasm chosen: asked for by name",))
+
+
 offers = st.lists(
     st.builds(
         offer,
@@ -106,6 +169,8 @@ offers = st.lists(
         egress=st.sets(st.sampled_from(["none", "listed", "open"])),
         workspace=st.booleans(),
         packages=st.booleans(),
+        processes=st.booleans(),
+        modules=st.none() | st.just({"json"}),
     ),
     max_size=4,
     unique_by=lambda each: each.backend,
@@ -117,6 +182,10 @@ plans = st.builds(
     egress=st.sampled_from([Egress(), LISTED, Egress(mode="open")]),
     workspace=st.none() | st.just(Workspace(path="/x")),
     packages=st.none() | st.just("/v"),
+    language=st.none() | st.just("python"),
+    needs=st.builds(
+        Needs, modules=st.sets(st.sampled_from(["json", "yaml"])), system=st.sampled_from([(), ("forks",)])
+    ),
 )
 
 
@@ -138,5 +207,10 @@ def test_a_choice_is_never_weaker_than_asked_and_a_refusal_is_always_explained(
     assert chosen.workspace or not plan.workspace
     assert chosen.packages or not plan.packages
     assert plan.backend in ("auto", choice.backend)
-    before = list(by_name)[: list(by_name).index(choice.backend)] if plan.backend == "auto" else []
-    assert [reason.split(" ")[0] for reason in choice.reasons] == [*before, choice.backend]
+    if plan.backend == "auto":
+        told = [reason.split(" ")[0] for reason in choice.reasons]
+        wanting = "for want of another" in choice.reasons[-1]
+        before = list(by_name) if wanting else list(by_name)[: list(by_name).index(choice.backend)]
+        assert told == [*before, choice.backend], "every backend looked at is explained, in order"
+        assert wanting != routing.suits(plan, chosen)
+        assert not (wanting and any(routing.suits(plan, each) for each in given_offers))

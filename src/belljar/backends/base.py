@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, Literal, Protocol
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import anyio
 import anyio.lowlevel
@@ -18,6 +19,7 @@ from belljar.models import (
     Entry,
     EventKind,
     File,
+    FileTree,
     LanguageSupport,
     Plan,
     Result,
@@ -70,16 +72,53 @@ class Control:
         self.feed = feed
         self.reason = Status.ABORTED
         self._stopped = anyio.Event()
+        self._told: list[Callable[[Status], object]] = []
 
     def stop(self, reason: Status = Status.ABORTED) -> None:
         """Ends the command and everything it started; its partial output is still returned."""
         if not self._stopped.is_set():
             self.reason = reason
             self._stopped.set()
+            for call in self._told:
+                call(reason)
+
+    def tell(self, call: Callable[[Status], object]) -> None:
+        """For who has no task to wait in `stopped`: called once, at once if it has happened already."""
+        call(self.reason) if self._stopped.is_set() else self._told.append(call)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopped.is_set()
 
     async def stopped(self) -> Status:
         await self._stopped.wait()
         return self.reason
+
+
+class Snapshot:
+    """What a session was at one moment: the written pages of its memory, and the files of its box.
+
+    `pages` is an open file (in memory): first the page numbers, then the pages. It is closed with the last user.
+    """
+
+    def __init__(
+        self, binary: str, size: int, count: int, pages: int, files: FileTree = (), folders: tuple[str, ...] = ()
+    ) -> None:
+        self.binary = binary
+        self.size = size
+        self.count = count
+        self.pages = pages
+        self.files = files
+        self.folders = folders
+
+    @property
+    def bytes(self) -> int:
+        """How much is kept: of memory and of files."""
+        return os.fstat(self.pages).st_size + sum(len(file.content) for file in self.files)
+
+    def __del__(self) -> None:
+        with suppress(OSError, AttributeError):
+            os.close(self.pages)
 
 
 class Box(Protocol):
@@ -91,6 +130,14 @@ class Box(Protocol):
     async def put(self, files: Sequence[File]) -> None: ...
     async def get(self, patterns: Sequence[str]) -> Collected: ...
     async def list(self) -> tuple[Entry, ...]: ...
+
+
+@runtime_checkable
+class Copyable(Box, Protocol):
+    """A box whose session can be copied: `Capabilities.checkpoints`."""
+
+    async def snapshot(self) -> Snapshot: ...
+    async def restore(self, snapshot: Snapshot) -> None: ...
 
 
 class Backend(Protocol):
@@ -106,4 +153,13 @@ class Backend(Protocol):
 
     async def reap(self) -> int:
         """Removes what a Belljar that died left behind; returns how many sandboxes that were."""
+        ...
+
+
+@runtime_checkable
+class Preparable(Backend, Protocol):
+    """A backend that needs something done once: `Capabilities.setup`."""
+
+    async def setup(self, told: Callable[[str], object]) -> None:
+        """Does it, telling each step."""
         ...

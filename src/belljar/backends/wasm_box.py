@@ -1,0 +1,309 @@
+"""One sandbox of the wasm backend: runs, sessions, and the copying of sessions."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from belljar import errors, files
+from belljar.backends import wasm_cache
+from belljar.backends.base import Control, Emit, Snapshot
+from belljar.backends.wasm_process import ENV, Worker
+from belljar.backends.wasm_profiles import Profile
+from belljar.backends.wasm_run import GRACE, WasmRun, judge_trap
+from belljar.models import (
+    INPUTS,
+    MIB,
+    WORKSPACE,
+    Collected,
+    Command,
+    Entry,
+    File,
+    FileTree,
+    Limits,
+    Plan,
+    Result,
+    Status,
+)
+
+PROJECT = "/mnt/project"
+_COPY_SECONDS = 60.0
+_IDLE_TURN = 10.0  # seconds for what is no guest's work: opening a session, measuring a memory
+
+
+class WasmBox:
+    """A sandbox in a worker that is ours until we close; its folder is made when files are to outlive a run."""
+
+    def __init__(
+        self, worker: Worker, plan: Plan, another: Callable[[Plan], Awaitable[Worker]], profile: Profile | None,
+        project: FileTree | None,
+    ) -> None:  # fmt: skip
+        self.id = plan.id
+        self.worker = worker
+        self.plan = plan
+        self.profile = profile
+        self._another = another
+        self._project = project  # a granted folder that had to be copied
+        self._stack = ExitStack()
+        self._root = -1
+        self._workspace = -1
+        self._turn = anyio.Lock()  # one interpreter, two pipes: one thing after the other
+        self._restored = False
+
+    # --- its folder ---
+
+    def prepare(self) -> None:
+        for folder in ("workspace", "tmp"):  # in this thread: a hand-over to another costs more than two mkdirs
+            files.make_folder(self.worker.tmp, f"{self.id}/{folder}", owner=self.worker.uid)
+        base = f"/proc/self/fd/{self.worker.tmp}/{self.id}"
+        self._root = self._stack.enter_context(files.opened(base))
+        self._workspace = self._stack.enter_context(files.opened(f"{base}/workspace"))
+        if self._project is not None:
+            copied = [file.model_copy(update={"path": f"project/{file.path}"}) for file in self._project]
+            files.make_folder(self._root, "project", owner=self.worker.uid)
+            files.write(self._root, copied, owner=self.worker.uid)
+
+    @property
+    def kept(self) -> bool:
+        return self._root >= 0
+
+    async def _revive(self) -> None:
+        """After a command that cost the worker (a cancel, a flood): the same files in another one.
+
+        The old tmpfs outlives its worker for as long as we hold a descriptor of it.
+        """
+        await self.worker.gone()  # else it may still write while we copy
+        fresh = await self._another(self.plan)
+        with anyio.CancelScope(shield=True):  # half a change of hands would leave us with closed descriptors
+            gone, self.worker, old, before = self.worker, fresh, self._root, self._stack
+            self._stack = ExitStack()
+            with before:
+                if old >= 0:
+                    self.prepare()
+                    await anyio.to_thread.run_sync(lambda: self._lay(*self._tree(old)))
+            await gone.end()
+
+    def _tree(self, root: int) -> tuple[FileTree, tuple[str, ...]]:
+        """/workspace and /tmp, empty folders too; links stay behind."""
+        folders = tuple(entry.path for entry in files.entries(root) if entry.kind == "folder")
+        return files.collect(root, ["**"], most=files.MANY, limit=2 * self.plan.limits.disk).files, folders
+
+    def _lay(self, tree: FileTree, folders: tuple[str, ...]) -> None:
+        for folder in folders:
+            files.make_folder(self._root, folder, owner=self.worker.uid)
+        files.write(self._root, tree, owner=self.worker.uid)
+
+    async def dispose(self) -> bool:
+        """Removes its folder; False if something of it would not go, and the worker must."""
+        self._stack.close()
+        if not self.kept:  # the worker made it, if anybody, and removes it before it does anything else
+            return True
+        files.discard(self.worker.tmp, [f"{self.id}/workspace", f"{self.id}/tmp", self.id])
+        if not files.missing(self.worker.tmp, [self.id]):  # the guest left something: that may take longer
+            return await anyio.to_thread.run_sync(lambda: files.erase(self.worker.tmp, self.id, owner=self.worker.uid))
+        return True
+
+    async def put(self, files_in: Sequence[File]) -> None:
+        try:
+            await anyio.to_thread.run_sync(lambda: files.write(self._workspace, files_in, owner=self.worker.uid))
+        except OSError as error:
+            raise errors.ExecutionFailed(f"the file could not be written: {error.strerror}") from None
+
+    async def get(self, patterns: Sequence[str]) -> Collected:
+        return await anyio.to_thread.run_sync(files.collect, self._workspace, tuple(patterns))
+
+    async def list(self) -> tuple[Entry, ...]:
+        return await anyio.to_thread.run_sync(files.entries, self._workspace)
+
+    # --- running ---
+
+    async def run(self, command: Command, emit: Emit, control: Control) -> Result:
+        if control.feed is not None:
+            return await self._converse(command, emit, control)
+        async with self._turn:
+            if not self.worker.alive:
+                await self._revive()
+            return await self._run(command, emit, control)
+
+    async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
+        run = WasmRun(self.worker, self.id, command.limits or self.plan.limits, emit)
+        inputs = {**self.plan.files, **command.files}
+        request = self.request(command, run.limits) | {"do": "run", "main": command.argv[-1]}
+        request |= {"language": command.language or "python"}
+        made: Sequence[str] = ()
+        fds: Sequence[int] = ()
+        if self.kept:
+            made = self._write_inputs(inputs, command)
+        else:
+            given = {self._input(name): base64.b64encode(data).decode() for name, data in inputs.items()}
+            stdin = {"stdin": base64.b64encode(command.stdin).decode()} if command.stdin else {}
+            request["make"] = {"name": self.id, "files": given | stdin}
+        if self.profile and request["language"] == "python" and not command.fixed:
+            fds = self._use_profile(request)
+        try:
+            return await run.go(request, control, fds)
+        except BaseException:  # cancelled, or the listener failed: the guest must not go on
+            with anyio.CancelScope(shield=True):
+                await self.worker.gone()
+            raise
+        finally:
+            if self.kept:
+                files.discard(self._root, [*made, "stdin"])
+
+    def _input(self, name: str) -> str:
+        return f"{'inputs' if self.plan.workspace else 'workspace'}/{name}"
+
+    def _write_inputs(self, inputs: dict[str, bytes], command: Command) -> Sequence[str]:
+        """Into the folder of a box that is kept; returns what was not there before."""
+        names = [self._input(name) for name in inputs]
+        made = files.missing(self._root, names)
+        files.clear(self._root, names)
+        given = [File(path=self._input(name), content=data, read_only=True) for name, data in inputs.items()]
+        try:
+            if command.stdin:
+                given.append(File(path="stdin", content=command.stdin))
+            files.write(self._root, given, owner=self.worker.uid)
+        except OSError as error:
+            raise errors.ExecutionFailed(f"the input could not be written: {error.strerror}") from None
+        if command.cwd.startswith(f"{WORKSPACE}/"):
+            files.make_folder(self._root, command.cwd.lstrip("/"), owner=self.worker.uid)
+        return made
+
+    def request(self, command: Command, limits: Limits) -> dict[str, Any]:
+        root = f"{self.worker.private}/{self.id}"
+        stdin = f"{root}/stdin" if command.stdin else os.devnull
+        return {
+            "root": root, "stdin": stdin, "cwd": command.cwd, "env": {**ENV, **command.env},
+            "folders": self._folders(root), "memory": limits.memory, "timeout": limits.timeout, "fuel": limits.fuel,
+            "fixed": command.fixed.model_dump() if command.fixed else None,
+        }  # fmt: skip
+
+    def _folders(self, root: str) -> Sequence[tuple[str, str, bool]]:
+        """What the guest is given: (where it is, its name inside, may it write). The order is part of a checkpoint."""
+        if not self.plan.workspace:
+            return [(f"{root}/workspace", WORKSPACE, True), (f"{root}/tmp", "/tmp", True)]
+        project = f"{root}/project" if self._project is not None else self.worker.project
+        return [
+            (project, WORKSPACE, False), (f"{root}/tmp", "/tmp", True), (f"{root}/inputs", INPUTS, False),
+            (project, PROJECT, False),
+        ]  # fmt: skip
+
+    def _use_profile(self, request: dict[str, Any]) -> Sequence[int]:
+        """Names the profile; its copy goes along the first time. Returns the descriptors to send."""
+        assert self.profile is not None
+        request["profile"] = self.profile.facts()
+        if self.profile.name in self.worker.profiles:
+            return []
+        self.worker.profiles.add(self.profile.name)
+        return [self.profile.file]
+
+    # --- sessions ---
+
+    async def _converse(self, command: Command, emit: Emit, control: Control) -> Result:
+        """The life of a session: the agent goes in, and then one request for each line of the feed."""
+        assert control.feed is not None
+        started = time.perf_counter()
+        control.tell(lambda reason: self.worker.kill())
+        async with self._turn:
+            if not self._restored:
+                await self._open(command)
+            self._restored = False
+        await emit("started", self.id)
+        await emit("stdout", '{"ready": true}\n')
+        verdict: Status | None = None
+        async for line in control.feed:
+            turn = json.loads(line)
+            async with self._turn:
+                if verdict := await self._take_turn(command, turn, emit):
+                    break
+        if control.stopping:
+            verdict = control.reason
+        elapsed = (time.perf_counter() - started) * 1000
+        return Result(status=verdict or Status.SUCCESS, duration_ms=round(elapsed, 3), container_id=self.id)
+
+    async def _open(self, command: Command) -> None:
+        agent = command.files[next(iter(command.files))].decode()
+        self._write_inputs(dict(self.plan.files), command)
+        request = self.request(command, self.plan.limits) | {"do": "open", "agent": agent, "fuel": None}
+        request |= {"timeout": _IDLE_TURN}
+        fds = self._use_profile(request) if self.profile and not command.fixed else []
+        frame = await self.worker.answer(request, _IDLE_TURN + GRACE, fds)
+        if frame.get("trap") or frame.get("exit_code"):
+            raise errors.StartFailed(f"the session did not start: {frame.get('trap') or frame.get('exit_code')}")
+
+    async def _take_turn(self, command: Command, turn: dict[str, Any], emit: Emit) -> Status | None:
+        """One turn; a status if the session cannot go on after it."""
+        limits = self.plan.limits
+        request = {"do": "turn", "turn": turn, "timeout": turn["timeout"], "memory": limits.memory, "fuel": limits.fuel}
+        done: dict[str, Any] = {}
+        try:
+            async for frame in self.worker.ask(request, turn["timeout"] + GRACE):
+                if isinstance(words := frame.get("words"), str):
+                    await emit("stdout", words.replace("\n", " ") + "\n")
+                done = frame if "done" in frame else done
+        except TimeoutError:
+            self.worker.kill()
+            return Status.TIMEOUT
+        return judge_trap(str(done.get("trap", ""))) if done else self.worker.ending()
+
+    # --- copying a session ---
+
+    async def imported(self, modules: Sequence[str]) -> Snapshot:
+        """A fresh interpreter after these imports, and nothing else: what a profile is made of."""
+        request = self.request(Command(argv=("python3",)), self.plan.limits)
+        frame = await self.worker.answer(request | {"do": "import", "modules": modules}, _COPY_SECONDS)
+        if frame.get("trap") or frame.get("exit_code"):
+            raise errors.StartFailed(f"{', '.join(modules)} cannot be imported: {frame.get('trap') or 'it raised'}")
+        return await self.snapshot()
+
+    async def snapshot(self) -> Snapshot:
+        """The pages are ours to allocate: the memory of a copy must not count against the guest's limit."""
+        async with self._turn:
+            measured = await self.worker.answer({"do": "measure"}, _COPY_SECONDS)
+            count, size = int(measured["pages"]), int(measured["size"])
+            if not 0 <= count * 4096 <= size <= self.plan.limits.memory + MIB:
+                raise errors.ExecutionFailed("the wasm worker does not know its own memory")
+            pages = os.memfd_create("belljar-checkpoint", os.MFD_CLOEXEC)
+            copy = Snapshot(wasm_cache.binary(), size, count, pages)
+            if count:
+                os.posix_fallocate(pages, 0, count * (4096 + 4))
+            await self.worker.answer({"do": "copy_out"}, _COPY_SECONDS, [pages])
+            copy.files, copy.folders = await anyio.to_thread.run_sync(self._tree, self._root)
+        return copy
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Makes this box what another was; its session then goes on from there."""
+        if snapshot.binary != wasm_cache.binary():
+            raise errors.InvalidRequest(
+                f"this checkpoint was made by {snapshot.binary}, and here is {wasm_cache.binary()}",
+                fix="use it where it was made",
+            )
+        async with self._turn:
+            if not self.worker.alive:
+                await self._revive()
+            await anyio.to_thread.run_sync(self._replace_files, snapshot)
+            request = self.request(Command(argv=("python3",)), self.plan.limits)
+            request |= {"do": "copy_in", "size": snapshot.size, "pages": snapshot.count}
+            with ExitStack() as stack:
+                reading = os.open(f"/proc/self/fd/{snapshot.pages}", os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, reading)  # a branch must not be able to change what others start from
+                frame = await self.worker.answer(request, _COPY_SECONDS, [reading])
+        if refused := frame.get("refused"):
+            raise errors.ExecutionFailed(f"the checkpoint cannot be used here: {refused}", fix="give it more memory")
+        self._restored = True
+
+    def _replace_files(self, snapshot: Snapshot) -> None:
+        for folder in ("workspace", "tmp"):
+            for name in os.listdir(f"/proc/self/fd/{self._root}/{folder}"):
+                with files.opened(f"/proc/self/fd/{self._root}/{folder}") as inside:
+                    files.discard(inside, [name])
+                    files.erase(inside, name, owner=self.worker.uid)
+        self._lay(snapshot.files, snapshot.folders)

@@ -1,0 +1,55 @@
+"""Named profiles: an interpreter's memory after the dear imports, so that a run starts where they have been done.
+
+A profile is a checkpoint made at set-up. Nothing of any guest has been in it, and a run gets a copy of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from belljar.backends.base import Snapshot
+
+PROFILES: dict[str, tuple[str, ...]] = {
+    "numpy": ("numpy",),
+    "numeric": ("numpy", "pandas"),
+    "plots": ("numpy", "matplotlib.pyplot"),
+}
+
+
+class Profile(NamedTuple):
+    name: str
+    size: int
+    pages: int
+    file: int  # open
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": self.name, "size": self.size, "pages": self.pages}
+
+
+def covering(modules: Collection[str], built: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The profile that does most of these imports; of several, the smallest."""
+
+    def covered(name: str) -> int:
+        return sum(module.split(".")[0] in modules for module in PROFILES[name])
+
+    known = sorted((name for name in built if name in PROFILES), key=lambda name: int(built[name]["pages"]))
+    best = max(known, key=covered, default="")
+    return best if best and covered(best) else None
+
+
+def opened(path: str, name: str, facts: Mapping[str, Any]) -> Profile:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    return Profile(name, int(facts["size"]), int(facts["pages"]), fd)
+
+
+def keep(path: Path, copy: Snapshot) -> dict[str, int]:
+    """Writes a profile's pages beside the compiled modules; returns what the list says of it."""
+    with open(path, "wb") as file:
+        left, offset = os.fstat(copy.pages).st_size, 0
+        while left and (sent := os.sendfile(file.fileno(), copy.pages, offset, left)):
+            offset, left = offset + sent, left - sent
+    path.chmod(0o644 if os.geteuid() == 0 else 0o600)
+    return {"size": copy.size, "pages": copy.count}

@@ -1,0 +1,110 @@
+"""Checkpoints on disk: a zip file with what a session was. What it holds came from a guest, and is read as hostile."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from pydantic import Field, ValidationError
+
+from belljar import errors
+from belljar.backends.base import Snapshot
+from belljar.models import GIB, File, GuestPath, Model
+
+_FORMAT = 1
+_PAGE = 4096
+_CHUNK = 1 << 20
+_MOST = 4 * GIB  # of memory, and of files: more cannot have been saved
+
+
+class _Head(Model):
+    format: int = _FORMAT
+    binary: str = Field(max_length=200)
+    size: int = Field(ge=0, le=_MOST)
+    count: int = Field(ge=0, le=_MOST // _PAGE)
+    folders: tuple[GuestPath, ...] = Field((), max_length=1_000_000)
+    executable: frozenset[str] = frozenset()
+
+
+def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
+    """The whole file or nothing."""
+    head = _Head(
+        binary=snapshot.binary, size=snapshot.size, count=snapshot.count, folders=snapshot.folders,
+        executable=frozenset(file.path for file in snapshot.files if file.executable),
+    )  # fmt: skip
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.writestr("session.json", head.model_dump_json())
+            with archive.open("memory", "w", force_zip64=True) as memory:
+                for piece in _pieces(snapshot.pages):
+                    memory.write(piece)
+            for file in snapshot.files:
+                archive.writestr(f"files/{file.path}", file.content)
+        draft.replace(target)
+    except OSError as error:
+        raise errors.ExecutionFailed(f"{path}: {error.strerror}", fix="choose another place") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _pieces(fd: int) -> Iterator[bytes]:
+    offset = 0
+    while piece := os.pread(fd, _CHUNK, offset):
+        yield piece
+        offset += len(piece)
+
+
+def load(path: str | os.PathLike[str]) -> Snapshot:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _read(archive)
+    except OSError as error:
+        raise errors.InvalidRequest(f"{path}: {error.strerror or error}", fix="check the path") from None
+    except (zipfile.BadZipFile, ValidationError, KeyError, EOFError, ValueError, NotImplementedError) as error:
+        raise errors.InvalidRequest(
+            f"{path} is no saved session, or a damaged one: {str(error).splitlines()[0]}", fix="save it anew"
+        ) from None
+
+
+def _read(archive: zipfile.ZipFile) -> Snapshot:
+    head = _Head.model_validate_json(_member(archive, "session.json", 64 << 20))
+    if head.format != _FORMAT:
+        raise ValueError(f"its format is {head.format}, and this version reads {_FORMAT}")
+    if head.count * _PAGE > head.size:
+        raise ValueError("it has more pages than memory")
+    files, room = [], _MOST
+    for name in archive.namelist():
+        if name.startswith("files/"):
+            content = _member(archive, name, room)
+            room -= len(content)
+            inside = name.removeprefix("files/")
+            files.append(File(path=inside, content=content, executable=inside in head.executable))
+    pages = os.memfd_create("belljar-checkpoint", os.MFD_CLOEXEC)
+    snapshot = Snapshot(head.binary, head.size, head.count, pages, tuple(files), head.folders)
+    with archive.open("memory") as memory:
+        _copy(memory, pages, head.count * (_PAGE + 4))
+    return snapshot
+
+
+def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    with archive.open(name) as member:
+        content = member.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{name} is too large")
+    return content
+
+
+def _copy(memory: IO[bytes], fd: int, expected: int) -> None:
+    written = 0
+    while piece := memory.read(_CHUNK):
+        written += len(piece)
+        if written > expected:
+            break
+        os.write(fd, piece)
+    if written != expected:
+        raise ValueError("its memory is not whole")

@@ -1,0 +1,132 @@
+"""A world without chance, for runs that must be repeated bit for bit: WASI's clock, randomness, sleep and file facts.
+
+Time starts where it is told and moves only when the guest looks at it or sleeps, so a sleep costs nothing. Random
+bytes are a stream of SHA-256 blocks of the seed. Inode numbers count from 1 as they are first seen, and every file is
+as old as the start.
+"""
+
+import hashlib
+import struct
+
+import wasmtime
+
+_WASI = "wasi_snapshot_preview1"
+_TICK = 1_000  # nanoseconds that pass between one look at the clock and the next
+_SUBSCRIPTION, _EVENT, _DIRENT = 48, 32, 24
+_CLOCK = 0
+_ABSOLUTE = 1
+
+
+class Fixed:
+    """One run's clock and chance."""
+
+    def __init__(self, seed, start):
+        self._key = hashlib.sha256(f"belljar:{seed}".encode()).digest()
+        self._blocks = 0
+        self._pool = b""
+        self.start = int(start * 1e9)
+        self.now = self.start
+        self._inodes = {}
+
+    def look(self):
+        self.now += _TICK
+        return self.now
+
+    def chance(self, size):
+        while len(self._pool) < size:
+            self._pool += hashlib.sha256(self._key + self._blocks.to_bytes(8, "little")).digest()
+            self._blocks += 1
+        taken, self._pool = self._pool[:size], self._pool[size:]
+        return taken
+
+    def inode(self, real):
+        return self._inodes.setdefault(real, len(self._inodes) + 1)
+
+
+class Shadows:
+    """Host functions that stand before WASI's own. `world` is the run that is under way."""
+
+    def __init__(self, linker, module):
+        self.world = None
+        self.linker = linker
+        linker.allow_shadowing = True
+        kinds = {imported.name: imported.type for imported in module.imports if imported.module == _WASI}
+        for name in ("clock_time_get", "random_get", "poll_oneoff"):
+            self._define(name, kinds.get(name), getattr(self, f"_{name}"))
+        for name, patch in (
+            ("fd_filestat_get", self._patch_stat), ("path_filestat_get", self._patch_stat),
+            ("fd_readdir", self._patch_entries),
+        ):  # fmt: skip
+            self._define(name, kinds.get(name), self._patched(name, patch))
+
+    def _define(self, name, kind, function):
+        if kind is not None:
+            self.linker.define_func(_WASI, name, kind, function, access_caller=True)
+
+    def _patched(self, name, patch):
+        """WASI's own function, and then what it wrote, made the same in every run."""
+        own = wasmtime.Linker(self.linker.engine)
+        own.define_wasi()
+
+        def call(caller, *args):
+            error = own.get(caller, _WASI, name)(caller, *args)
+            if error == 0:
+                patch(caller, caller.get("memory"), *args)
+            return error
+
+        return call
+
+    def _clock_time_get(self, caller, clock, precision, place):
+        return _write(caller, place, struct.pack("<Q", self.world.look()))
+
+    def _random_get(self, caller, place, size):
+        return _write(caller, place, self.world.chance(size & 0xFFFFFFFF))
+
+    def _poll_oneoff(self, caller, subscriptions, events, count, place):
+        """The clock that rings first has rung: its time is now. What has no clock is ready at once."""
+        memory, rung, ready = caller.get("memory"), None, []
+        for n in range(count & 0xFFFF):
+            at = (subscriptions & 0xFFFFFFFF) + n * _SUBSCRIPTION
+            user, kind, length, flags = struct.unpack("<QB15xQ8xH", _read(caller, memory, at, 42))
+            if kind != _CLOCK:
+                ready.append((user, kind))
+                continue
+            due = length if flags & _ABSOLUTE else self.world.now + length
+            if rung is None or due < rung[0]:
+                rung = (due, user)
+        if rung and not ready:
+            self.world.now = max(self.world.now, rung[0])
+            ready = [(rung[1], _CLOCK)]
+        said = b"".join(struct.pack("<QHB", user, 0, kind).ljust(_EVENT, b"\0") for user, kind in ready)
+        _write(caller, events, said)
+        return _write(caller, place, struct.pack("<I", len(ready)))
+
+    def _patch_stat(self, caller, memory, *args):
+        """filestat: device, inode, type, links, size, then three times."""
+        at = args[-1] & 0xFFFFFFFF
+        (inode,) = struct.unpack("<Q", _read(caller, memory, at + 8, 8))
+        _write(caller, at, struct.pack("<QQ", 1, self.world.inode(inode)))
+        _write(caller, at + 40, struct.pack("<QQQ", *[self.world.start] * 3))
+
+    def _patch_entries(self, caller, memory, fd, at, size, cookie, used):
+        """dirent: the next one's cookie, inode, length of the name, type; then the name."""
+        at &= 0xFFFFFFFF
+        (used,) = struct.unpack("<I", _read(caller, memory, used & 0xFFFFFFFF, 4))
+        end = at + min(used, size & 0xFFFFFFFF)
+        while at + _DIRENT <= end:
+            inode, length = struct.unpack("<8xQI", _read(caller, memory, at, 20))
+            _write(caller, at + 8, struct.pack("<Q", self.world.inode(inode)))
+            at += _DIRENT + length
+
+
+def _read(caller, memory, at, size):
+    return bytes(memory.read(caller, at, at + size))
+
+
+def _write(caller, place, data):
+    place &= 0xFFFFFFFF
+    memory = caller.get("memory")
+    if place + len(data) > memory.data_len(caller):
+        return 21  # EFAULT
+    memory.write(caller, data, place)
+    return 0

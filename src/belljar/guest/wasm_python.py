@@ -1,0 +1,179 @@
+"""CPython as a wasm instance: started, warmed, given a program or a session's turns.
+
+The compiled module is an interpreter that has already started; its export `turn` takes Python source. A *spare* is an
+instance in which `WARM` has run, made while nobody waits; nothing of any guest has been in it.
+"""
+
+import json
+import struct
+
+import wasm_memory
+import wasmtime
+
+MPL_DATA = "/usr/local/lib/python315.zip/matplotlib/mpl-data"  # the path that matplotlib computes for itself
+
+# Defines what `python3 main.py` does in an interpreter that has already started. Frames of this text are not shown.
+WARM = """
+import os, sys
+def _belljar_place(place):
+    os.environ.clear()
+    os.environ.update(place["env"])
+    os.chdir(place["cwd"])
+def _belljar_start(place):
+    main = place["main"]
+    _belljar_place(place)
+    sys.argv[:] = [main]
+    sys.path.insert(0, os.path.dirname(main))
+    scope = {"__name__": "__main__", "__file__": main, "__builtins__": __builtins__}
+    space = sys.modules["__main__"].__dict__
+    for name in ("_belljar_start", "_belljar_place"):
+        space.pop(name, None)
+    space.update(scope)
+    try:
+        with open(main, "rb") as file:
+            code = file.read()
+        exec(compile(code, main, "exec"), scope)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        sys.stdout.flush()
+        trace = error.__traceback__.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        raise SystemExit(1) from None
+"""
+# A session: the agent's source becomes a module, and every turn asks the host for its request through the door.
+SESSION = """
+import sys, types
+_belljar_place({place!r})
+sys.path.insert(0, {place!r}["cwd"])
+_belljar = types.ModuleType("_belljar_session")
+exec(compile({agent!r}, "session_agent.py", "exec"), _belljar.__dict__)
+"""
+TURN = "_belljar.take_turn()"
+
+
+class Instance:
+    """One interpreter and the store that holds it."""
+
+    def __init__(self, store, exports):
+        self.store = store
+        self._exports = exports
+        self.memory = exports["memory"]
+
+    def turn(self, source):
+        """Its exit status; a trap is raised."""
+        code = source.encode()
+        place = self._exports["host_alloc"](self.store, len(code)) & 0xFFFFFFFF
+        self.memory.write(self.store, code, place)
+        return self._exports["turn"](self.store, place, len(code)) & 0xFF
+
+    def size(self):
+        return self.memory.data_len(self.store)
+
+    def close(self):
+        self.store.close()
+
+
+class Python:
+    def __init__(self, engine, module, library, fonts):
+        self._engine = engine
+        self._module = module
+        self._library = library
+        self._fonts = fonts
+        self.linker = self._linker()
+        self._shadows = None
+        self.door = None  # answers what the session's agent asks; without it, nobody is there
+
+    def _linker(self):
+        linker = wasmtime.Linker(self._engine)
+        linker.define_wasi()
+        i32 = wasmtime.ValType.i32()
+        linker.define_func("host", "call", wasmtime.FuncType([i32] * 4, [i32]), self._call, access_caller=True)
+        return linker
+
+    def _call(self, caller, place, length, out_place, out_length):
+        """The guest's `_host.call(frame) -> bytes`: 0, or -1 if nobody is there, -2 if it cannot be."""
+        if self.door is None:
+            return -1
+        memory = caller.get("memory")
+        place, length = place & 0xFFFFFFFF, length & 0xFFFFFFFF
+        if place + length > memory.data_len(caller):
+            return -2
+        answer = self.door(bytes(memory.read(caller, place, place + length)))
+        at = caller.get("host_alloc")(caller, len(answer)) & 0xFFFFFFFF
+        if not at:
+            return -2
+        memory.write(caller, answer, at)
+        for where, number in ((out_place, at), (out_length, len(answer))):
+            memory.write(caller, struct.pack("<I", number), where & 0xFFFFFFFF)
+        return 0
+
+    def fixed(self, seed, start):
+        """The linker of a run without chance; the shadows are made when the first one comes."""
+        from wasm_fixed import Fixed, Shadows
+
+        if self._shadows is None:
+            self._shadows = Shadows(self._linker(), self._module)
+        self._shadows.world = Fixed(seed, start)
+        return self._shadows.linker
+
+    def fresh(self, store, linker=None):
+        """An instance with `WARM` in it; the store has its limits."""
+        wasi = wasmtime.WasiConfig()
+        wasi.argv = ["python3"]
+        store.set_wasi(wasi)
+        instance = Instance(store, (linker or self.linker).instantiate(store, self._module).exports(store))
+        instance.turn(WARM)
+        return instance
+
+    def copied(self, store, request, fd):
+        """An instance that continues from a copy of another's memory."""
+        instance = Instance(store, self.linker.instantiate(store, self._module).exports(store))
+        wasm_memory.copy_in(instance.memory, store, request["size"], request["pages"], fd)
+        return instance
+
+    def pristine(self):
+        """A fresh instance's memory, for systems that cannot tell which pages were written."""
+        store = wasmtime.Store(self._engine)
+        exports = self.linker.instantiate(store, self._module).exports(store)
+        return bytes(wasm_memory.view(exports["memory"], store))
+
+    def place(self, store, request, streams):
+        """The guest's world: its folders, its streams, and nothing else. The order is that of every copy."""
+        wasi = wasmtime.WasiConfig()
+        wasi.argv = ["python3"]
+        wasi.env = sorted(request["env"].items())
+        wasi.preopen_dir(self._library, "/usr/local/lib", False)
+        wasi.preopen_dir(self._fonts, MPL_DATA, False)
+        for folder, place, write in request["folders"]:
+            wasi.preopen_dir(folder, place, write)
+        wasi.stdin_file = request["stdin"]
+        wasi.stdout_custom, wasi.stderr_custom = streams
+        store.set_wasi(wasi)
+
+    def start(self, instance, request):
+        place = {name: request[name] for name in ("env", "cwd", "main")}
+        return instance.turn(f"_belljar_start({place!r})")
+
+    def open(self, instance, request):
+        place = {name: request[name] for name in ("env", "cwd")}
+        return instance.turn(SESSION.format(place=place, agent=request["agent"]))
+
+    def imported(self, instance, request):
+        place = {name: request[name] for name in ("env", "cwd")}
+        return instance.turn(f"_belljar_place({place!r})\nimport {', '.join(request['modules'])}")
+
+    def take_turn(self, instance, request, hear):
+        """One turn of a session: the agent asks for it, and then tells what it displayed and how it went."""
+
+        def door(frame):
+            if frame == b"turn?":
+                return json.dumps(request).encode()
+            hear(frame)
+            return b"ok"
+
+        self.door = door
+        try:
+            return instance.turn(TURN)
+        finally:
+            self.door = None
