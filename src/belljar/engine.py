@@ -127,6 +127,9 @@ class Engine:
 
     @asynccontextmanager
     async def open(self, request: RunRequest, *, keep_files: bool = False) -> AsyncIterator[Lease]:
+        """A sandbox for several requests. It stays where it is: its files cannot be run again elsewhere."""
+        if request.retry != "never":
+            raise errors.InvalidRequest("retry: an open sandbox stays where it is", fix="use `run`, or name a backend")
         plan, choice = await self._choose(request, keep_files=keep_files)
         async with self._lease(plan, choice) as lease:
             yield lease

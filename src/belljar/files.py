@@ -95,6 +95,29 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
     return tuple(files)
 
 
+def copy_back(root: int, before: Sequence[File], path: str, limit: int) -> Collected:
+    """What a guest changed in its copy of a host folder, written by us, file by file, following no link."""
+    was = {file.path: file for file in before}
+    after = collect(root, ["**"], most=MANY, limit=limit)
+    left_out = list(after.left_out)
+    there = {file.path for file in after.files} | {left.partition(": ")[0] for left in left_out}
+    with opened(path) as target:
+        discard(target, sorted(was.keys() - there, reverse=True))
+        for file in after.files:
+            if was.get(file.path) != file:
+                left_out += _copy_one(target, file)
+    return Collected(after.files, tuple(left_out))
+
+
+def _copy_one(target: int, file: File) -> list[str]:
+    try:
+        clear(target, [folder] if (folder := file.path.rpartition("/")[0]) else [], folders=True)
+        write(target, [file])
+    except (OSError, errors.BelljarError) as error:
+        return [f"{file.path}: {error}"]
+    return []
+
+
 def clear(root: int, paths: Iterable[str], *, folders: bool = False) -> None:
     """Removes what is in the way of a file (or folder) at each path: links, pipes, files where folders must be."""
     for path in paths:

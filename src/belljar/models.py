@@ -453,7 +453,6 @@ class Capabilities(Model):
     packages: bool = False
     commands: bool = Field(True, description="can it run programs, or only code?")
     processes: bool = Field(True, description="can a guest start processes and threads, get signals, open sockets?")
-    writes: bool = Field(True, description="can a granted folder be changed, where it is granted so?")
     fuel: bool = Field(False, description="can it count instructions, and fix clock and chance?")
     checkpoints: bool = Field(False, description="can a session be copied, forked and rolled back?")
     profiles: frozenset[str] = Field(frozenset(), description="what a run can find imported")

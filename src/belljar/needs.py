@@ -11,16 +11,21 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from belljar.models import KIB, Needs
 
-_LONGEST = 32 * KIB  # of all text together: parsing takes up to 7 microseconds for each byte, in our process
+_LONGEST = 32 * KIB  # of all text together: parsing takes 1 to 8 microseconds for each byte, in our process
 _LONG_CHAIN = re.compile(r"(?:\.[\s\\]*+\w++[\s\\]*+){64}")  # `import a.a.a.…`: CPython's parser is quadratic in it
 _WORTH_READING = re.compile(r"import|[\"']/")  # the rest can reach nothing but builtins
 _PYTHON = re.compile(r"python(3(\.\d{1,2})?)?")
 _SYSTEM_FILE = re.compile(r"/(?:bin|dev|etc|lib|opt|proc|run|sbin|sys|usr|var)(?:/|$)")
+_NODE = re.compile(  # modules of Node.js that take a system, or more of Node.js than a bare engine with the usual names
+    r"(?:require *\(|\bfrom|\bimport *\(?) *[\"'](?:node:)?"
+    r"(async_hooks|child_process|cluster|dgram|dns|https?|http2|inspector|module|net|repl|sqlite|stream|test|tls|tty|v8|vm|"
+    r"wasi|worker_threads|zlib)(?:/\w{1,20})?[\"']"
+)
 _NAMED = 3  # examples given for each need
 
 _PROCESSES = "may start processes"
@@ -68,12 +73,15 @@ _WATCHED: dict[str, str] = {
     "sys.setrecursionlimit": _DEEP,
 }  # fmt: skip
 _WATCHED |= {name.replace("os.", "posix.", 1): need for name, need in _WATCHED.items() if name.startswith("os.")}
-_PARTLY = frozenset({"os", "posix", "signal", "sys", "time", "shutil"})  # harmless but for some of their names
+_PARTLY = frozenset({"os", "posix", "signal"})  # harmless but for many of their names
 _CACHES = frozenset({"functools.cache", "functools.lru_cache"})
 
 
 def analyse(code: str, language: str = "python", files: Mapping[str, bytes] | None = None) -> Needs:
     """What the code and the Python files given with it seem to need. Never raises."""
+    if language in ("javascript", "typescript"):
+        used = sorted(set(_NODE.findall(code[:_LONGEST])))
+        return Needs(system=(_phrase("may need all of Node.js", used),) if used else ())
     if not _PYTHON.fullmatch(language):
         return Needs()
     beside = {name: data for name, data in (files or {}).items() if name.endswith(".py")}
@@ -86,6 +94,10 @@ def analyse(code: str, language: str = "python", files: Mapping[str, bytes] | No
         if (tree := _parse(text)) is not None:
             reader.read(tree)
     return Needs(modules=frozenset(reader.modules - _local(beside)), system=tuple(reader.system()))
+
+
+def _phrase(need: str, names: Sequence[str]) -> str:
+    return f"{need} ({', '.join(names[:_NAMED])}{', …' if len(names) > _NAMED else ''})"
 
 
 def _parse(text: str) -> ast.Module | None:
@@ -117,8 +129,7 @@ class _Reader:
 
     def system(self) -> Iterator[str]:
         for need, names in sorted(self._found.items()):
-            shown = ", ".join(sorted(names)[:_NAMED])
-            yield f"{need} ({shown}{', …' if len(names) > _NAMED else ''})"
+            yield _phrase(need, sorted(names))
 
     def read(self, tree: ast.Module) -> None:
         self._meaning, self._used = {"__import__": "__import__"}, set()

@@ -84,8 +84,6 @@ def _objection(plan: Plan, offer: Capabilities) -> str:
         return "it cannot limit block I/O here"
     if plan.workspace and not offer.workspace:
         return "it cannot be granted a folder of the host"
-    if plan.workspace and plan.workspace.write and not offer.writes:
-        return "it can only read a folder of the host"
     if (plan.deterministic or plan.limits.fuel is not None) and not offer.fuel:
         return "it cannot count fuel or fix clock and chance"
     if plan.profile and plan.profile not in offer.profiles:

@@ -108,7 +108,25 @@ def test_files_given_with_the_code_satisfy_imports_and_are_read_themselves() -> 
     assert needs.system == ("may use sockets (socket.socket)",)
 
 
-@pytest.mark.parametrize("language", ["bash", "javascript", "go", "rust", ""])
+@pytest.mark.parametrize(
+    ("code", "used"),
+    [
+        ("const {execSync} = require('child_process'); require('fs')", "child_process"),
+        ("import http from 'node:http'; import { x } from \"net\";", "http, net"),
+        ("const z = await import('zlib'); import { pipeline } from 'stream/promises';", "stream, zlib"),
+    ],
+)
+def test_javascript_that_takes_a_system_is_told_by_the_modules_it_loads(code: str, used: str) -> None:
+    for language in ("javascript", "typescript"):
+        assert analyse(code, language).system == (f"may need all of Node.js ({used})",)
+
+
+def test_javascript_that_takes_an_engine_only_needs_nothing() -> None:
+    code = "const fs = require('fs'); import path from 'node:path'; console.log('net', [1].map(x => x))"
+    assert analyse(code, "javascript") == Needs()
+
+
+@pytest.mark.parametrize("language", ["bash", "go", "rust", ""])
 def test_other_languages_are_not_analysed(language: str) -> None:
     assert analyse("import os\nos.fork()", language) == Needs()
 
@@ -165,7 +183,7 @@ _WORDS = st.sampled_from(
 
 
 @patient
-@given(st.text() | st.lists(_WORDS).map(" ".join), st.sampled_from(["python", "bash", ""]))
+@given(st.text() | st.lists(_WORDS).map(" ".join), st.sampled_from(["python", "javascript", "bash", ""]))
 def test_no_text_makes_it_raise(text: str, language: str) -> None:
     assert isinstance(analyse(text, language, {"a.py": text.encode(errors="surrogatepass")}), Needs)
 

@@ -27,7 +27,7 @@ def test_a_request_that_names_nothing_gets_the_defaults_of_the_mission() -> None
     plan = decide()
     assert plan.limits == Limits(cpus=1, memory=512 * MIB, disk=GIB, pids=100, timeout=30, output=10 * MIB)
     assert plan.egress.mode == "none"
-    assert plan.isolation is Isolation.NAMESPACE
+    assert plan.isolation is Isolation.WASM
 
 
 def test_a_request_s_limits_go_over_the_administrator_s_defaults_one_by_one() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -9,8 +11,13 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
+import belljar
+import belljar.backends
 from belljar import errors, routing
+from belljar.backends.fake import Fake, FakeBox, FakeProcess, Program
+from belljar.engine import Engine
 from belljar.models import GIB, Capabilities, Egress, Guarantees, Isolation, Limits, Needs, Plan, Workspace
+from belljar.settings import Settings
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 
@@ -46,7 +53,7 @@ def test_every_backend_passed_over_is_named_with_its_reason() -> None:
     assert choice.backend == "native"
     assert choice.reasons == (
         "wasm passed over: no wasmtime",
-        "weak passed over: isolation none is weaker than namespace",
+        "weak passed over: isolation none is weaker than wasm",
         "unproved passed over: it proved no guarantee",
         "native chosen: first that can do what was asked",
     )
@@ -159,6 +166,111 @@ def test_a_backend_asked_for_by_name_is_kept_whatever_the_code_seems_to_need() -
     plan = code("requests", system=("may start threads (x)",), backend="wasm")
     assert routing.choose(plan, [WASM, NATIVE]) == ("wasm", ("wasm chosen: asked for by name",))
 
+
+# --- a second run ------------------------------------------------------------------------------
+
+CODE = "import torch"
+
+
+class Stage(Fake):
+    """A fake under the name of a real backend, which counts what it is asked to run."""
+
+    def __init__(self, name: str, program: Program, **fields: Any) -> None:
+        super().__init__({CODE: program})
+        self.name = name
+        self.fields = fields
+        self.runs = 0
+
+    async def probe(self) -> Capabilities:
+        return (await super().probe()).model_copy(update=self.fields)
+
+    @asynccontextmanager
+    async def open(self, plan: Plan) -> AsyncIterator[FakeBox]:
+        self.runs += 1
+        async with super().open(plan) as box:
+            yield box
+
+
+async def lacks_it(process: FakeProcess) -> int:
+    await process.out("half an answer\n")
+    raise ModuleNotFoundError("No module named 'torch'")
+
+
+async def has_it(process: FakeProcess) -> int:
+    await process.out("the answer\n")
+    return 0
+
+
+def staged(*backends: Stage, **settings: Any) -> Engine:
+    return Engine(Settings(**settings), extra=backends)
+
+
+def test_what_failed_for_want_of_something_runs_again_on_the_next_backend_if_asked_to() -> None:
+    wasm, native = Stage("wasm", lacks_it), Stage("native", has_it)
+    heard: list[str] = []
+    result = belljar.run(CODE, engine=staged(wasm, native), retry="stronger", on_stdout=heard.append)
+    assert (result.status, result.backend, result.stdout, result.stderr) == ("success", "native", "the answer\n", "")
+    assert heard == ["the answer\n"], "of a run that was thrown away nothing is heard"
+    assert result.reasons[:2] == (
+        "wasm ran it first: ModuleNotFoundError: No module named 'torch'",
+        "native chosen: first that can do what was asked",
+    )
+    assert (wasm.runs, native.runs) == (1, 1)
+
+
+def test_without_being_asked_to_nothing_runs_twice() -> None:
+    wasm, native = Stage("wasm", lacks_it), Stage("native", has_it)
+    result = belljar.run(CODE, engine=staged(wasm, native))
+    assert (result.backend, result.stdout, native.runs) == ("wasm", "half an answer\n", 0)
+    assert result.error is not None and result.error.context["stronger"] is True
+
+
+@pytest.mark.parametrize(("options", "settings"), [({"backend": "wasm"}, {}), ({}, {"backend": "wasm"})])
+def test_a_backend_asked_for_by_name_is_not_changed_for_a_second_run(
+    options: dict[str, str], settings: dict[str, str]
+) -> None:
+    native = Stage("native", has_it)
+    engine = staged(Stage("wasm", lacks_it), native, **settings)
+    result = belljar.run(CODE, engine=engine, retry="stronger", **options)  # type: ignore[arg-type]
+    assert (result.backend, result.status, native.runs) == ("wasm", "error", 0)
+
+
+def test_a_failure_of_the_guest_s_own_making_is_not_repeated() -> None:
+    def fails(process: FakeProcess) -> int:
+        raise ValueError("mine")
+
+    native, heard = Stage("native", has_it), list[str]()
+    engine = staged(Stage("wasm", fails), native)
+    result = belljar.run(CODE, engine=engine, retry="stronger", on_event=lambda event: heard.append(event.kind))
+    assert (result.backend, result.status, native.runs) == ("wasm", "error", 0)
+    assert heard == ["started", "stderr", "finished"], "what stands is heard after all"
+
+
+def test_no_second_run_is_weaker_than_the_first_and_the_result_says_so() -> None:
+    weak = Guarantees(isolation=Isolation.NAMESPACE)
+    last: list[belljar.Result] = []
+    native = Stage("native", has_it, guarantees=weak)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(belljar.backends, "NAMES", ())
+        engine = staged(Stage("wasm", lacks_it), native)
+        result = belljar.run(
+            CODE,
+            engine=engine,
+            retry="stronger",
+            on_event=lambda event: last.extend([event.result] if event.result else []),
+        )
+    assert (result.backend, native.runs) == ("wasm", 0)
+    assert result.reasons[-1].startswith("not run again: ") and "weaker than kernel" in result.reasons[-1]
+    assert last[-1] == result
+
+
+def test_an_open_sandbox_refuses_to_be_run_again_elsewhere() -> None:
+    box = belljar.Sandbox(engine=staged(Stage("native", has_it)), retry="stronger")
+    with pytest.raises(errors.InvalidRequest, match="retry: an open sandbox stays where it is"), box:
+        pass
+
+
+# --- whatever is asked and offered --------------------------------------------------------------
 
 offers = st.lists(
     st.builds(

@@ -130,20 +130,8 @@ class NativeBox:
     async def _copy_back(self) -> tuple[str, ...]:
         """What the guest changed in a granted folder, written by us, file by file, following no link."""
         assert self.plan.workspace
-        path, before = self.plan.workspace.path, {file.path: file for file in self._copied}
-
-        def work() -> Collected:
-            after = files.collect(self._root, ["**"], most=files.MANY, limit=self.plan.limits.disk)
-            left_out = list(after.left_out)
-            there = {file.path for file in after.files} | {left.partition(": ")[0] for left in left_out}
-            with files.opened(path) as target:
-                files.discard(target, sorted(before.keys() - there, reverse=True))
-                for file in after.files:
-                    if before.get(file.path) != file:
-                        left_out += _copy_one(target, file)
-            return Collected(after.files, tuple(left_out))
-
-        after = await anyio.to_thread.run_sync(work)
+        path, before, limit = self.plan.workspace.path, self._copied, self.plan.limits.disk
+        after = await anyio.to_thread.run_sync(files.copy_back, self._root, before, path, limit)
         self._copied = after.files
         return after.left_out
 
@@ -240,12 +228,3 @@ def _joined(env: dict[str, str], over: Mapping[str, str]) -> dict[str, str]:
     """The command's variables over ours; but where both name Python's search path, both count."""
     paths = [where["PYTHONPATH"] for where in (over, env) if where.get("PYTHONPATH")]
     return env | dict(over) | ({"PYTHONPATH": ":".join(paths)} if paths else {})
-
-
-def _copy_one(target: int, file: File) -> list[str]:
-    try:
-        files.clear(target, [folder] if (folder := file.path.rpartition("/")[0]) else [], folders=True)
-        files.write(target, [file])
-    except (OSError, errors.BelljarError) as error:
-        return [f"{file.path}: {error}"]
-    return []

@@ -65,7 +65,7 @@ class Wasm:
         outer = await self._native.probe()
         self._jailed = outer.available and outer.guarantees is not None
         return Capabilities(
-            backend=self.name, available=True, version=version, commands=False, processes=False, writes=False,
+            backend=self.name, available=True, version=version, commands=False, processes=False,
             languages=frozenset({"python", "javascript", "typescript"}), modules=bundled(), workspace=True, fuel=True,
             sessions=frozenset({"python"}), checkpoints=True, profiles=frozenset(self._store.profiles()),
             guarantees=_in_jail(outer.guarantees) if outer.guarantees else _alone(outer.why_not),

@@ -131,7 +131,18 @@ class WasmBox:
         async with self._turn:
             if not self.worker.alive:
                 await self._revive()
-            return await self._run(command, emit, control)
+            result = await self._run(command, emit, control)
+            if self._project is not None and self.plan.workspace and self.plan.workspace.write:
+                left_out = await anyio.to_thread.run_sync(self._copy_back, self.plan.workspace.path)
+                result = result.model_copy(update={"reasons": tuple(f"not copied back: {what}" for what in left_out)})
+            return result
+
+    def _copy_back(self, path: str) -> tuple[str, ...]:
+        assert self._project is not None
+        with files.opened(f"/proc/self/fd/{self._root}/project") as copied:
+            after = files.copy_back(copied, self._project, path, self.plan.limits.disk)
+        self._project = after.files
+        return after.left_out
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
         run = WasmRun(self.worker, self.id, command.limits or self.plan.limits, emit)
@@ -145,8 +156,9 @@ class WasmBox:
         else:
             given = {self._input(name): base64.b64encode(data).decode() for name, data in inputs.items()}
             stdin = {"stdin": base64.b64encode(command.stdin).decode()} if command.stdin else {}
-            request["make"] = {"name": self.id, "files": given | stdin}
-        if self.profile and request["language"] == "python" and not command.fixed:
+            main = self._input(command.argv[-1].rpartition("/")[2])
+            request["make"] = {"name": self.id, "files": given | stdin, "main": main}
+        if self.profile and request["language"] == "python" and not command.fixed and not self.plan.workspace:
             fds = self._use_profile(request)
         try:
             return await run.go(request, control, fds)
@@ -190,10 +202,11 @@ class WasmBox:
         """What the guest is given: (where it is, its name inside, may it write). The order is part of a checkpoint."""
         if not self.plan.workspace:
             return [(f"{root}/workspace", WORKSPACE, True), (f"{root}/tmp", "/tmp", True)]
+        write = self.plan.workspace.write
         project = f"{root}/project" if self._project is not None else self.worker.project
         return [
-            (project, WORKSPACE, False), (f"{root}/tmp", "/tmp", True), (f"{root}/inputs", INPUTS, False),
-            (project, PROJECT, False),
+            (project, WORKSPACE, write), (f"{root}/tmp", "/tmp", True), (f"{root}/inputs", INPUTS, False),
+            (project, PROJECT, write),
         ]  # fmt: skip
 
     def _use_profile(self, request: dict[str, Any]) -> Sequence[int]:

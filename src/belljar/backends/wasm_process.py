@@ -22,11 +22,14 @@ from belljar.backends import jail, wasm_cache
 from belljar.backends.native import Native
 from belljar.models import MIB, WORKSPACE, Limits, Plan, Status, Workspace
 
-ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONTZPATH": "", "MPLCONFIGDIR": "/tmp/matplotlib"}
+ENV = {
+    "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONTZPATH": "", "MPLCONFIGDIR": "/tmp/matplotlib",
+    "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
+}  # fmt: skip
 _SOURCES = (
     "wasm_worker.py", "wasm_python.py", "wasm_memory.py", "wasm_fixed.py", "wasm_javascript.py",
 )  # fmt: skip
-_OVERHEAD = 96 * MIB  # what wasmtime, the worker and the next guest's interpreter may take beside the guest
+_OVERHEAD = 64 * MIB  # what wasmtime, the worker and the next guest's interpreter may take beside the guest
 _START_SECONDS = 30.0
 _FRAME = 64 * MIB
 
@@ -83,7 +86,7 @@ class Worker:
         self.tmp = self._fds.enter_context(files.opened(inside))
 
     def _facts(self, places: dict[str, str]) -> str:
-        return json.dumps(places | {"memory": self.kind.memory, "private": self.private})
+        return json.dumps(places | {"memory": self.kind.memory, "private": self.private, "env": ENV})
 
     def _spawn_jailed(self, native: Native) -> int:
         """Starts it in the native jail; returns the pipe on which bubblewrap tells its pid."""

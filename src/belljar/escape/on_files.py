@@ -126,7 +126,7 @@ held(last) if given.read() == "as it was" else escaped("it was changed in place"
         payload="""
 found, preopened = [], set()
 if sys.platform == "wasi":  # these handles are all of the filesystem that there is
-    for path in ("/usr/local/lib", "/workspace", "/tmp"):
+    for path in ("/usr/local/lib", "/usr/local/lib/python315.zip/matplotlib/mpl-data", "/workspace", "/tmp"):
         info = os.stat(path)
         preopened.add((info.st_mode, info.st_dev, info.st_ino))
 for fd in range(3, 1024):

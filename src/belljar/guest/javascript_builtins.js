@@ -9,38 +9,43 @@
     return kept.get(emitter);
   }
 
+  function add(emitter, name, listener, first = false) {
+    const heard = heardBy(emitter);
+    if (name !== "newListener" && heard.has("newListener")) emitter.emit("newListener", name, listener.listener ?? listener);
+    const list = heard.get(name) ?? [];
+    heard.set(name, first ? [listener, ...list] : [...list, listener]);
+    return emitter;
+  }
+  function onlyOnce(emitter, name, listener) {
+    const wrapped = (...args) => {
+      emitter.off(name, wrapped);
+      return listener.apply(emitter, args);
+    };
+    wrapped.listener = listener;
+    return wrapped;
+  }
+
   class Emitter {
-XX ? [listener, ...list] : [...list, listener]);
-      return this;
-    }
-    #once(name, listener) {
-      const wrapped = (...args) => {
-        this.off(name, wrapped);
-        return listener.apply(this, args);
-      };
-      wrapped.listener = listener;
-      return wrapped;
-    }
-    on(name, listener) { return this.#add(name, listener, false); }
+    on(name, listener) { return add(this, name, listener); }
     addListener(name, listener) { return this.on(name, listener); }
-    prependListener(name, listener) { return this.#add(name, listener, true); }
-    once(name, listener) { return this.#add(name, this.#once(name, listener), false); }
-    prependOnceListener(name, listener) { return this.#add(name, this.#once(name, listener), true); }
+    prependListener(name, listener) { return add(this, name, listener, true); }
+    once(name, listener) { return add(this, name, onlyOnce(this, name, listener)); }
+    prependOnceListener(name, listener) { return add(this, name, onlyOnce(this, name, listener), true); }
     off(name, listener) {
-      const list = this.#heard.get(name) ?? [];
+      const list = heardBy(this).get(name) ?? [];
       const at = list.findLastIndex((known) => known === listener || known.listener === listener);
-      if (at >= 0) this.#heard.set(name, list.toSpliced(at, 1));
-      if (at >= 0 && list.length === 1) this.#heard.delete(name);
+      if (at >= 0 && list.length > 1) heardBy(this).set(name, list.toSpliced(at, 1));
+      else if (at >= 0) heardBy(this).delete(name);
       return this;
     }
     removeListener(name, listener) { return this.off(name, listener); }
     removeAllListeners(name) {
-      if (name === undefined) this.#heard.clear();
-      else this.#heard.delete(name);
+      if (name === undefined) heardBy(this).clear();
+      else heardBy(this).delete(name);
       return this;
     }
     emit(name, ...args) {
-      const list = this.#heard.get(name);
+      const list = heardBy(this).get(name);
       if (!list) {
         if (name !== "error") return false;
         if (Error.isError(args[0])) throw args[0];
@@ -49,9 +54,9 @@ XX ? [listener, ...list] : [...list, listener]);
       for (const listener of list) listener.apply(this, args);
       return true;
     }
-    listeners(name) { return (this.#heard.get(name) ?? []).map((known) => known.listener ?? known); }
-    listenerCount(name) { return this.#heard.get(name)?.length ?? 0; }
-    eventNames() { return [...this.#heard.keys()]; }
+    listeners(name) { return (heardBy(this).get(name) ?? []).map((known) => known.listener ?? known); }
+    listenerCount(name) { return heardBy(this).get(name)?.length ?? 0; }
+    eventNames() { return [...heardBy(this).keys()]; }
     setMaxListeners() { return this; }
     getMaxListeners() { return 10; }
     static once(emitter, name) {
@@ -63,12 +68,11 @@ XX ? [listener, ...list] : [...list, listener]);
       });
     }
   }
-  // Old code inherits with `EventEmitter.call(this)`, which a class refuses.
-  const Callable = new Proxy(EventEmitter, {
-    apply(target, self) { Object.setPrototypeOf(self, Object.setPrototypeOf(Object.getPrototypeOf(self), target.prototype)); },
-  });
-  EventEmitter.EventEmitter = EventEmitter;
-  EventEmitter.defaultMaxListeners = 10;
+  Object.defineProperty(Emitter, "name", { value: "EventEmitter" });
+  const EventEmitter = new Proxy(Emitter, { apply() {} });
+  Emitter.prototype.constructor = EventEmitter;
+  Emitter.EventEmitter = EventEmitter;
+  Emitter.defaultMaxListeners = 10;
 
   const isObject = (value) => typeof value === "object" && value !== null;
 
@@ -245,7 +249,7 @@ XX ? [listener, ...list] : [...list, listener]);
   }
   const readline = { createInterface: (options) => new Interface(options), Interface, clearLine() {}, cursorTo() {} };
 
-  Object.assign(core, { EventEmitter, Callable });
+  core.EventEmitter = EventEmitter;
   Object.assign(core.builtins, {
     events: EventEmitter, util, assert, "assert/strict": assert.strict, os, readline, "readline/promises": readline,
     buffer: { Buffer: core.Buffer }, crypto: { ...core.web.crypto, webcrypto: core.web.crypto },

@@ -78,10 +78,7 @@
     const found = Object.getOwnPropertyDescriptor(value, name) ?? { value: value[name], enumerable: true };
     let shown;
     if ("value" in found) {
-      const step = isArray ? 2 : 2;
-      ctx.indent += step;
-      shown = formatValue(found.value, ctx, depth);
-      ctx.indent -= step;
+      shown = inside(ctx, () => formatValue(found.value, ctx, depth));
     } else {
       shown = found.get ? (found.set ? "[Getter/Setter]" : "[Getter]") : "[Setter]";
     }
@@ -146,7 +143,7 @@
     if (core.Buffer && value instanceof core.Buffer) {
       const bytes = [...value.subarray(0, 50)].map((b) => b.toString(16).padStart(2, "0")).join(" ");
       const left = value.length - 50;
-      return { base: `<Buffer${bytes && " "}${bytes}${left > 0 ? ` ... ${left} more byte${left > 1 ? "s" : ""}` : ""}>` };
+      return { base: `<Buffer${bytes && " "}${bytes}${left > 0 ? ` ... ${left} more byte${left > 1 ? "s" : ""}` : ""}>`, keys: [] };
     }
     if (value instanceof TypedArray) {
       return { braces: [`${prefix(value, name, tagOf(value), value.length)}[`, "]"], list: true,
@@ -225,6 +222,8 @@
     const kind = describe(value, ctx, depth + 1);
     const keys = kind.keys ?? ownKeys(value, ctx);
     if (kind.base && keys.length === 0) return kind.base;
+    const size = value.length ?? value.size;
+    if (keys.length === 0 && (!kind.lines || size === 0)) return marked(value, kind.braces, ctx).join("");
     if (ctx.depth !== null && depth > ctx.depth) {
       const name = constructorName(value);
       return Array.isArray(value) ? "[Array]" : `[${name === null ? "Object: null prototype" : name}]`;
@@ -236,15 +235,12 @@
     for (const name of keys) lines.push(property(value, name, ctx, depth + 1, false));
     ctx.seen.pop();
     if (ctx.sorted && !kind.list) lines.sort();
-    let base = kind.base ?? "";
-    if (ctx.circular.has(value)) {
-      const mark = `<ref *${ctx.circular.get(value)}>`;
-      if (base) base = `${mark} ${base}`;
-      else braces[0] = `${mark} ${braces[0]}`;
-    }
-    if (lines.length === 0 && !base) return `${braces[0]}${braces[1]}`;
-    return layOut(lines, base, braces, ctx, depth, kind.list, value);
+    if (kind.base) return layOut(lines, marked(value, [kind.base], ctx)[0], braces, ctx, depth, kind.list, value);
+    return layOut(lines, "", marked(value, braces, ctx), ctx, depth, kind.list, value);
   }
+
+  const marked = (value, [first, ...rest], ctx) =>
+    ctx.circular.has(value) ? [`<ref *${ctx.circular.get(value)}> ${first}`, ...rest] : [first, ...rest];
 
   function layOut(lines, base, braces, ctx, depth, isList, value) {
     const before = lines.length;
@@ -269,7 +265,7 @@
     const widest = Math.max(...widths);
     if (widest * 3 + ctx.indent >= WIDTH || !(total / widest > 5 || widest <= 8)) return lines;
     const bias = Math.sqrt(widest - total / lines.length);
-    const biased = Math.max(widest - 3 - bias + 1 - 1 + 0, 1);
+    const biased = Math.max(widest - 3 - bias, 1);
     const columns = Math.min(
       Math.round(Math.sqrt(2.5 * biased * count) / biased), Math.floor((WIDTH - ctx.indent) / widest), FLAT_LEVELS * 4, 15);
     if (columns <= 1) return lines;

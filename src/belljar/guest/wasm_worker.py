@@ -33,6 +33,7 @@ import wasmtime
 from wasm_python import Python
 
 FOREVER = 2**63 - 1  # of fuel
+FOLDERS = 2  # of a guest that was granted none
 WORDS = 16 << 20  # the longest frame of a session's agent
 
 
@@ -70,7 +71,7 @@ class Worker:
         self._engine = wasmtime.Engine(config)
         self._bell = Bell(self._engine)
         module = wasmtime.Module.deserialize_file(self._engine, facts["python"])
-        self._python = Python(self._engine, module, facts["library"], facts["fonts"])
+        self._python = Python(self._engine, module, facts)
         self._facts = facts
         self._script = None  # the driver of JavaScript, loaded when first needed
         self._spare = None
@@ -112,10 +113,14 @@ class Worker:
 
     def _store(self, memory, fuel=FOREVER):
         store = wasmtime.Store(self._engine)
-        store.set_limits(memory_size=memory, tables=64, instances=1, memories=1)
+        self._limit(store, memory, fuel)
+        return store
+
+    def _limit(self, store, memory, fuel):
+        """Two instances: the guest's, and one that stands between it and WASI in a world without chance."""
+        store.set_limits(memory_size=memory, tables=64, instances=2, memories=1)
         store.set_epoch_deadline(1)
         store.set_fuel(fuel)
-        return store
 
     def rest(self):
         """While nobody waits: clears away the last guest, and prepares the interpreter of the next."""
@@ -128,17 +133,21 @@ class Worker:
         """A fresh interpreter: the spare, a copy of a profile, or one in a world without chance."""
         spare, self._spare = self._spare, None
         fixed, profile = request.get("fixed"), request.get("profile")
-        if not fixed and not profile and spare:
+        granted = len(request["folders"]) > FOLDERS
+        if not fixed and not profile and not granted and spare:
             return spare
         if spare:
             self._leftovers.append(spare.close)
         store = self._store(request["memory"])
+        linker = self._python.fixed(**fixed) if fixed else None
+        if granted:
+            return self._python.warmed(store, request, linker)
         if fixed:
-            return self._python.fresh(store, self._python.fixed(**fixed))
+            return self._python.fresh(store, linker)
         if profile:
             for fd in fds:
                 self._profiles[profile["name"]] = fd
-            return self._python.copied(store, profile, self._profiles[profile["name"]])
+            return self._python.copied(store, profile["size"], profile["pages"], self._profiles[profile["name"]])
         return self._python.fresh(store)
 
     def _drop(self):
@@ -216,7 +225,7 @@ class Worker:
         self._drop()
         store = self._store(request["memory"])
         try:
-            self._session = self._python.copied(store, request, fds[0])
+            self._session = self._python.copied(store, request["size"], request["pages"], fds[0])
         except wasm_memory.DoesNotFit as error:
             store.close()
             return {"refused": str(error)}
@@ -229,9 +238,7 @@ class Worker:
 
     def _watched(self, store, request, go, size=lambda: 0):
         fuel = FOREVER if request["fuel"] is None else request["fuel"]
-        store.set_limits(memory_size=request["memory"], tables=64, instances=1, memories=1)
-        store.set_fuel(fuel)
-        store.set_epoch_deadline(1)
+        self._limit(store, request["memory"], fuel)
         exit_code, trap, cpu = None, "", time.process_time()
         self._bell.set(time.monotonic() + request["timeout"])
         try:
@@ -256,11 +263,12 @@ class Worker:
         for folder in ("workspace", "tmp", request["cwd"].lstrip("/")):
             os.makedirs(f"{root}/{folder}", exist_ok=True)
         for name, data in box["files"].items():
-            path = f"{root}/{name}"
+            path, content = f"{root}/{name}", base64.b64decode(data)
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "xb") as file:
-                os.fchmod(file.fileno(), 0o444)
-                file.write(base64.b64decode(data))
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444), "wb", buffering=0) as file:
+                file.write(content)
+            if name == box["main"]:
+                request["code"] = content
 
 
 def requests(door):

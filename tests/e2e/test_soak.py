@@ -1,0 +1,164 @@
+"""20,000 runs in a row on wasm: every answer right, and nothing grows with their number, on the host or in a worker."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import anyio
+import pytest
+
+import belljar
+from belljar.backends.wasm import Wasm
+from belljar.engine import Engine
+from conftest import Traces, eventually
+
+pytestmark = pytest.mark.anyio
+RUNS = 20_000
+AT_ONCE = 3
+EVERY = 200  # runs from one sample to the next
+KB = 1024
+
+
+class Sample(NamedTuple):
+    """What this process and its workers hold at one moment; bytes, or a number of things."""
+
+    host_memory: int
+    worker_memory: int
+    host_files: int
+    worker_files: int
+    host_threads: int
+    worker_threads: int
+    worker_folders: int
+    processes: int
+
+
+# How much more a run may take than those before it, on average: half of the leak that must not pass, which is 1 kB.
+# Of things that are counted, one in a thousand runs.
+PER_RUN = Sample(512, 512, *[1 / 1000] * 6)  # type: ignore[arg-type]
+
+
+def _descendants(root: int) -> set[int]:
+    """Every process below one, dead ones that nobody waited for included."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
+        except OSError:
+            continue
+        if stat:
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {root}
+
+
+def _status(pid: int | str, field: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1])
+    return 0
+
+
+def _over(pids: set[int], measure: Callable[[int], int]) -> int:
+    total = 0
+    for pid in pids:
+        try:
+            total += measure(pid)
+        except OSError:  # it has ended
+            continue
+    return total
+
+
+def _sample(strangers: set[int]) -> Sample:
+    workers = _descendants(os.getpid()) - strangers
+    return Sample(
+        host_memory=_status("self", "VmRSS") * KB,
+        worker_memory=_over(workers, lambda pid: _status(pid, "VmRSS") * KB),
+        host_files=len(os.listdir("/proc/self/fd")),
+        worker_files=_over(workers, lambda pid: len(os.listdir(f"/proc/{pid}/fd"))),
+        host_threads=_status("self", "Threads"),
+        worker_threads=_over(workers, lambda pid: _status(pid, "Threads")),
+        worker_folders=_over(workers, lambda pid: len(os.listdir(f"/proc/{pid}/root/tmp"))),
+        processes=len(workers),
+    )
+
+
+def _grown(samples: Sequence[Sample]) -> dict[str, str]:
+    """What the last quarter holds more of than the second; the first is for warming up. Medians: bursts are no leak."""
+    quarter = len(samples) // 4
+    runs = quarter * 2 * EVERY  # from the middle of the one to the middle of the other
+    grown = {}
+    for name, allowed in PER_RUN._asdict().items():
+        before, after = (
+            median(getattr(sample, name) for sample in part)
+            for part in (samples[quarter : 2 * quarter], samples[3 * quarter :])
+        )
+        if after - before > allowed * runs:
+            grown[name] = f"from {before:g} to {after:g} in {runs} runs: {(after - before) / runs:.3f} a run"
+    return grown
+
+
+async def _soak(engine: Engine, strangers: set[int]) -> list[Sample]:
+    samples: list[Sample] = []
+    numbers = iter(range(RUNS))
+
+    async def runner() -> None:
+        for number in numbers:
+            result = await belljar.arun(f"print({number})", backend="wasm", engine=engine)
+            assert (result.stdout, result.status) == (f"{number}\n", "success"), (number, result)
+            if number % EVERY == 0:
+                samples.append(_sample(strangers))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(AT_ONCE):
+            tasks.start_soon(runner)
+    return samples
+
+
+async def test_20_000_runs_leave_memory_descriptors_threads_and_processes_as_they_were(
+    engine: Engine, traces: Traces
+) -> None:
+    offer = await engine.offer("wasm")
+    if not offer.available:
+        pytest.skip(f"the soak was NOT run: wasm is missing here ({offer.why_not}): {offer.fix}")
+    strangers = _descendants(os.getpid())  # workers that earlier tests left idle, on purpose
+    began = time.monotonic()
+    samples = await _soak(engine, strangers)
+    seconds = time.monotonic() - began
+    print(f"{RUNS} runs in {seconds:.1f} s, {seconds / RUNS * 1000:.2f} ms each")
+    for sample in samples[:: len(samples) // 8]:
+        print(sample)
+    assert len(samples) == RUNS // EVERY
+    assert samples[-1].worker_memory > 0 and samples[-1].processes > 0, "the workers were seen"
+    assert not _grown(samples)
+    backend = engine.backend("wasm")
+    assert isinstance(backend, Wasm)
+    backend.close()
+    assert eventually(lambda: not _descendants(os.getpid()) - strangers), _descendants(os.getpid()) - strangers
+    assert eventually(lambda: not traces.all()), traces.all()
+
+
+def _steady(number: int) -> Sample:
+    """A process that warms up, then breathes by a few megabytes."""
+    breath = (number * 7919 % 13) * 300 * KB
+    warm = min(number, 20) * 1000 * KB
+    return Sample(50_000 * KB + warm + breath, 400_000 * KB + warm + breath, 30 + number % 5, 60, 4, 20, 3, 12)
+
+
+def test_a_leak_of_a_kilobyte_a_run_or_of_a_descriptor_in_a_hundred_would_be_seen() -> None:
+    count = RUNS // EVERY
+    steady = [_steady(number) for number in range(count)]
+    assert not _grown(steady)
+    for name, allowed in PER_RUN._asdict().items():
+        leak = KB if allowed > 1 else 1 / 100
+        leaking = [
+            sample._replace(**{name: getattr(sample, name) + int(number * EVERY * leak)})
+            for number, sample in enumerate(steady)
+        ]
+        assert set(_grown(leaking)) == {name}
