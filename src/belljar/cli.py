@@ -5,7 +5,6 @@ the guest's own code, or   124 timeout   137 out of memory   125 Belljar's own f
 
 from __future__ import annotations
 
-import codeop
 import os
 import signal
 import sys
@@ -21,7 +20,7 @@ from anyio.abc import TaskStatus
 from belljar import __version__, errors, files, terminal
 from belljar.backends.base import Control, lone_errors
 from belljar.engine import Engine
-from belljar.models import Capabilities, Event, Result, RunRequest, Status
+from belljar.models import Capabilities, Result, RunRequest, Status
 from belljar.sandbox import default_engine
 from belljar.sandbox import request as make_request
 
@@ -48,6 +47,11 @@ Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V")]
 Collect = Annotated[list[str] | None, typer.Option("--collect", metavar="GLOB", help="Files to bring back.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where collected files go.")]
 Net = Annotated[list[str] | None, typer.Option("--net", metavar="HOST", help="A host the guest may reach.")]
+Fuel = Annotated[int | None, typer.Option("--fuel", help="The most WebAssembly instructions, about.")]
+Fixed = Annotated[bool, typer.Option("--deterministic", help="Fix clock and randomness: a run that can be repeated.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Of a deterministic run's randomness.")]
+Profile = Annotated[str | None, typer.Option("--profile", help="Packages to find imported, such as numeric.")]
+Retry = Annotated[bool, typer.Option("--retry-stronger", help="If auto's choice lacks something, run it on another.")]
 Packages = Annotated[Path | None, typer.Option("--packages", metavar="VENV", help="A Python environment, read-only.")]
 
 
@@ -119,7 +123,8 @@ def run(
     backend: Backend = "auto", isolation: Isolation = None, timeout: Timeout = None, memory: Memory = None,
     cpus: Cpus = None, pids: Pids = None, disk: Disk = None, stdin: Stdin = None, in_files: InFiles = None,
     env: Env = None, collect: Collect = None, out: Out = None, net: Net = None, packages: Packages = None,
-    as_json: Json = False,
+    fuel: Fuel = None, deterministic: Fixed = False, seed: Seed = None, profile: Profile = None,
+    retry_stronger: Retry = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Run a snippet or a file in a sandbox of its own."""
     if (code is None) == (file is None):
@@ -133,7 +138,9 @@ def run(
     asked = make_request(
         code, language=language or "python", backend=backend, isolation=isolation, timeout=timeout, memory=memory,
         cpus=cpus, pids=pids, disk=disk, stdin=_stdin(stdin), files=_files(in_files), env=_env(env),
-        collect=tuple(collect or ()), net=net or (), packages=_absolute(packages),
+        collect=tuple(collect or ()), net=net or (), packages=_absolute(packages), fuel=fuel, profile=profile,
+        deterministic={"seed": seed} if seed is not None else deterministic,
+        retry="stronger" if retry_stronger else "never",
     )  # fmt: skip
     _execute(engine, asked, out, as_json)
 
@@ -250,53 +257,19 @@ def _absolute(path: Path | None) -> str | None:
 @app.command()
 def session(
     backend: Backend = "auto", timeout: Timeout = None, memory: Memory = None, packages: Packages = None,
+    load: Annotated[Path | None, typer.Option("--load", metavar="FILE", help="Go on from what :save wrote.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """An interactive prompt with one sandboxed interpreter: what you define stays."""
+    """An interactive prompt with one sandboxed interpreter: what you define stays. :help lists its commands."""
+    from belljar.prompt import Prompt
     from belljar.session import Session
 
     options: dict[str, Any] = {"timeout": timeout, "memory": memory, "packages": _absolute(packages)}
-
-    async def work() -> None:
-        async with Session(backend=backend, **options) as box:
-            if sys.stdin.isatty() and not as_json:
-                terminal.warn("[dim]Python in a sandbox. :quit or Ctrl-D ends it, Ctrl-C ends a turn's typing.[/]")
-            while (code := await anyio.to_thread.run_sync(_block, abandon_on_cancel=True)) is not None:
-                if not code.strip():
-                    continue
-                result = await box.run(code, on_event=None if as_json else _relay_turn)
-                if as_json:
-                    terminal.print_json(result.model_dump(mode="json"))
-                elif result.error and result.status is not Status.ERROR:
-                    terminal.verdict(result)
-
-    _await(work)
-
-
-def _relay_turn(event: Event) -> None:
-    terminal.relay(event)
-    if event.kind == "display":
-        terminal.relay(event.model_copy(update={"kind": "stdout", "text": event.text + "\n"}))
-
-
-def _block() -> str | None:
-    """Reads lines until they are a whole statement; None at the end."""
-    lines: list[str] = []
-    while True:
-        prompt = ("... " if lines else ">>> ") if sys.stdin.isatty() else ""
-        try:
-            lines.append(input(prompt))
-        except EOFError:
-            return "\n".join(lines) if lines else None
-        if lines == [":quit"]:
-            return None
-        source = "\n".join(lines)
-        try:
-            whole = codeop.compile_command(source, symbol="single" if len(lines) == 1 else "exec") is not None
-            if whole and (len(lines) == 1 or not lines[-1].startswith((" ", "\t"))):
-                return source
-        except (SyntaxError, ValueError, OverflowError):
-            return source  # the guest's interpreter says what is wrong with it
+    if load is None:
+        first = Session(backend=backend, **options)
+    else:
+        first = Session.load(load, backend="wasm" if backend == "auto" else backend, **options)
+    _await(Prompt(first, as_json).run)
 
 
 @app.command()

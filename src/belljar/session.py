@@ -24,7 +24,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from belljar import checkpoints, errors, policy, portal
 from belljar.backends.base import Backend, Control, Copyable, Snapshot, lone_errors
 from belljar.engine import Engine, Lease, Listener
-from belljar.models import MIB, Command, Entry, EventKind, MimeBundle, Result, Status, format_size
+from belljar.models import MIB, Command, Entry, EventKind, MimeBundle, Result, Status
 from belljar.output import Capture
 from belljar.sandbox import Cancel, Sandbox, listening
 
@@ -204,7 +204,7 @@ class Checkpoint:
         return cls(checkpoints.load(path))
 
     def __repr__(self) -> str:
-        return f"<Checkpoint of {format_size(self.bytes)}>"
+        return f"<Checkpoint of {self.bytes / MIB:.1f} MB>"
 
 
 class SyncSession:

