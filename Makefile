@@ -21,8 +21,10 @@ check: $(STAMP)            ## style, types, layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand and llm-sandbox
-	@$(BIN)/python tests/bench/bench.py
+bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand and peers; BENCH=--quick for less
+	@$(BIN)/belljar setup wasm
+	@$(BIN)/python tests/bench/bench.py $(BENCH)
+	@$(BIN)/python tests/bench/bench_wasm.py $(BENCH)
 
 setup: $(STAMP)
 

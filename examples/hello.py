@@ -2,7 +2,7 @@
 
 import belljar
 
-result = belljar.run("print('hello from', __import__('platform').node())")
+result = belljar.run("import platform; print('hello from Python', platform.python_version())")
 
 print(result.status, result.exit_code)
 print(result.stdout, end="")

@@ -85,7 +85,7 @@ STEPS = (
     Step(
         "A theft of this machine's /etc/passwd", THIEF, {},
         "not one line of the host's accounts was found",
-        lambda r: r.ok and "guest" in r.stdout and bool(host_lines()) and not stolen(r),
+        lambda r: r.ok and r.stdout.count("\n") >= 2 and bool(host_lines()) and not stolen(r),
     ),
 )  # fmt: skip
 

@@ -461,5 +461,6 @@ class Capabilities(Model):
         None, repr=False, description="what Python code can import; None: whatever the installation has"
     )
     memory: int | None = Field(None, description="the most bytes a guest can ever have; None: what the machine has")
+    least_memory: int = Field(0, description="bytes below which no guest can start")
     languages: frozenset[str] | None = Field(None, description="None: what `Backend.languages` says")
     notes: tuple[str, ...] = ()

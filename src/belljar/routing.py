@@ -86,6 +86,8 @@ def _objection(plan: Plan, offer: Capabilities) -> str:
         return "it cannot be granted a folder of the host"
     if (plan.deterministic or plan.limits.fuel is not None) and not offer.fuel:
         return "it cannot count fuel or fix clock and chance"
+    if plan.limits.memory < offer.least_memory:
+        return f"its interpreter alone takes {format_size(offer.least_memory)} of memory"
     if plan.profile and plan.profile not in offer.profiles:
         return f"it has no profile {plan.profile!r}, only: {', '.join(sorted(offer.profiles)) or 'none'}"
     if plan.packages and not offer.packages:

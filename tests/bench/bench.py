@@ -3,6 +3,7 @@
 Every side has a worker process (worker.py) that times one run when it is asked to; the rounds ask all sides in
 random order, so that a noisy moment of the machine falls on each alike. As root, every side runs its guest as an
 unprivileged uid, as Belljar does. This measures; it judges nothing, and exits 0 unless something broke.
+bench_wasm.py does the same for WebAssembly, and adds its part to the same bench-results.json.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PEER = "llm-sandbox==0.3.46"
 PEER_VENV = ROOT / ".venv-bench-llm-sandbox"
 UID = 1_899_999_999  # below the range that sandboxes take theirs from, and nobody's
+RESULTS = ROOT / "bench-results.json"
 DEADLINE_SECONDS = 60.0
 
 COMPARED = (
@@ -42,12 +44,12 @@ COMPARED = (
     ("belljar", "belljar.run"), ("llm-sandbox", "llm-sandbox"),
 )  # fmt: skip
 OURS = ("Sandbox open + exec", "Session turn")
-WASM = "belljar.run on wasm"  # where `belljar setup wasm` was run
 WIDTHS = (1, 2, 4, 8)
 FRESH = {
     "import belljar": "import belljar",
     "import belljar, and all that run needs": "import belljar; belljar.run; belljar.Session",
 }
+Phase = tuple[str, dict[str, Callable[[], float]], int]  # its title, what it compares, how many rounds
 TIMED_IMPORT = "import time; t = time.perf_counter(); {}; print((time.perf_counter() - t) * 1000)"
 
 err = Console(stderr=True, highlight=False)
@@ -56,7 +58,8 @@ err = Console(stderr=True, highlight=False)
 class Worker:
     """A side of the comparison, waiting to be asked."""
 
-    def __init__(self, python: Path, facts: dict[str, Any]) -> None:
+    def __init__(self, python: Path, facts: dict[str, Any], patience: float = DEADLINE_SECONDS) -> None:
+        self._patience = patience
         self.side = facts["side"]
         argv = [str(python), str(Path(__file__).with_name("worker.py")), json.dumps(facts)]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
@@ -80,8 +83,9 @@ class Worker:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout
-        if not select.select([self._process.stdout], [], [], DEADLINE_SECONDS)[0]:
-            raise RuntimeError(f"{self.side}: no answer within {DEADLINE_SECONDS:g} s")
+        if not select.select([self._process.stdout], [], [], self._patience)[0]:
+            self._process.kill()  # it would not hear us close
+            raise RuntimeError(f"{self.side}: no answer within {self._patience:g} s")
         if line := self._process.stdout.readline():
             answer: dict[str, Any] = json.loads(line)
             return answer
@@ -104,17 +108,17 @@ def done(argv: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-def peer_python() -> Path:
-    """The interpreter of llm-sandbox's own environment, made on first use."""
-    python = PEER_VENV / "bin" / "python"
-    if not python.exists() or done([python, "-c", "import llm_sandbox"]).returncode:
-        with err.status(f"Installing {PEER} into {PEER_VENV.name} (once) …"):
+def peer_python(peer: str, venv: Path, module: str) -> Path:
+    """The interpreter of a peer's own environment, made on first use."""
+    python = venv / "bin" / "python"
+    if not python.exists() or done([python, "-c", f"import {module}"]).returncode:
+        with err.status(f"Installing {peer} into {venv.name} (once) …"):
             for argv in (
-                [sys.executable, "-m", "venv", PEER_VENV],
-                [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PEER],
+                [sys.executable, "-m", "venv", venv],
+                [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", peer],
             ):
                 if (outcome := done(argv)).returncode:
-                    raise RuntimeError(f"{PEER} could not be installed: {outcome.stderr.strip().splitlines()[-1]}")
+                    raise RuntimeError(f"{peer} could not be installed: {outcome.stderr.strip().splitlines()[-1]}")
     return python
 
 
@@ -132,7 +136,8 @@ def start(stack: ExitStack, facts: dict[str, Any], missing: list[str]) -> dict[s
     workers = {}
     for side in dict.fromkeys(side for side, _ in COMPARED):
         try:
-            python = peer_python() if side == "llm-sandbox" else Path(sys.executable)
+            ours = side != "llm-sandbox"
+            python = Path(sys.executable) if ours else peer_python(PEER, PEER_VENV, "llm_sandbox")
             workers[side] = Worker(python, facts | {"side": side})
         except RuntimeError as error:
             if side != "llm-sandbox":
@@ -164,14 +169,12 @@ def measure(workers: dict[str, Worker], rounds: int, quick: bool) -> dict[str, l
     jobs: dict[str, Any] = {
         name: (lambda side=side, name=name: workers[side].time(name)) for side, name in COMPARED if side in workers
     }
-    ready = [offer.backend for offer in belljar.offers() if offer.available]
-    ours = (*OURS, WASM) if "wasm" in ready else OURS
-    mine = {name: (lambda name=name: workers["belljar"].time(name)) for name in ours}
+    mine = {name: (lambda name=name: workers["belljar"].time(name)) for name in OURS}
     rare: dict[str, Any] = {name: (lambda code=code: fresh(code)) for name, code in FRESH.items()}
     rare["belljar version (CLI)"] = lambda: command("version")
     rare["belljar run -c 'print(1)' (CLI)"] = lambda: command("run", "-c", "print(1)")
     wide = {name: (lambda name=name: workers["belljar"].time(name)) for name in widths()}
-    phases: list[tuple[str, dict[str, Any], int]] = [
+    phases: list[Phase] = [
         ("side by side", jobs, rounds),
         ("sandboxes and sessions", mine, rounds // 3),
         ("fresh processes", rare, rounds // 6),
@@ -180,11 +183,15 @@ def measure(workers: dict[str, Worker], rounds: int, quick: bool) -> dict[str, l
     if "llm-sandbox" in workers:
         name = "llm-sandbox, default setup"
         phases.append(("the peer's default", {name: lambda: workers["llm-sandbox"].time(name)}, 1 if quick else 2))
+    mine["Session turn"]()  # the first turn of a session opens it
+    return interleave(phases)
+
+
+def interleave(phases: Sequence[Phase]) -> dict[str, list[float]]:
+    """Each phase so many rounds, and in each round all that it compares, in random order."""
     times: dict[str, list[float]] = {name: [] for _, phase, _ in phases for name in phase}
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bars:
-        for name in mine:
-            workers["belljar"].time(name)  # the first turn of a session opens it, the first run on wasm starts a worker
         for title, phase, count in phases:
             for _ in bars.track(range(max(1, count)), description=title):
                 for name in random.sample(list(phase), len(phase)):
@@ -240,10 +247,10 @@ def machine(offer: Any, python: str, bubblewrap: str) -> dict[str, Any]:
     }
 
 
-def show(report: dict[str, Any]) -> None:
+def show(report: dict[str, Any], title: str = "print(1)") -> None:
     out = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("print(1)")
+    table.add_column(title)
     for heading in ("median ms", "p99", "min", "n"):
         table.add_column(heading, justify="right")
     for name, row in report["times"].items():
@@ -255,9 +262,18 @@ def show(report: dict[str, Any]) -> None:
         out.print(f"{name}: {value:g} runs a second")
     for name, value in report["ratios"].items():
         out.print(f"{name}: {value:g}")
+    for line in report.get("targets", ()):
+        out.print(line, style="bold")
     out.print(", ".join(f"{name} {value}" for name, value in report["machine"].items()), style="dim")
     for line in report["missing"]:
         out.print(f"skipped: {line}", style="yellow")
+
+
+def readable_folder(stack: ExitStack) -> Path:
+    """For files that the unprivileged sides read too."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    folder.chmod(0o755)
+    return folder
 
 
 def bench(rounds: int, quick: bool) -> dict[str, Any]:
@@ -265,9 +281,7 @@ def bench(rounds: int, quick: bool) -> dict[str, Any]:
     offer, python = anyio.run(prepared)
     bubblewrap = find_bubblewrap()[0]
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.chmod(0o755)
-        main = folder / "main.py"
+        main = readable_folder(stack) / "main.py"
         main.write_text("print(1)\n")
         facts = {
             "python": python, "bubblewrap": bubblewrap, "main": str(main), "uid": UID if os.geteuid() == 0 else None,
@@ -287,19 +301,22 @@ def bench(rounds: int, quick: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def asked(doc: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--rounds", type=int, help="how often each side runs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    options = parser.parse_args()
-    rounds = options.rounds or (15 if options.quick else 100)
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = asked(__doc__)
     try:
-        report = bench(rounds, options.quick)
+        report = bench(options.rounds or (15 if options.quick else 100), options.quick)
     except RuntimeError as error:
         err.print(f"[red]bench: {error}[/]")
         return 1
-    (ROOT / "bench-results.json").write_text(json.dumps(report, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2)) if options.json else show(report)
     return 0
 

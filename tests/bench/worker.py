@@ -1,7 +1,8 @@
 """One side of the comparison, in a process of its own, so that all sides are timed alike.
 
 Reads the name of a contender on each line of stdin, runs it once, answers with a line of JSON: {"ms": ...}
-or {"error": ...}. Started by bench.py with a JSON object of facts: `side`, `python`, `bubblewrap`, `main`, `uid`.
+or {"error": ...}. A contender returns what the guest printed, or the milliseconds if only a part of it counts.
+Started by bench.py with a JSON object of facts: `side`, `python`, `bubblewrap`, `node`, `main`, `uid`.
 The standard library only, apart from what is compared: llm-sandbox's environment has nothing of ours.
 """
 
@@ -17,12 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import sides_wasm
+
 CODE = "print(1)"
 ENV = {
     "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin",
     "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
 }  # fmt: skip
-Contenders = dict[str, Callable[[], str]]
+Contenders = dict[str, Callable[[], str | float]]
 
 
 def read(argv: list[str], fds: tuple[int, ...] = ()) -> str:
@@ -55,6 +58,7 @@ def hand(facts: dict[str, Any]) -> Contenders:
         "python3 -I -S": lambda: read([python, "-I", "-S", main]),
         "python3": lambda: read([python, main]),
         "bwrap by hand": lambda: read(jail),
+        "node -e": lambda: read([facts["node"], "-e", "console.log(1)"]),
     }
 
 
@@ -104,7 +108,6 @@ def belljar(facts: dict[str, Any]) -> Contenders:
         return measure
 
     contenders: Contenders = {"belljar.run": run, "Sandbox open + exec": sandbox, "Session turn": turn}
-    contenders["belljar.run on wasm"] = lambda: said(ours.run(CODE, backend="wasm"))
     contenders |= {f"32 runs, {width} at a time": parallel(width) for width in (1, 2, 4, 8)}
     contenders["close"] = lambda: (stack.close(), "1\n")[1]
     return contenders
@@ -124,7 +127,7 @@ def llm_sandbox(facts: dict[str, Any]) -> Contenders:
     }
 
 
-SIDES = {"hand": hand, "walls": walls, "belljar": belljar, "llm-sandbox": llm_sandbox}
+SIDES = {"hand": hand, "walls": walls, "belljar": belljar, "llm-sandbox": llm_sandbox} | sides_wasm.SIDES
 
 
 def main() -> None:
@@ -132,8 +135,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints is not an answer
     contenders = SIDES[facts["side"]](facts)
-    first = next(iter(contenders.values()))
-    first()  # all imports and caches, while everything can still be read
+    if not facts.get("slow"):  # a side whose every run takes seconds is not run once more
+        first = next(iter(contenders.values()))
+        first()  # all imports and caches, while everything can still be read
     if facts["uid"] is not None and facts["side"] != "belljar":
         os.setgroups([])
         os.setresgid(facts["uid"], facts["uid"], facts["uid"])
@@ -143,8 +147,9 @@ def main() -> None:
         began = time.perf_counter()
         try:
             said = contenders[line.strip()]()
-            ms = (time.perf_counter() - began) * 1000
-            answer = {"ms": ms} if said == "1\n" else {"error": f"it printed {said[:200]!r}"}
+            ms = said if isinstance(said, float) else (time.perf_counter() - began) * 1000
+            wrong = isinstance(said, str) and said != "1\n"
+            answer = {"error": f"it printed {said[:200]!r}"} if wrong else {"ms": ms}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers)

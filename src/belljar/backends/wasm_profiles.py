@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from belljar.backends.base import Snapshot
+from belljar.backends.wasm_cache import start
 
 PROFILES: dict[str, tuple[str, ...]] = {
     "numpy": ("numpy",),
@@ -45,11 +46,11 @@ def opened(path: str, name: str, facts: Mapping[str, Any]) -> Profile:
     return Profile(name, int(facts["size"]), int(facts["pages"]), fd)
 
 
-def keep(path: Path, copy: Snapshot) -> dict[str, int]:
+def keep(path: Path, copy: Snapshot) -> dict[str, Any]:
     """Writes a profile's pages beside the compiled modules; returns what the list says of it."""
     with open(path, "wb") as file:
         left, offset = os.fstat(copy.pages).st_size, 0
         while left and (sent := os.sendfile(file.fileno(), copy.pages, offset, left)):
             offset, left = offset + sent, left - sent
     path.chmod(0o644 if os.geteuid() == 0 else 0o600)
-    return {"size": copy.size, "pages": copy.count}
+    return {"size": copy.size, "pages": copy.count, "start": start()}

@@ -44,6 +44,10 @@ class WasmRun:
             await hear(capture, name, b"", self._emit)
         return self._result(startup)
 
+    @property
+    def turned_away(self) -> bool:
+        return "unclean" in self._done
+
     async def _hear(self, frame: dict[str, Any]) -> None:
         for name in STREAMS:
             if frame["stream"] == name and isinstance(data := frame.get("data"), str):

@@ -8,7 +8,8 @@ from wasmtime._func import maybe_raise_last_exn
 
 # i: i32, I: i64, F: f64; what comes after the colon is the result.
 WASI = {
-    "clock_time_get": "iIi:i", "random_get": "ii:i", "fd_read": "iiii:i", "fd_write": "iiii:i", "fd_close": "i:i",
+    "clock_time_get": "iIi:i", "random_get": "ii:i", "poll_oneoff": "iiii:i", "fd_read": "iiii:i",
+    "fd_write": "iiii:i", "fd_close": "i:i",
     "fd_readdir": "iiiIi:i", "fd_filestat_get": "ii:i", "fd_prestat_get": "ii:i", "fd_prestat_dir_name": "iii:i",
     "path_open": "iiiiiIIii:i", "path_filestat_get": "iiiii:i", "path_create_directory": "iii:i",
     "path_remove_directory": "iii:i", "path_unlink_file": "iii:i", "path_rename": "iiiiii:i",
@@ -25,10 +26,45 @@ QUICKJS = {
     "qjs_is_job_pending": ":i", "qjs_execute_pending_job": ":i",
 }  # fmt: skip
 
-DRAIN = {"drain": ":i"}
+OWN = {"drain": ":i", "text": "ii:i"}
 FIELDS = {"i": "i32", "I": "i64", "F": "f64"}
 KINDS = {"i": 0, "I": 1, "F": 3}
-SIGNATURES = WASI | QUICKJS | DRAIN
+SIGNATURES = WASI | QUICKJS | OWN
+
+
+class OutOfMemory(wasmtime.WasmtimeError):
+    """The guest ran into its memory limit and did not recover."""
+
+
+class Exit(Exception):
+    """The guest is done; raised through the engine, so that nothing of it runs any more."""
+
+    def __init__(self, code):
+        super().__init__(code)
+        self.code = code & 0xFF
+
+
+class Refused(Exception):
+    """A file operation failed, with one of WASI's numbers."""
+
+    def __init__(self, number):
+        super().__init__(number)
+        self.number = number
+
+
+# All promises that are ready in one call; and a string's bytes, which are kept until the next one is asked for.
+_LOOPS = """
+(func (export "drain") (result i32)
+  (loop $next
+    (if (i32.eqz (call $qjs_is_job_pending)) (then (return (i32.const 0))))
+    (br_if $next (i32.ge_s (call $qjs_execute_pending_job) (i32.const 0))))
+  i32.const -1)
+(global $kept (mut i32) (i32.const 0))
+(func (export "text") (param i32 i32) (result i32)
+  (if (global.get $kept) (then (call $qjs_free_cstring (global.get $kept))))
+  (global.set $kept (call $qjs_get_string_len (local.get 0) (local.get 1)))
+  global.get $kept)
+"""
 
 
 def _signature(text):
@@ -49,12 +85,7 @@ def bridge_text():
     for name, types in WASI.items():
         passed = " ".join(f"local.get {at}" for at in range(types.index(":")))
         lines.append(f'(func (export "{name}"){_signature(types)} {passed} call $w_{name})')
-    lines.append(
-        '(func (export "drain") (result i32) (loop $next'
-        "  (if (i32.eqz (call $qjs_is_job_pending)) (then (return (i32.const 0))))"
-        "  (br_if $next (i32.ge_s (call $qjs_execute_pending_job) (i32.const 0))))"
-        "  i32.const -1)"
-    )
+    lines.append(_LOOPS)
     return "\n".join([*lines, ")"])
 
 

@@ -1,4 +1,4 @@
-// `path` and `fs`. Every operation is one call to the host, which hands it to WASI: only /workspace and /tmp exist there.
+// `path` and `fs`. Every operation is one call to the host, which hands it to WASI: there are only /workspace and /tmp.
 (function (host, core) {
   "use strict";
 
@@ -14,7 +14,8 @@
   }
 
   const path = {
-    sep: "/", delimiter: ":",
+    sep: "/",
+    delimiter: ":",
     isAbsolute: (name) => name.startsWith("/"),
     normalize(name) {
       const absolute = name.startsWith("/");
@@ -51,7 +52,9 @@
       return [...a.slice(same).map(() => ".."), ...b.slice(same)].join("/");
     },
     parse(name) {
-      const base = path.basename(name), ext = path.extname(name), root = name.startsWith("/") ? "/" : "";
+      const base = path.basename(name),
+        ext = path.extname(name),
+        root = name.startsWith("/") ? "/" : "";
       const dir = name.includes("/") ? path.dirname(name) : "";
       return { root, dir, base, ext, name: ext ? base.slice(0, -ext.length) : base };
     },
@@ -65,14 +68,25 @@
 
   // WASI's numbers, Node's names and Linux's numbers.
   const FAULTS = {
-    2: ["EACCES", 13, "permission denied"], 8: ["EBADF", 9, "bad file descriptor"], 10: ["EBUSY", 16, "resource busy or locked"],
-    19: ["EDQUOT", 122, "disk quota exceeded"], 20: ["EEXIST", 17, "file already exists"], 22: ["EFBIG", 27, "file too large"],
-    28: ["EINVAL", 22, "invalid argument"], 29: ["EIO", 5, "i/o error"], 31: ["EISDIR", 21, "illegal operation on a directory"],
-    32: ["ELOOP", 40, "too many symbolic links encountered"], 37: ["ENAMETOOLONG", 36, "name too long"],
-    44: ["ENOENT", 2, "no such file or directory"], 48: ["ENOMEM", 12, "not enough memory"],
-    51: ["ENOSPC", 28, "no space left on device"], 54: ["ENOTDIR", 20, "not a directory"],
-    55: ["ENOTEMPTY", 39, "directory not empty"], 63: ["EPERM", 1, "operation not permitted"],
-    69: ["EROFS", 30, "read-only file system"], 75: ["EXDEV", 18, "cross-device link not permitted"],
+    2: ["EACCES", 13, "permission denied"],
+    8: ["EBADF", 9, "bad file descriptor"],
+    10: ["EBUSY", 16, "resource busy or locked"],
+    19: ["EDQUOT", 122, "disk quota exceeded"],
+    20: ["EEXIST", 17, "file already exists"],
+    22: ["EFBIG", 27, "file too large"],
+    28: ["EINVAL", 22, "invalid argument"],
+    29: ["EIO", 5, "i/o error"],
+    31: ["EISDIR", 21, "illegal operation on a directory"],
+    32: ["ELOOP", 40, "too many symbolic links encountered"],
+    37: ["ENAMETOOLONG", 36, "name too long"],
+    44: ["ENOENT", 2, "no such file or directory"],
+    48: ["ENOMEM", 12, "not enough memory"],
+    51: ["ENOSPC", 28, "no space left on device"],
+    54: ["ENOTDIR", 20, "not a directory"],
+    55: ["ENOTEMPTY", 39, "directory not empty"],
+    63: ["EPERM", 1, "operation not permitted"],
+    69: ["EROFS", 30, "read-only file system"],
+    75: ["EXDEV", 18, "cross-device link not permitted"],
     76: ["EACCES", 13, "permission denied"],
   };
 
@@ -91,8 +105,11 @@
     if (name instanceof core.web.URL) name = decodeURIComponent(name.pathname);
     if (name instanceof Uint8Array) name = core.decodeAs(name);
     if (typeof name !== "string") {
-      throw core.error(TypeError, "ERR_INVALID_ARG_TYPE",
-        `The "path" argument must be of type string or an instance of Buffer or URL. Received ${core.inspect(name)}`);
+      throw core.error(
+        TypeError,
+        "ERR_INVALID_ARG_TYPE",
+        `The "path" argument must be of type string or an instance of Buffer or URL. Received ${core.inspect(name)}`,
+      );
     }
     return name;
   }
@@ -117,35 +134,67 @@
     return encoding && encoding !== "buffer" ? buffer.toString(encoding) : buffer;
   }
 
-  const CREATE = 1, EXCLUSIVE = 4, TRUNCATE = 8;
-  const MODES = { w: CREATE | TRUNCATE, "w+": CREATE | TRUNCATE, a: CREATE, "a+": CREATE, "r+": 0,
-    wx: CREATE | EXCLUSIVE, ax: CREATE | EXCLUSIVE };
+  const CREATE = 1,
+    EXCLUSIVE = 4,
+    TRUNCATE = 8;
+  const MODES = {
+    w: CREATE | TRUNCATE,
+    "w+": CREATE | TRUNCATE,
+    a: CREATE,
+    "a+": CREATE,
+    "r+": 0,
+    wx: CREATE | EXCLUSIVE,
+    ax: CREATE | EXCLUSIVE,
+  };
 
   function content(data, encoding) {
     if (typeof data === "string") return encoding && !isText(encoding) ? core.encodeAs(data, encoding) : data;
     if (ArrayBuffer.isView(data) || data instanceof ArrayBuffer) return core.bytesOf(data);
-    throw core.error(TypeError, "ERR_INVALID_ARG_TYPE",
-      `The "data" argument must be of type string or an instance of Buffer, TypedArray, or DataView. Received ${core.inspect(data)}`);
+    throw core.error(
+      TypeError,
+      "ERR_INVALID_ARG_TYPE",
+      'The "data" argument must be of type string or an instance of Buffer, TypedArray, or DataView. Received ' +
+        core.inspect(data),
+    );
   }
 
   function writeFileSync(name, data, options) {
     const flag = options?.flag ?? "w";
     const body = content(data, encodingOf(options));
     if (name === 1 || name === 2 || name === "/dev/stdout" || name === "/dev/stderr") {
-      return host.print(name === 1 || name === "/dev/stdout" ? 1 : 2, typeof body === "string" ? body : core.decodeAs(body));
+      return core.print(
+        name === 1 || name === "/dev/stdout" ? 1 : 2,
+        typeof body === "string" ? body : core.decodeAs(body),
+      );
     }
     attempt("open", "writeFile", name, body, MODES[flag] ?? MODES.w, flag.startsWith("a") ? 1 : 0);
   }
 
   class Stats {
-    constructor(facts) { Object.assign(this, facts); }
-    isFile() { return host.kindOf(this.mode) === 4; }
-    isDirectory() { return host.kindOf(this.mode) === 3; }
-    isSymbolicLink() { return host.kindOf(this.mode) === 7; }
-    isFIFO() { return false; }
-    isSocket() { return false; }
-    isBlockDevice() { return false; }
-    isCharacterDevice() { return false; }
+    constructor(facts) {
+      Object.assign(this, facts);
+    }
+    isFile() {
+      return host.kindOf(this.mode) === 4;
+    }
+    isDirectory() {
+      return host.kindOf(this.mode) === 3;
+    }
+    isSymbolicLink() {
+      return host.kindOf(this.mode) === 7;
+    }
+    isFIFO() {
+      return false;
+    }
+    isSocket() {
+      return false;
+    }
+    isBlockDevice() {
+      return false;
+    }
+    isCharacterDevice() {
+      return false;
+    }
   }
   const MODE = { 3: 0o040755, 4: 0o100644, 7: 0o120777 };
   host.kindOf = (mode) => Number(Object.keys(MODE).find((kind) => MODE[kind] === mode) ?? 0);
@@ -159,22 +208,53 @@
     const [kind, size, links, inode, ...times] = JSON.parse(answer);
     const [atimeMs, mtimeMs, ctimeMs] = times;
     const [atime, mtime, ctime] = times.map((ms) => new Date(ms));
-    return new Stats({ dev: 0, ino: inode, mode: MODE[kind] ?? 0, nlink: links, uid: 0, gid: 0, size, blksize: 4096,
-      blocks: Math.ceil(size / 512), atimeMs, mtimeMs, ctimeMs, birthtimeMs: ctimeMs, atime, mtime, ctime, birthtime: ctime });
+    return new Stats({
+      dev: 0,
+      ino: inode,
+      mode: MODE[kind] ?? 0,
+      nlink: links,
+      uid: 0,
+      gid: 0,
+      size,
+      blksize: 4096,
+      blocks: Math.ceil(size / 512),
+      atimeMs,
+      mtimeMs,
+      ctimeMs,
+      birthtimeMs: ctimeMs,
+      atime,
+      mtime,
+      ctime,
+      birthtime: ctime,
+    });
   }
   const statSync = (name, options) => statOf("stat", name, 1, options);
   const lstatSync = (name, options) => statOf("lstat", name, 0, options);
 
   function existsSync(name) {
-    try { return statSync(name, { throwIfNoEntry: false }) !== undefined; } catch { return false; }
+    try {
+      return statSync(name, { throwIfNoEntry: false }) !== undefined;
+    } catch {
+      return false;
+    }
   }
 
   class Dirent {
     #kind;
-    constructor(name, kind, parentPath) { this.name = name; this.parentPath = this.path = parentPath; this.#kind = kind; }
-    isFile() { return this.#kind === 4; }
-    isDirectory() { return this.#kind === 3; }
-    isSymbolicLink() { return this.#kind === 7; }
+    constructor(name, kind, parentPath) {
+      this.name = name;
+      this.parentPath = this.path = parentPath;
+      this.#kind = kind;
+    }
+    isFile() {
+      return this.#kind === 4;
+    }
+    isDirectory() {
+      return this.#kind === 3;
+    }
+    isSymbolicLink() {
+      return this.#kind === 7;
+    }
   }
 
   function readdirSync(name, options) {
@@ -237,8 +317,19 @@
   }
 
   const sync = {
-    readFileSync, writeFileSync, existsSync, readdirSync, mkdirSync, rmSync, rmdirSync, unlinkSync, statSync, lstatSync,
-    renameSync, copyFileSync, mkdtempSync,
+    readFileSync,
+    writeFileSync,
+    existsSync,
+    readdirSync,
+    mkdirSync,
+    rmSync,
+    rmdirSync,
+    unlinkSync,
+    statSync,
+    lstatSync,
+    renameSync,
+    copyFileSync,
+    mkdtempSync,
     appendFileSync: (name, data, options) =>
       writeFileSync(name, data, { ...(typeof options === "string" ? { encoding: options } : options), flag: "a" }),
     accessSync: (name) => void attempt("access", "stat", name, 1),
@@ -246,7 +337,10 @@
     writeSync: (fd, data) => (writeFileSync(fd, data), data.length),
   };
 
-  const later = (work) => async (...args) => work(...args);
+  const later =
+    (work) =>
+    async (...args) =>
+      work(...args);
   const promises = {};
   for (const [name, work] of Object.entries(sync)) promises[name.replace(/Sync$/, "")] = later(work);
   delete promises.exists;
@@ -257,11 +351,15 @@
       if (typeof done !== "function") {
         throw core.error(TypeError, "ERR_INVALID_ARG_TYPE", 'The "cb" argument must be of type function.');
       }
-      work(...args).then((value) => core.later(() => done(null, value)), (error) => core.later(() => done(error)));
+      work(...args).then(
+        (value) => core.later(() => done(null, value)),
+        (error) => core.later(() => done(error)),
+      );
     };
   }
   fs.exists = (name, done) => core.later(() => done(existsSync(name)));
 
   core.fs = fs;
+  core.print = (fd, text) => (fd === 1 ? host.printOut(text) : host.printError(text));
   core.builtins = { path, fs, "fs/promises": promises, "path/posix": path };
-})
+});

@@ -2,10 +2,9 @@
 
 import ctypes
 import json
-import time
 
 import wasmtime
-from javascript_calls import SIGNATURES, Call
+from javascript_calls import SIGNATURES, Call, Exit, OutOfMemory, Refused
 
 ENTRIES = ("start", "turn", "settled", "normalize", "source")
 MODULE = 1  # JS_EVAL_TYPE_MODULE
@@ -14,33 +13,15 @@ MODULE = 1  # JS_EVAL_TYPE_MODULE
 STACK = 160 * 1024
 SCRATCH = 16384  # bytes in the guest's memory for paths and small answers
 PATH_MAX = 4096
+PIECE = 1 << 18  # bytes of output at once
 NAP = 0.02  # seconds between two looks at the deadline while the guest only waits
 
 # WASI's error numbers that we ourselves give.
 ACCES, BADF, ISDIR, NAMETOOLONG, NOENT = 2, 8, 31, 37, 44
+MONOTONIC = 1  # a clock
 FOLDER = 3  # a type of file
 O_DIRECTORY = 2
 FD_READ, FD_WRITE, FD_READDIR = 1 << 1, 1 << 6, 1 << 14
-
-
-class OutOfMemory(wasmtime.WasmtimeError):
-    """The guest ran into its memory limit and did not recover."""
-
-
-class Exit(Exception):
-    """The guest is done; raised through the engine, so that nothing of it runs any more."""
-
-    def __init__(self, code):
-        super().__init__(code)
-        self.code = code & 0xFF
-
-
-class Refused(Exception):
-    """A file operation failed, with one of WASI's numbers."""
-
-    def __init__(self, number):
-        super().__init__(number)
-        self.number = number
 
 
 def _entries(data, cookie):
@@ -114,12 +95,10 @@ class Guest:
 
     def _text(self, box):
         """A string's bytes (UTF-8)."""
-        chars = self._call("qjs_get_string_len", box, self.scratch)
+        chars = self._call("text", box, self.scratch)
         if not chars:
             raise OutOfMemory("the guest is out of memory")
-        data = self._peek(chars, self._word(self.scratch))
-        self._call("qjs_free_cstring", chars)
-        return data
+        return self._peek(chars, self._word(self.scratch))
 
     def _number(self, box):
         value = self._call("qjs_get_float64", box)
@@ -161,8 +140,11 @@ class Guest:
 
     def _must(self, box):
         """The box, unless it is an exception: then the guest is beyond help."""
-        if not self._call("qjs_is_exception", box):
-            return box
+        if self._call("qjs_is_exception", box):
+            self._give_up()
+        return box
+
+    def _give_up(self):
         error = self._call("qjs_get_exception")
         said = self._text(error).decode(errors="replace")
         if "out of memory" in said:
@@ -219,16 +201,20 @@ class Guest:
         self._must(self._apply(self.entry["start"], self._string(json.dumps(facts).encode())))
         while True:
             if self._call("drain"):
-                self._must(self._call("qjs_get_exception"))
+                self._give_up()
             wait = self._call("qjs_get_float64", self._must(self._apply(self.entry["turn"])))
             if wait > 0:
                 self._sleep(wait / 1000)
 
     def _sleep(self, seconds):
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, NAP))
-            self._call("qjs_is_job_pending")  # wasm looks at its deadline, we cannot
+        """By WASI, so that whoever replaces its clock replaces this too; in naps, after each of which wasm looks at its
+        deadline."""
+        while seconds > 0:
+            nap = min(seconds, NAP)
+            clock = MONOTONIC.to_bytes(8, "little") + int(nap * 1e9).to_bytes(8, "little")
+            self._poke(self.scratch, bytes(16) + clock + bytes(16))
+            self._call("poll_oneoff", self.scratch, self.scratch + 64, 1, self.scratch + 128)
+            seconds -= nap
 
     # --- what QuickJS asks of its host ---
 
@@ -267,9 +253,10 @@ class Guest:
 
     def host_call(self, name, size, _this, count, at):
         work = OPERATIONS[self._peek(name, size)]
-        boxes = [self._word(at + 4 * index) for index in range(count)]
+        if count != work.__code__.co_argcount - 1:
+            raise Exit(1)  # only a guest that has got hold of our own functions can come here
         try:
-            return work(self, *boxes)
+            return work(self, *memoryview(self._peek(at, 4 * count)).cast("I"))
         except Refused as refused:
             return self._answer(-refused.number)
 
@@ -281,8 +268,20 @@ class Guest:
     def _answer(self, number):
         return self._call("qjs_new_number", float(number))
 
-    def print(self, fd, text):
-        self.write("stdout" if self._number(fd) == 1 else "stderr", self._text(text))
+    def print_out(self, text):
+        return self._print("stdout", text)
+
+    def print_error(self, text):
+        return self._print("stderr", text)
+
+    def _print(self, stream, text):
+        """In pieces: a string may be as large as the guest's memory, and this process has little beside that."""
+        start = self._call("text", text, self.scratch)
+        if not start:
+            raise OutOfMemory("the guest is out of memory")
+        end = start + self._word(self.scratch)
+        for at in range(start, end, PIECE):
+            self.write(stream, self._peek(at, min(PIECE, end - at)))
         return self._nothing()
 
     def exit(self, code):
@@ -317,7 +316,9 @@ class Guest:
 
     def random(self, size):
         count = self._number(size)
-        address = self._place(bytes(count))
+        address = self._call("wasm_malloc", count) if count < 1 << 31 else 0
+        if not address:
+            raise OutOfMemory("the guest is out of memory")
         self._call("random_get", address, count)
         box = self._call("qjs_new_uint8_array", address, count)
         self._call("wasm_free", address)
@@ -479,7 +480,8 @@ class Guest:
 
 
 OPERATIONS = {
-    b"print": Guest.print, b"exit": Guest.exit, b"outOfMemory": Guest.out_of_memory, b"encode": Guest.encode,
+    b"printOut": Guest.print_out, b"printError": Guest.print_error, b"exit": Guest.exit,
+    b"outOfMemory": Guest.out_of_memory, b"encode": Guest.encode,
     b"decode": Guest.decode, b"clock": Guest.clock, b"random": Guest.random, b"promiseState": Guest.promise_state,
     b"promiseResult": Guest.promise_result, b"compile": Guest.compile, b"evaluate": Guest.evaluate,
     b"readFile": Guest.read_file, b"readInput": Guest.read_input, b"writeFile": Guest.write_file, b"stat": Guest.stat,

@@ -58,9 +58,10 @@
   }
 
   function errorBase(error, ctx) {
-    let stack = typeof error.stack === "string" && error.stack ? error.stack : `[${Error.prototype.toString.call(error)}]`;
-    const name = error.name === "Error" ? constructorName(error) ?? "Error" : String(error.name);
-    if (name !== "Error" && /^Error\b/.test(stack)) stack = stack.replace("Error", name);
+    let stack =
+      typeof error.stack === "string" && error.stack ? error.stack : `[${Error.prototype.toString.call(error)}]`;
+    const name = error.name === "Error" ? (constructorName(error) ?? "Error") : String(error.name);
+    if (/^Error\b/.test(stack) && !stack.split("\n", 1)[0].includes(name)) stack = stack.replace("Error", name);
     const code = error.code;
     if (typeof code === "string" && /^ERR_/.test(code) && !stack.includes(`[${code}]`)) {
       stack = stack.replace(/^([\w$.]+)/, `$1 [${code}]`);
@@ -137,26 +138,40 @@
     const show = (item) => formatValue(item, ctx, depth);
     if (Array.isArray(value)) {
       const before = name === "Array" ? "" : prefix(value, name, "Array", value.length);
-      return { braces: [`${before}[`, "]"], list: true, keys: ownKeys(value, ctx).filter(notIndex),
-        lines: () => arrayLines(value, ctx, depth) };
+      return {
+        braces: [`${before}[`, "]"],
+        list: true,
+        keys: ownKeys(value, ctx).filter(notIndex),
+        lines: () => arrayLines(value, ctx, depth),
+      };
     }
     if (core.Buffer && value instanceof core.Buffer) {
       const bytes = [...value.subarray(0, 50)].map((b) => b.toString(16).padStart(2, "0")).join(" ");
       const left = value.length - 50;
-      return { base: `<Buffer${bytes && " "}${bytes}${left > 0 ? ` ... ${left} more byte${left > 1 ? "s" : ""}` : ""}>`, keys: [] };
+      return {
+        base: `<Buffer${bytes && " "}${bytes}${left > 0 ? ` ... ${left} more byte${left > 1 ? "s" : ""}` : ""}>`,
+        keys: [],
+      };
     }
     if (value instanceof TypedArray) {
-      return { braces: [`${prefix(value, name, tagOf(value), value.length)}[`, "]"], list: true,
+      return {
+        braces: [`${prefix(value, name, tagOf(value), value.length)}[`, "]"],
+        list: true,
         keys: ownKeys(value, ctx).filter(notIndex),
-        lines: () => someOf(value, value.length, ctx, (item) => primitive(item, ctx)) };
+        lines: () => someOf(value, value.length, ctx, (item) => primitive(item, ctx)),
+      };
     }
     if (value instanceof Set) {
-      return { braces: [`${prefix(value, name, "Set", value.size)}{`, "}"],
-        lines: () => inside(ctx, () => someOf(value, value.size, ctx, show)) };
+      return {
+        braces: [`${prefix(value, name, "Set", value.size)}{`, "}"],
+        lines: () => inside(ctx, () => someOf(value, value.size, ctx, show)),
+      };
     }
     if (value instanceof Map) {
-      return { braces: [`${prefix(value, name, "Map", value.size)}{`, "}"],
-        lines: () => inside(ctx, () => someOf(value, value.size, ctx, ([k, v]) => `${show(k)} => ${show(v)}`)) };
+      return {
+        braces: [`${prefix(value, name, "Map", value.size)}{`, "}"],
+        lines: () => inside(ctx, () => someOf(value, value.size, ctx, ([k, v]) => `${show(k)} => ${show(v)}`)),
+      };
     }
     if (typeof value === "function") return { base: functionBase(value) };
     return describePlain(value, name, ctx, show);
@@ -165,7 +180,9 @@
   function describePlain(value, name, ctx, show) {
     if (Error.isError(value)) {
       const hidden = ["stack", "message"];
-      const keys = ownKeys(value, ctx).filter((k) => !hidden.includes(k) && !(k === "name" && value.stack.includes(value.name)));
+      const keys = ownKeys(value, ctx).filter(
+        (k) => !hidden.includes(k) && !(k === "name" && value.stack.includes(value.name)),
+      );
       if (Object.hasOwn(value, "cause") && !keys.includes("cause")) keys.push("cause");
       if (Array.isArray(value.errors) && !keys.includes("errors")) keys.push("errors");
       return { base: errorBase(value, ctx), keys };
@@ -175,8 +192,10 @@
     if (value instanceof Promise) {
       const state = host.promiseState(value);
       const settled = () => (state === 2 ? "<rejected> " : "") + show(host.promiseResult(value));
-      return { braces: [`${name ?? "Promise"} {`, "}"],
-        lines: () => [state === 0 ? "<pending>" : inside(ctx, settled)] };
+      return {
+        braces: [`${name ?? "Promise"} {`, "}"],
+        lines: () => [state === 0 ? "<pending>" : inside(ctx, settled)],
+      };
     }
     if (value instanceof WeakSet || value instanceof WeakMap) {
       return { braces: [`${name} {`, "}"], lines: () => ["<items unknown>"] };
@@ -184,8 +203,10 @@
     if (value instanceof ArrayBuffer) {
       const bytes = [...new Uint8Array(value, 0, Math.min(50, value.byteLength))];
       const hex = bytes.map((b) => b.toString(16).padStart(2, "0")).join(" ");
-      return { braces: [`${name} {`, "}"],
-        lines: () => [`[Uint8Contents]: <${hex}>`, `byteLength: ${value.byteLength}`] };
+      return {
+        braces: [`${name} {`, "}"],
+        lines: () => [`[Uint8Contents]: <${hex}>`, `byteLength: ${value.byteLength}`],
+      };
     }
     for (const Box of [Number, String, Boolean, BigInt, Symbol]) {
       if (value instanceof Box) {
@@ -194,7 +215,8 @@
       }
     }
     const tag = tagOf(value);
-    if (tag === "Arguments") return { braces: ["[Arguments] [", "]"], list: true, keys: [], lines: () => [...value].map(show) };
+    if (tag === "Arguments")
+      return { braces: ["[Arguments] [", "]"], list: true, keys: [], lines: () => [...value].map(show) };
     const before = name === "Object" && tag === "Object" ? "" : prefix(value, name, "Object");
     return { braces: [`${before}{`, "}"] };
   }
@@ -208,7 +230,9 @@
       const left = ctx.depth === null ? null : ctx.depth - depth;
       const shown = custom.call(value, left, { ...ctx.options, depth: left }, inspect);
       if (shown !== value) {
-        return typeof shown === "string" ? shown.replaceAll("\n", `\n${" ".repeat(ctx.indent)}`) : formatValue(shown, ctx, depth, true);
+        return typeof shown === "string"
+          ? shown.replaceAll("\n", `\n${" ".repeat(ctx.indent)}`)
+          : formatValue(shown, ctx, depth, true);
       }
     }
     if (ctx.seen.includes(value)) {
@@ -267,7 +291,11 @@
     const bias = Math.sqrt(widest - total / lines.length);
     const biased = Math.max(widest - 3 - bias, 1);
     const columns = Math.min(
-      Math.round(Math.sqrt(2.5 * biased * count) / biased), Math.floor((WIDTH - ctx.indent) / widest), FLAT_LEVELS * 4, 15);
+      Math.round(Math.sqrt(2.5 * biased * count) / biased),
+      Math.floor((WIDTH - ctx.indent) / widest),
+      FLAT_LEVELS * 4,
+      15,
+    );
     if (columns <= 1) return lines;
     const room = [];
     for (let c = 0; c < columns; c++) {
@@ -278,20 +306,26 @@
     for (let from = 0; from < count; from += columns) {
       const row = lines.slice(from, Math.min(from + columns, count));
       const last = row.length - 1;
-      rows.push(row.map((cell, c) => {
-        const text = c === last ? cell : `${cell}, `;
-        if (right) return text.padStart(c === last ? room[c] - 2 : room[c]);
-        return c === last ? text : text.padEnd(room[c]);
-      }).join(""));
+      rows.push(
+        row
+          .map((cell, c) => {
+            const text = c === last ? cell : `${cell}, `;
+            if (right) return text.padStart(c === last ? room[c] - 2 : room[c]);
+            return c === last ? text : text.padEnd(room[c]);
+          })
+          .join(""),
+      );
     }
     if (hasMore) rows.push(lines[count]);
     return rows;
   }
 
   function inspect(value, options, ...old) {
-    const given = typeof options === "object" && options ? options : { showHidden: options, depth: old[0] };
-    const wanted = Object.fromEntries(Object.entries(given).filter(([, v]) => v !== undefined));
-    const merged = { ...DEFAULTS, ...wanted };
+    const merged = { ...DEFAULTS };
+    if (options !== undefined) {
+      const given = typeof options === "object" && options ? options : { showHidden: options, depth: old[0] };
+      for (const name of Object.keys(given)) if (given[name] !== undefined) merged[name] = given[name];
+    }
     const depth = merged.depth === Infinity ? null : merged.depth;
     const ctx = { ...merged, depth, options: merged, indent: 0, level: 0, seen: [], circular: new Map() };
     return formatValue(value, ctx, 0);
@@ -304,11 +338,21 @@
       case "s":
         if (typeof value === "bigint" || Object.is(value, -0)) return primitive(value, DEFAULTS);
         if (typeof value !== "object" || value === null) return String(value);
-        return Object.hasOwn(value, "toString") || Error.isError(value) || value instanceof Date ? String(value) : inspect(value, { depth: 0 });
+        return Object.hasOwn(value, "toString") || Error.isError(value) || value instanceof Date
+          ? String(value)
+          : inspect(value, { depth: 0 });
       case "d":
-        return typeof value === "bigint" ? `${value}n` : typeof value === "symbol" || typeof value === "object" ? "NaN" : primitive(Number(value), DEFAULTS);
+        return typeof value === "bigint"
+          ? `${value}n`
+          : typeof value === "symbol" || typeof value === "object"
+            ? "NaN"
+            : primitive(Number(value), DEFAULTS);
       case "i":
-        return typeof value === "bigint" ? `${value}n` : typeof value === "object" ? "NaN" : primitive(parseInt(value), DEFAULTS);
+        return typeof value === "bigint"
+          ? `${value}n`
+          : typeof value === "object"
+            ? "NaN"
+            : primitive(parseInt(value), DEFAULTS);
       case "f":
         return typeof value === "symbol" ? "NaN" : primitive(parseFloat(value), DEFAULTS);
       case "j":
@@ -328,16 +372,25 @@
     let next = 0;
     if (typeof args[0] === "string") {
       next = 1;
-      words.push(args[0].replace(/%[sdifjoOc%]/g, (mark) => {
-        if (mark === "%%") return "%";
-        return next < args.length ? directive(mark[1], args[next++]) : mark;
-      }));
+      words.push(
+        args[0].replace(/%[sdifjoOc%]/g, (mark) => {
+          if (mark === "%%") return "%";
+          return next < args.length ? directive(mark[1], args[next++]) : mark;
+        }),
+      );
     }
     for (; next < args.length; next++) {
-      words.push(typeof args[next] === "string" ? args[next] : inspect(args[next]));
+      const value = args[next];
+      if (typeof value === "string") words.push(value);
+      else
+        words.push(
+          value && (typeof value === "object" || typeof value === "function")
+            ? inspect(value)
+            : primitive(value, DEFAULTS),
+        );
     }
     return words.join(" ");
   }
 
   Object.assign(core, { inspect, format });
-})
+});

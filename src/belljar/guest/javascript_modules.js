@@ -18,23 +18,34 @@
   const isLocal = (name) => /^(\.{1,2}(\/|$)|\/|file:)/.test(name);
 
   function textOf(name) {
-    const text = fs.readFileSync(name, "utf8").replace(/^\uFEFF/, "").replace(/^#!/, "//");
+    const text = fs
+      .readFileSync(name, "utf8")
+      .replace(/^\uFEFF/, "")
+      .replace(/^#!/, "//");
     sources.set(name, text);
     if (!/\.[mc]?tsx?$/.test(name)) return text;
-    if (!core.stripTypes) throw core.error(SyntaxError, "ERR_UNKNOWN_FILE_EXTENSION", `TypeScript is not available here: ${name}`);
+    if (!core.stripTypes)
+      throw core.error(SyntaxError, "ERR_UNKNOWN_FILE_EXTENSION", `TypeScript is not available here: ${name}`);
     return core.stripTypes(text, name);
   }
 
   function located(wanted, endings) {
     const twin = wanted.replace(/\.([mc]?)js$/, ".$1ts"); // TypeScript names the file that will be, not the one that is
-    return ["", ...endings].map((ending) => wanted + ending).concat(twin).find(isFile);
+    return ["", ...endings]
+      .map((ending) => wanted + ending)
+      .concat(twin)
+      .find(isFile);
   }
 
   const ENDINGS = [".js", ".json", ".cjs", ".mjs", ".ts", "/index.js", "/index.ts", "/index.json"];
 
   function packageFile(folder) {
     let main = "index.js";
-    try { main = JSON.parse(fs.readFileSync(`${folder}/package.json`, "utf8")).main ?? main; } catch { /* none */ }
+    try {
+      main = JSON.parse(fs.readFileSync(`${folder}/package.json`, "utf8")).main ?? main;
+    } catch {
+      /* none */
+    }
     return located(path.join(folder, main), ENDINGS);
   }
 
@@ -72,17 +83,32 @@
     };
     function require(name) {
       if (typeof name !== "string" || name === "") {
-        throw core.error(TypeError, "ERR_INVALID_ARG_TYPE", `The "id" argument must be of type string. Received ${core.inspect(name)}`);
+        throw core.error(
+          TypeError,
+          "ERR_INVALID_ARG_TYPE",
+          `The "id" argument must be of type string. Received ${core.inspect(name)}`,
+        );
       }
       const builtin = builtinOf(name);
       return builtin ? builtins[builtin] : load(resolve(name), parent).exports;
     }
-    return Object.assign(require, { resolve: (name) => builtinOf(name) ?? resolve(name), cache, main: core.mainModule });
+    return Object.assign(require, {
+      resolve: (name) => builtinOf(name) ?? resolve(name),
+      cache,
+      main: core.mainModule,
+    });
   }
 
   function load(name, parent, body) {
     if (cache[name]) return cache[name];
-    const module = { id: parent ? name : ".", filename: name, path: path.dirname(name), exports: {}, loaded: false, children: [] };
+    const module = {
+      id: parent ? name : ".",
+      filename: name,
+      path: path.dirname(name),
+      exports: {},
+      loaded: false,
+      children: [],
+    };
     Object.defineProperty(module, "parent", { value: parent, enumerable: false });
     if (!parent) core.mainModule = module;
     parent?.children.push(module);
@@ -140,13 +166,20 @@
 
   function lineOf(file, name) {
     const lines = (sources.get(file) ?? "").split("\n");
-    return 1 + Math.max(0, lines.findIndex((text) => text.includes(`"${name}"`) || text.includes(`'${name}'`)));
+    return (
+      1 +
+      Math.max(
+        0,
+        lines.findIndex((text) => text.includes(`"${name}"`) || text.includes(`'${name}'`)),
+      )
+    );
   }
 
-  const exportsOf = (names) => names.map((name, at) => `const _${at} = m[${JSON.stringify(name)}]; export { _${at} as ${name} };`).join("");
+  const exportsOf = (names) =>
+    names.map((name, at) => `const _${at} = m[${JSON.stringify(name)}]; export { _${at} as ${name} };`).join("");
   const nameable = (name) => /^[A-Za-z_$][\w$]*$/.test(name) && name !== "default";
 
-  function wrapCommon(name, text) {
+  function wrapRequired(name, text) {
     const names = new Set();
     for (const [, found] of text.matchAll(/\bexports\.([A-Za-z_$][\w$]*)\s*=/g)) names.add(found);
     const literal = /\bmodule\.exports\s*=\s*\{([^{}]*)\}/.exec(text)?.[1] ?? "";
@@ -163,24 +196,32 @@
     return head + text;
   }
 
-  function looksCommon(name, text) {
+  function looksRequired(name, text) {
     if (/\.mjs$|\.mts$/.test(name)) return false;
     if (/\.cjs$/.test(name)) return true;
-    return /\b(module\.exports|exports\.[\w$]+\s*=|require\s*\()/.test(text) && !/^\s*(import\s*[\w{*"']|export\s)/m.test(text);
+    return (
+      /\b(module\.exports|exports\.[\w$]+\s*=|require\s*\()/.test(text) &&
+      !/^\s*(import\s*[\w{*"']|export\s)/m.test(text)
+    );
   }
 
   function source(name) {
     if (name.startsWith("node:")) {
       const bare = name.slice(5);
       const names = Object.keys(builtins[bare]).filter(nameable);
-      return `const m = globalThis[Symbol.for("belljar.require")](${JSON.stringify(name)}); export default m;` + exportsOf(names);
+      return (
+        `const m = globalThis[Symbol.for("belljar.require")](${JSON.stringify(name)}); export default m;` +
+        exportsOf(names)
+      );
     }
     const text = textOf(name);
-    if (name.endsWith(".json")) return `export default ${JSON.stringify(JSON.parse(text)).replace(/"__proto__":/g, '["__proto__"]:')};`;
-    return looksCommon(name, text) ? wrapCommon(name, text) : asModule(name, text);
+    if (name.endsWith(".json"))
+      return `export default ${JSON.stringify(JSON.parse(text)).replace(/"__proto__":/g, '["__proto__"]:')};`;
+    return looksRequired(name, text) ? wrapRequired(name, text) : asModule(name, text);
   }
 
-  const bridge = (name) => (name.startsWith("node:") ? builtins[name.slice(5)] : load(name, core.mainModule ?? null).exports);
+  const bridge = (name) =>
+    name.startsWith("node:") ? builtins[name.slice(5)] : load(name, core.mainModule ?? null).exports;
   Object.defineProperty(globalThis, Symbol.for("belljar.require"), { value: bridge });
 
   // As Node does: CommonJS if it parses as such, else a module. Returns the module's promise, if there is one.
@@ -208,6 +249,10 @@
     }
   }
 
-  builtins.module = { createRequire: (from) => makeRequire({ filename: String(from).replace(/^file:\/\//, "") }), builtinModules: Object.keys(builtins), isBuiltin: (name) => builtinOf(name) !== undefined };
+  builtins.module = {
+    createRequire: (from) => makeRequire({ filename: String(from).replace(/^file:\/\//, "") }),
+    builtinModules: Object.keys(builtins),
+    isBuiltin: (name) => builtinOf(name) !== undefined,
+  };
   core.modules = { start, normalize, source, sources, shifts };
-})
+});

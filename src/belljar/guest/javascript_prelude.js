@@ -1,8 +1,8 @@
-// The last of our files to be evaluated: errors, console, process, timers, the event loop, and the guest's globals.
+// The last of our files to be evaluated: errors, process, timers, the event loop, and the guest's globals.
 // All of it runs once for each worker; a run begins with a copy of the memory that this left behind.
 (function (host, core) {
   "use strict";
-  const { inspect, format, modules, builtins } = core;
+  const { inspect, console, modules, builtins } = core;
   const OURS = "belljar:";
   const VERSION = "v22.0.0";
 
@@ -42,7 +42,9 @@
   Error.stackTraceLimit = 20;
 
   function firstPlace(error) {
-    const found = /\n    at (?:[^\n(]*\()?(\/[^:\n]*):(\d+):(\d+)/.exec(Error.isError(error) ? String(error.stack) : "");
+    const found = /\n    at (?:[^\n(]*\()?(\/[^:\n]*):(\d+):(\d+)/.exec(
+      Error.isError(error) ? String(error.stack) : "",
+    );
     return found && { file: found[1], line: Number(found[2]), at: Number(found[3]) };
   }
 
@@ -55,19 +57,24 @@
   }
 
   const END = `\n\nNode.js ${VERSION} (QuickJS)\n`;
-  const isMemory = (error) => Error.isError(error) && error.name === "InternalError" && /out of memory/.test(error.message);
+  const isMemory = (error) =>
+    Error.isError(error) && error.name === "InternalError" && /out of memory/.test(error.message);
 
   function report(error, fromPromise) {
     if (isMemory(error)) host.outOfMemory();
     if (Error.isError(error)) return `${excerpt(error)}${inspect(error)}${END}`;
     if (!fromPromise) return `${core.main}\n^\n${typeof error === "string" ? error : inspect(error)}${END}`;
-    return "[UnhandledPromiseRejection: This error originated either by throwing inside of an async function without a catch " +
-      `block, or by rejecting a promise which was not handled with .catch(). The promise rejected with the reason "${
-        typeof error === "string" ? error : inspect(error)}".] {\n  code: 'ERR_UNHANDLED_REJECTION'\n}${END}`;
+    return (
+      "[UnhandledPromiseRejection: This error originated either by throwing inside of an async function without a " +
+      `catch block, or by rejecting a promise which was not handled with .catch(). The promise rejected with the reason "${
+        typeof error === "string" ? error : inspect(error)
+      }".] {\n  code: 'ERR_UNHANDLED_REJECTION'\n}${END}`
+    );
   }
 
   function fail(error, fromPromise = false) {
-    const name = fromPromise && process.listenerCount("unhandledRejection") ? "unhandledRejection" : "uncaughtException";
+    const name =
+      fromPromise && process.listenerCount("unhandledRejection") ? "unhandledRejection" : "uncaughtException";
     if (process.listenerCount(name)) {
       try {
         return void process.emit(name, error, fromPromise ? Promise.resolve() : "uncaughtException");
@@ -75,7 +82,7 @@
         error = second;
       }
     }
-    host.print(2, report(error, fromPromise));
+    host.printError(report(error, fromPromise));
     leave(process.exitCode || 1);
   }
 
@@ -95,7 +102,7 @@
       try {
         process.emit("exit", Number(code) || 0);
       } catch (error) {
-        host.print(2, report(error, false));
+        host.printError(report(error, false));
         process.exitCode = 1;
       }
     }
@@ -104,28 +111,55 @@
 
   // --- process ---------------------------------------------------------------------------------
 
-  const stream = (fd) => Object.assign(new core.EventEmitter(), {
-    fd, isTTY: false, writable: true, columns: 80,
-    write(data, encoding, done = encoding) {
-      host.print(fd, typeof data === "string" ? data : core.decodeAs(core.bytesOf(data)));
-      if (typeof done === "function") core.later(done);
-      return true;
-    },
-    end(data) { if (data !== undefined) this.write(data); },
-  });
+  const stream = (fd) =>
+    Object.assign(new core.EventEmitter(), {
+      fd,
+      isTTY: false,
+      writable: true,
+      columns: 80,
+      write(data, encoding, done = encoding) {
+        core.print(fd, typeof data === "string" ? data : core.decodeAs(core.bytesOf(data)));
+        if (typeof done === "function") core.later(done);
+        return true;
+      },
+      end(data) {
+        if (data !== undefined) this.write(data);
+      },
+    });
 
   function makeStdin() {
-    let encoding = null, told = false;
+    let encoding = null,
+      told = false;
     const all = () => core.fs.readFileSync(0, encoding);
     const stdin = Object.assign(new core.EventEmitter(), {
-      fd: 0, isTTY: false, readable: true,
-      setEncoding(name) { encoding = name; return this; },
+      fd: 0,
+      isTTY: false,
+      readable: true,
+      setEncoding(name) {
+        encoding = name;
+        return this;
+      },
       text: () => core.fs.readFileSync(0, "utf8"),
-      resume() { tell(); return this; },
-      pause() { return this; },
-      read() { const data = told ? null : all(); told = true; return data; },
-      async *[Symbol.asyncIterator]() { const data = all(); if (data.length) yield data; },
-      pipe(target) { target.write(all()); return target; },
+      resume() {
+        tell();
+        return this;
+      },
+      pause() {
+        return this;
+      },
+      read() {
+        const data = told ? null : all();
+        told = true;
+        return data;
+      },
+      async *[Symbol.asyncIterator]() {
+        const data = all();
+        if (data.length) yield data;
+      },
+      pipe(target) {
+        target.write(all());
+        return target;
+      },
     });
     function tell() {
       if (told) return;
@@ -133,14 +167,22 @@
       core.later(() => {
         const data = all();
         if (data.length) stdin.emit("data", data);
-        core.later(() => { stdin.emit("end"); stdin.emit("close"); });
+        core.later(() => {
+          stdin.emit("end");
+          stdin.emit("close");
+        });
       });
     }
     const on = stdin.on;
     stdin.on = function (name, listener) {
       on.call(this, name, listener);
       if (name === "data" || name === "end") tell();
-      if (name === "readable" && !told) core.later(() => { this.emit("readable"); told = true; core.later(() => this.emit("end")); });
+      if (name === "readable" && !told)
+        core.later(() => {
+          this.emit("readable");
+          told = true;
+          core.later(() => this.emit("end"));
+        });
       return this;
     };
     return stdin;
@@ -148,7 +190,8 @@
 
   const hrtime = (before) => {
     const now = host.clock(1) / 1000;
-    const seconds = Math.floor(now), nanos = Math.round((now - seconds) * 1e9);
+    const seconds = Math.floor(now),
+      nanos = Math.round((now - seconds) * 1e9);
     if (!before) return [seconds, nanos];
     const back = nanos < before[1];
     return [seconds - before[0] - (back ? 1 : 0), nanos - before[1] + (back ? 1e9 : 0)];
@@ -156,81 +199,73 @@
   hrtime.bigint = () => BigInt(Math.round(host.clock(1) * 1e6));
 
   const process = Object.assign(new core.EventEmitter(), {
-    argv: ["node"], argv0: "node", execArgv: [], execPath: "/usr/bin/node", env: {}, pid: 1, ppid: 0, title: "node", platform: "linux",
-    arch: "wasm32", version: VERSION, versions: { node: VERSION.slice(1), quickjs: "ng" }, release: { name: "node" }, exitCode: undefined,
-    stdout: stream(1), stderr: stream(2), stdin: makeStdin(), hrtime, features: {},
+    argv: ["node"],
+    argv0: "node",
+    execArgv: [],
+    execPath: "/usr/bin/node",
+    env: {},
+    pid: 1,
+    ppid: 0,
+    title: "node",
+    platform: "linux",
+    arch: "wasm32",
+    version: VERSION,
+    versions: { node: VERSION.slice(1), quickjs: "ng" },
+    release: { name: "node" },
+    exitCode: undefined,
+    stdout: stream(1),
+    stderr: stream(2),
+    stdin: makeStdin(),
+    hrtime,
+    features: {},
     cwd: () => core.cwd,
     chdir(name) {
       const folder = core.path.resolve(name);
       if (!core.fs.statSync(folder).isDirectory()) throw new Error(`ENOTDIR: not a directory, chdir '${name}'`);
       core.cwd = folder;
     },
-    exit(code) { leave(code ?? process.exitCode ?? 0); },
-    abort() { host.exit(134); },
-    nextTick(work, ...args) { ticks.push(() => work(...args)); },
+    exit(code) {
+      leave(code ?? process.exitCode ?? 0);
+    },
+    abort() {
+      host.exit(134);
+    },
+    nextTick(work, ...args) {
+      ticks.push(() => work(...args));
+    },
     uptime: () => core.web.performance.now() / 1000,
     memoryUsage: () => ({ rss: 0, heapTotal: 0, heapUsed: 0, external: 0, arrayBuffers: 0 }),
-    emitWarning(warning) { host.print(2, `(node:1) ${Error.isError(warning) ? headline(warning) : `Warning: ${warning}`}\n`); },
-    umask: () => 0o22, getuid: () => 1000, getgid: () => 1000,
+    emitWarning(warning) {
+      host.printError(`(node:1) ${Error.isError(warning) ? headline(warning) : `Warning: ${warning}`}\n`);
+    },
+    umask: () => 0o22,
+    getuid: () => 1000,
+    getgid: () => 1000,
   });
   process[Symbol.toStringTag] = "process";
   core.process = process;
 
-  // --- console ---------------------------------------------------------------------------------
-
-  let margin = "";
-  const counts = new Map(), timers = new Map();
-  const say = (fd) => (...args) => {
-    const text = format(...args);
-    host.print(fd, `${margin && text ? margin + text.replaceAll("\n", `\n${margin}`) : text}\n`);
-  };
-  const log = say(1), error = say(2);
-
-  function table(rows, only) {
-    if (typeof rows !== "object" || rows === null) return log(rows);
-    const list = rows instanceof Map ? [...rows] : Object.entries(rows instanceof Set ? [...rows] : rows);
-    const columns = new Set(only ?? list.flatMap(([, row]) => (typeof row === "object" && row ? Object.keys(row) : [])));
-    const plain = list.some(([, row]) => typeof row !== "object" || row === null);
-    const head = ["(index)", ...columns, ...(plain ? ["Values"] : [])];
-    const cell = (row, name) => (typeof row === "object" && row && Object.hasOwn(row, name) ? inspect(row[name], { depth: 0 }) : "");
-    const body = list.map(([index, row]) => [
-      String(index), ...[...columns].map((name) => cell(row, name)),
-      ...(plain ? [typeof row === "object" && row ? "" : inspect(row)] : []),
-    ]);
-    const widths = head.map((_, at) => Math.max(...[head, ...body].map((line) => line[at].length)) + 2);
-    const rule = (left, middle, right) => left + widths.map((width) => "─".repeat(width)).join(middle) + right;
-    const line = (cells) => `│${cells.map((text, at) => ` ${text}`.padEnd(widths[at])).join("│")}│`;
-    log([rule("┌", "┬", "┐"), line(head), rule("├", "┼", "┤"), ...body.map(line), rule("└", "┴", "┘")].join("\n"));
-  }
-
-  const elapsed = (label) => {
-    const ms = core.web.performance.now() - timers.get(label);
-    return ms >= 1000 ? `${(ms / 1000).toFixed(3)}s` : `${ms.toFixed(3)}ms`;
-  };
-  const console = {
-    log, info: log, debug: log, error, warn: error, table,
-    trace: (...args) => error(`Trace${args.length ? `: ${format(...args)}` : ""}${new Error().stack.replace(/^[^\n]*/, "")}`),
-    dir: (value, options) => log(inspect(value, options)), dirxml: log,
-    assert(held, ...args) { if (!held) error(args.length ? `Assertion failed: ${format(...args)}` : "Assertion failed"); },
-    group(...args) { if (args.length) log(...args); margin += "  "; },
-    groupEnd() { margin = margin.slice(2); },
-    count(label = "default") { counts.set(label, (counts.get(label) ?? 0) + 1); log(`${label}: ${counts.get(label)}`); },
-    countReset(label = "default") { counts.delete(label); },
-    time(label = "default") { timers.set(label, core.web.performance.now()); },
-    timeLog(label = "default", ...args) { if (timers.has(label)) log(`${label}: ${elapsed(label)}`, ...args); },
-    timeEnd(label = "default") { console.timeLog(label); timers.delete(label); },
-  };
-  console.groupCollapsed = console.group;
-
   // --- the event loop --------------------------------------------------------------------------
 
   const ticks = [];
-  let immediates = [], ready = [], waiting = [], rejected = new Map(), now = 0, order = 0, idle = false;
+  let immediates = [],
+    ready = [],
+    waiting = [],
+    rejected = new Map(),
+    now = 0,
+    order = 0,
+    idle = false;
 
   class Timeout {
     constructor(work, delay, repeat) {
       const ms = Number(delay);
-      Object.assign(this, { work, delay: ms >= 1 && ms <= 2147483647 ? Math.trunc(ms) : 1, repeat, live: true, held: true });
+      Object.assign(this, {
+        work,
+        delay: ms >= 1 && ms <= 2147483647 ? Math.trunc(ms) : 1,
+        repeat,
+        live: true,
+        held: true,
+      });
       this.id = ++order;
       this.#queue();
     }
@@ -247,18 +282,42 @@
       guarded(this.work);
       if (this.live) this.#queue();
     }
-    ref() { this.held = true; return this; }
-    unref() { this.held = false; return this; }
-    hasRef() { return this.held; }
-    refresh() { waiting = waiting.filter((other) => other !== this); this.live = true; this.#queue(); return this; }
-    close() { clear(this); return this; }
-    [Symbol.toPrimitive]() { return this.id; }
-    [inspect.custom]() { return `Timeout { id: ${this.id}, delay: ${this.delay} }`; }
+    ref() {
+      this.held = true;
+      return this;
+    }
+    unref() {
+      this.held = false;
+      return this;
+    }
+    hasRef() {
+      return this.held;
+    }
+    refresh() {
+      waiting = waiting.filter((other) => other !== this);
+      this.live = true;
+      this.#queue();
+      return this;
+    }
+    close() {
+      clear(this);
+      return this;
+    }
+    [Symbol.toPrimitive]() {
+      return this.id;
+    }
+    [inspect.custom]() {
+      return `Timeout { id: ${this.id}, delay: ${this.delay} }`;
+    }
   }
 
   function callable(work) {
     if (typeof work === "function") return work;
-    throw core.error(TypeError, "ERR_INVALID_ARG_TYPE", `The "callback" argument must be of type function. Received ${inspect(work)}`);
+    throw core.error(
+      TypeError,
+      "ERR_INVALID_ARG_TYPE",
+      `The "callback" argument must be of type function. Received ${inspect(work)}`,
+    );
   }
   function timer(work, delay, args, repeat) {
     callable(work);
@@ -266,7 +325,8 @@
     return new Timeout(() => work(...args), delay, repeat);
   }
   function clear(which) {
-    const found = typeof which === "object" ? which : [...waiting, ...ready].find((known) => known.id === Number(which));
+    const found =
+      typeof which === "object" ? which : [...waiting, ...ready].find((known) => known.id === Number(which));
     if (!found) return;
     found.live = false;
     waiting = waiting.filter((other) => other !== found);
@@ -275,7 +335,18 @@
   const setInterval = (work, delay, ...args) => timer(work, delay, args, true);
   function setImmediate(work, ...args) {
     callable(work);
-    const made = { live: true, fire() { if (this.live) guarded(work, ...args); }, ref() { return this; }, unref() { return this; } };
+    const made = {
+      live: true,
+      fire() {
+        if (this.live) guarded(work, ...args);
+      },
+      ref() {
+        return this;
+      },
+      unref() {
+        return this;
+      },
+    };
     immediates.push(made);
     return made;
   }
@@ -333,7 +404,7 @@
       return 0;
     }
     if (pending && host.promiseState(pending) === 0) {
-      host.print(2, "Warning: Detected unsettled top-level await\n");
+      host.printError("Warning: Detected unsettled top-level await\n");
       process.exitCode ??= 13;
     }
     leave(process.exitCode ?? 0);
@@ -347,17 +418,25 @@
     process.argv.push(main);
     core.startClock();
     now = host.clock(1);
-    guarded(() => { pending = modules.start(main); });
+    guarded(() => {
+      pending = modules.start(main);
+    });
     idle = true;
     if (!pending) runTicks(); // before promises, after CommonJS
   }
 
   const queueMicrotask = (work) => void Promise.resolve().then(() => guarded(callable(work)));
-  const settled = (promise, reason, handled) => void (handled ? rejected.delete(promise) : rejected.set(promise, reason));
+  const settled = (promise, reason, handled) =>
+    void (handled ? rejected.delete(promise) : rejected.set(promise, reason));
 
   Object.assign(builtins, {
-    process, console, timers: { setTimeout, setInterval, setImmediate, clearTimeout: clear, clearInterval: clear, clearImmediate: clear },
-    "timers/promises": { setTimeout: pause, setImmediate: (value) => new Promise((resolve) => setImmediate(resolve, value)) },
+    process,
+    console,
+    timers: { setTimeout, setInterval, setImmediate, clearTimeout: clear, clearInterval: clear, clearImmediate: clear },
+    "timers/promises": {
+      setTimeout: pause,
+      setImmediate: (value) => new Promise((resolve) => setImmediate(resolve, value)),
+    },
   });
   setTimeout[builtins.util.promisify.custom] = pause;
   const globals = { ...core.web, console, process, ...builtins.timers, queueMicrotask, global: globalThis };
@@ -365,4 +444,4 @@
     Object.defineProperty(globalThis, name, { value, writable: true, configurable: true, enumerable: false });
   }
   Object.assign(core, { start, turn, settled, normalize: modules.normalize, source: modules.source, fail });
-})
+});

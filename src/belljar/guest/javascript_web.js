@@ -1,12 +1,17 @@
-// What a browser and Node both have and QuickJS has not: text codecs, Buffer, structuredClone, URL, performance, crypto.
+// What a browser and Node both have and QuickJS has not: text codecs, Buffer, structuredClone, performance, crypto.
 (function (host, core) {
   "use strict";
 
   class TextEncoder {
-    get encoding() { return "utf-8"; }
-    encode(text = "") { return host.encode(String(text).toWellFormed()); }
+    get encoding() {
+      return "utf-8";
+    }
+    encode(text = "") {
+      return host.encode(String(text).toWellFormed());
+    }
     encodeInto(text, target) {
-      let read = 0, written = 0;
+      let read = 0,
+        written = 0;
       for (const letter of String(text)) {
         const bytes = this.encode(letter);
         if (written + bytes.length > target.length) break;
@@ -20,21 +25,32 @@
 
   const bytesOf = (data) => {
     if (data instanceof Uint8Array) return data;
-    return ArrayBuffer.isView(data) ? new Uint8Array(data.buffer, data.byteOffset, data.byteLength) : new Uint8Array(data);
+    return ArrayBuffer.isView(data)
+      ? new Uint8Array(data.buffer, data.byteOffset, data.byteLength)
+      : new Uint8Array(data);
   };
 
   class TextDecoder {
-    #fatal; #keepMark; #label; #rest = new Uint8Array(0);
+    #fatal;
+    #keepMark;
+    #label;
+    #rest = new Uint8Array(0);
     constructor(label = "utf-8", { fatal = false, ignoreBOM = false } = {}) {
-      this.#label = String(label).toLowerCase().replace(/^utf8$/, "utf-8");
+      this.#label = String(label)
+        .toLowerCase()
+        .replace(/^utf8$/, "utf-8");
       if (!["utf-8", "latin1", "ascii", "iso-8859-1", "windows-1252", "utf-16le"].includes(this.#label)) {
         throw new RangeError(`The "${label}" encoding is not supported`);
       }
       this.#fatal = fatal;
       this.#keepMark = ignoreBOM;
     }
-    get encoding() { return this.#label; }
-    get fatal() { return this.#fatal; }
+    get encoding() {
+      return this.#label;
+    }
+    get fatal() {
+      return this.#fatal;
+    }
     decode(data = new Uint8Array(0), { stream = false } = {}) {
       let bytes = bytesOf(data);
       if (this.#label === "utf-16le") return fromUnits(bytes);
@@ -64,11 +80,12 @@
     return text;
   }
   const fromLatin1 = (bytes) => pieces(bytes, (part) => String.fromCharCode(...part));
-  const fromUnits = (bytes) => pieces(bytes, (part) => {
-    let text = "";
-    for (let at = 0; at + 1 < part.length; at += 2) text += String.fromCharCode(part[at] | (part[at + 1] << 8));
-    return text;
-  });
+  const fromUnits = (bytes) =>
+    pieces(bytes, (part) => {
+      let text = "";
+      for (let at = 0; at + 1 < part.length; at += 2) text += String.fromCharCode(part[at] | (part[at + 1] << 8));
+      return text;
+    });
   const toLatin1 = (text) => Uint8Array.from(text, (letter) => letter.charCodeAt(0) & 255);
 
   function joined(parts, total = parts.reduce((sum, part) => sum + part.length, 0)) {
@@ -84,27 +101,59 @@
 
   function encodeAs(text, encoding = "utf8") {
     switch (String(encoding).toLowerCase()) {
-      case "utf8": case "utf-8": return host.encode(text.toWellFormed());
-      case "hex": return Uint8Array.from(text.match(/^(?:[0-9a-f]{2})*/i)[0].match(/../g) ?? [], (pair) => parseInt(pair, 16));
-      case "base64": case "base64url":
-        return toLatin1(atob(text.replace(/-/g, "+").replace(/_/g, "/").replace(/[^A-Za-z0-9+/]/g, "")));
-      case "latin1": case "binary": case "ascii": return toLatin1(text);
-      case "utf16le": case "utf-16le": case "ucs2":
-        return Uint8Array.from({ length: text.length * 2 }, (_, at) => (text.charCodeAt(at >> 1) >> (at & 1 ? 8 : 0)) & 255);
-      default: throw core.error(TypeError, "ERR_UNKNOWN_ENCODING", `Unknown encoding: ${encoding}`);
+      case "utf8":
+      case "utf-8":
+        return host.encode(text.toWellFormed());
+      case "hex":
+        return Uint8Array.from(text.match(/^(?:[0-9a-f]{2})*/i)[0].match(/../g) ?? [], (pair) => parseInt(pair, 16));
+      case "base64":
+      case "base64url":
+        return toLatin1(
+          atob(
+            text
+              .replace(/-/g, "+")
+              .replace(/_/g, "/")
+              .replace(/[^A-Za-z0-9+/]/g, ""),
+          ),
+        );
+      case "latin1":
+      case "binary":
+      case "ascii":
+        return toLatin1(text);
+      case "utf16le":
+      case "utf-16le":
+      case "ucs2":
+        return Uint8Array.from(
+          { length: text.length * 2 },
+          (_, at) => (text.charCodeAt(at >> 1) >> (at & 1 ? 8 : 0)) & 255,
+        );
+      default:
+        throw core.error(TypeError, "ERR_UNKNOWN_ENCODING", `Unknown encoding: ${encoding}`);
     }
   }
 
   function decodeAs(bytes, encoding = "utf8") {
     switch (String(encoding).toLowerCase()) {
-      case "utf8": case "utf-8": return host.decode(bytes, 0);
-      case "hex": return pieces(bytes, (part) => Array.from(part, (b) => b.toString(16).padStart(2, "0")).join(""));
-      case "base64": return btoa(fromLatin1(bytes));
-      case "base64url": return btoa(fromLatin1(bytes)).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
-      case "latin1": case "binary": return fromLatin1(bytes);
-      case "ascii": return fromLatin1(bytes.map((b) => b & 127));
-      case "utf16le": case "utf-16le": case "ucs2": return fromUnits(bytes);
-      default: throw core.error(TypeError, "ERR_UNKNOWN_ENCODING", `Unknown encoding: ${encoding}`);
+      case "utf8":
+      case "utf-8":
+        return host.decode(bytes, 0);
+      case "hex":
+        return pieces(bytes, (part) => Array.from(part, (b) => b.toString(16).padStart(2, "0")).join(""));
+      case "base64":
+        return btoa(fromLatin1(bytes));
+      case "base64url":
+        return btoa(fromLatin1(bytes)).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
+      case "latin1":
+      case "binary":
+        return fromLatin1(bytes);
+      case "ascii":
+        return fromLatin1(bytes.map((b) => b & 127));
+      case "utf16le":
+      case "utf-16le":
+      case "ucs2":
+        return fromUnits(bytes);
+      default:
+        throw core.error(TypeError, "ERR_UNKNOWN_ENCODING", `Unknown encoding: ${encoding}`);
     }
   }
 
@@ -115,21 +164,43 @@
       if (data?.type === "Buffer" && Array.isArray(data.data)) return Buffer.from(data.data);
       return Buffer.#over(Uint8Array.from(data));
     }
-    static #over(bytes) { return new Buffer(bytes.buffer, bytes.byteOffset, bytes.byteLength); }
+    static #over(bytes) {
+      return new Buffer(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+    }
     static alloc(size, fill, encoding) {
       const made = new Buffer(size);
       return fill === undefined ? made : made.fill(fill, 0, size, encoding);
     }
-    static allocUnsafe(size) { return new Buffer(size); }
-    static concat(list, total) { return Buffer.#over(joined(list, total)); }
-    static isBuffer(value) { return value instanceof Buffer; }
-    static isEncoding(name) { return /^(utf-?8|hex|base64(url)?|latin1|binary|ascii|ucs2|utf-?16le)$/i.test(name); }
-    static byteLength(data, encoding) { return typeof data === "string" ? encodeAs(data, encoding).length : data.byteLength; }
-    static compare(a, b) { return a.compare(b); }
-    toString(encoding, start = 0, end = this.length) { return decodeAs(this.subarray(start, end), encoding); }
-    toJSON() { return { type: "Buffer", data: [...this] }; }
-    slice(start, end) { return this.subarray(start, end); }
-    equals(other) { return this.compare(other) === 0; }
+    static allocUnsafe(size) {
+      return new Buffer(size);
+    }
+    static concat(list, total) {
+      return Buffer.#over(joined(list, total));
+    }
+    static isBuffer(value) {
+      return value instanceof Buffer;
+    }
+    static isEncoding(name) {
+      return /^(utf-?8|hex|base64(url)?|latin1|binary|ascii|ucs2|utf-?16le)$/i.test(name);
+    }
+    static byteLength(data, encoding) {
+      return typeof data === "string" ? encodeAs(data, encoding).length : data.byteLength;
+    }
+    static compare(a, b) {
+      return a.compare(b);
+    }
+    toString(encoding, start = 0, end = this.length) {
+      return decodeAs(this.subarray(start, end), encoding);
+    }
+    toJSON() {
+      return { type: "Buffer", data: [...this] };
+    }
+    slice(start, end) {
+      return this.subarray(start, end);
+    }
+    equals(other) {
+      return this.compare(other) === 0;
+    }
     compare(other) {
       const shared = Math.min(this.length, other.length);
       for (let at = 0; at < shared; at++) if (this[at] !== other[at]) return this[at] < other[at] ? -1 : 1;
@@ -154,19 +225,34 @@
     indexOf(value, from = 0) {
       if (typeof value === "number") return super.indexOf(value, from);
       const wanted = typeof value === "string" ? encodeAs(value) : value;
-      for (let at = from; at + wanted.length <= this.length; at++) if (wanted.every((b, i) => this[at + i] === b)) return at;
+      for (let at = from; at + wanted.length <= this.length; at++)
+        if (wanted.every((b, i) => this[at + i] === b)) return at;
       return -1;
     }
-    includes(value, from) { return this.indexOf(value, from) !== -1; }
+    includes(value, from) {
+      return this.indexOf(value, from) !== -1;
+    }
   }
   const view = (buffer) => new DataView(buffer.buffer, buffer.byteOffset, buffer.byteLength);
-  const KINDS = { UInt8: "Uint8", Int8: "Int8", UInt16: "Uint16", Int16: "Int16", UInt32: "Uint32", Int32: "Int32",
-    Float: "Float32", Double: "Float64", BigInt64: "BigInt64", BigUInt64: "BigUint64" };
+  const KINDS = {
+    UInt8: "Uint8",
+    Int8: "Int8",
+    UInt16: "Uint16",
+    Int16: "Int16",
+    UInt32: "Uint32",
+    Int32: "Int32",
+    Float: "Float32",
+    Double: "Float64",
+    BigInt64: "BigInt64",
+    BigUInt64: "BigUint64",
+  };
   for (const [name, kind] of Object.entries(KINDS)) {
     for (const order of kind.endsWith("t8") ? [""] : ["LE", "BE"]) {
       const little = order === "LE";
       const size = parseInt(kind.match(/\d+$/)[0]) / 8;
-      Buffer.prototype[`read${name}${order}`] = function (at = 0) { return view(this)[`get${kind}`](at, little); };
+      Buffer.prototype[`read${name}${order}`] = function (at = 0) {
+        return view(this)[`get${kind}`](at, little);
+      };
       Buffer.prototype[`write${name}${order}`] = function (value, at = 0) {
         view(this)[`set${kind}`](at, value, little);
         return at + size;
@@ -176,12 +262,17 @@
 
   function structuredClone(value) {
     const done = new Map();
-    const refuse = (what) => { throw new DOMException(`${what} could not be cloned.`, "DataCloneError"); };
+    const refuse = (what) => {
+      throw new DOMException(`${what} could not be cloned.`, "DataCloneError");
+    };
     const fill = (from, to) => {
       for (const name of Object.keys(from)) to[name] = clone(from[name]);
       return to;
     };
-    const keep = (from, to) => { done.set(from, to); return to; };
+    const keep = (from, to) => {
+      done.set(from, to);
+      return to;
+    };
     function clone(from) {
       if (typeof from === "symbol" || typeof from === "function") refuse(String(from));
       if (typeof from !== "object" || from === null) return from;
@@ -190,8 +281,10 @@
       if (from instanceof Date) return keep(from, new Date(from));
       if (from instanceof RegExp) return keep(from, new RegExp(from));
       if (from instanceof ArrayBuffer) return keep(from, from.slice(0));
-      if (from instanceof DataView) return keep(from, new DataView(clone(from.buffer), from.byteOffset, from.byteLength));
-      if (ArrayBuffer.isView(from)) return keep(from, from.constructor === Buffer ? new Uint8Array(from) : from.slice());
+      if (from instanceof DataView)
+        return keep(from, new DataView(clone(from.buffer), from.byteOffset, from.byteLength));
+      if (ArrayBuffer.isView(from))
+        return keep(from, from.constructor === Buffer ? new Uint8Array(from) : from.slice());
       if (from instanceof Map) {
         const to = keep(from, new Map());
         for (const [k, v] of from) to.set(clone(k), clone(v));
@@ -209,112 +302,27 @@
         if (Object.hasOwn(from, "cause")) to.cause = clone(from.cause);
         return to;
       }
-      for (const Box of [Number, String, Boolean, BigInt]) if (from instanceof Box) return keep(from, Object(from.valueOf()));
-      if (from instanceof Promise || from instanceof WeakMap || from instanceof WeakSet) refuse(`#<${from.constructor.name}>`);
+      for (const Box of [Number, String, Boolean, BigInt])
+        if (from instanceof Box) return keep(from, Object(from.valueOf()));
+      if (from instanceof Promise || from instanceof WeakMap || from instanceof WeakSet)
+        refuse(`#<${from.constructor.name}>`);
       return fill(from, keep(from, {}));
     }
     return clone(value);
   }
 
-  class URLSearchParams {
-    #pairs = []; #changed = () => {};
-    constructor(from = "", changed) {
-      if (changed) this.#changed = changed;
-      const decode = (text) => {
-        try { return decodeURIComponent(text.replace(/\+/g, " ")); } catch { return text; }
-      };
-      if (typeof from === "string") {
-        for (const part of from.replace(/^\?/, "").split("&").filter(Boolean)) {
-          const at = part.indexOf("=");
-          this.#pairs.push(at < 0 ? [decode(part), ""] : [decode(part.slice(0, at)), decode(part.slice(at + 1))]);
-        }
-      } else {
-        for (const [k, v] of from?.[Symbol.iterator] ? from : Object.entries(from)) this.#pairs.push([String(k), String(v)]);
-      }
-    }
-    get size() { return this.#pairs.length; }
-    get(name) { return this.#pairs.find(([k]) => k === name)?.[1] ?? null; }
-    getAll(name) { return this.#pairs.filter(([k]) => k === name).map(([, v]) => v); }
-    has(name) { return this.#pairs.some(([k]) => k === name); }
-    append(name, value) { this.#pairs.push([String(name), String(value)]); this.#changed(); }
-    set(name, value) {
-      const at = this.#pairs.findIndex(([k]) => k === name);
-      if (at < 0) return this.append(name, value);
-      this.#pairs = this.#pairs.filter(([k], index) => k !== name || index === at);
-      this.#pairs[at][1] = String(value);
-      this.#changed();
-    }
-    delete(name) { this.#pairs = this.#pairs.filter(([k]) => k !== name); this.#changed(); }
-    sort() { this.#pairs.sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0)); this.#changed(); }
-    forEach(visit) { for (const [k, v] of this.#pairs) visit(v, k, this); }
-    keys() { return this.#pairs.map(([k]) => k).values(); }
-    values() { return this.#pairs.map(([, v]) => v).values(); }
-    entries() { return this.#pairs.map((pair) => [...pair]).values(); }
-    [Symbol.iterator]() { return this.entries(); }
-    toString() {
-      const encode = (text) => encodeURIComponent(text).replace(/%20/g, "+").replace(/[!'()~]/g, (c) => "%" + c.charCodeAt(0).toString(16).toUpperCase());
-      return this.#pairs.map(([k, v]) => `${encode(k)}=${encode(v)}`).join("&");
-    }
-    [core.inspect.custom](_depth, options, inspect) { return `URLSearchParams ${inspect(Object.fromEntries(this.#pairs), options)}`; }
-  }
-
-  // The common shape of addresses; no punycode, no IPv4 in odd notations.
-  const SHAPE = /^([a-z][a-z0-9+.-]*):(?:\/\/(?:([^:@/?#]*)(?::([^@/?#]*))?@)?(\[[^\]]*\]|[^:/?#]*)(?::(\d*))?)?([^?#]*)(\?[^#]*)?(#.*)?$/i;
-  const PORTS = { "http:": "80", "https:": "443", "ftp:": "21", "ws:": "80", "wss:": "443" };
-  const escapePath = (text) => text.replace(/[^\x21\x23-\x3b\x3d\x3f-\x5f\x61-\x7a\x7c\x7e%]/gu, (c) => encodeURIComponent(c));
-
-  class URL {
-    #query;
-    constructor(text, base) {
-      let found = SHAPE.exec(String(text).trim());
-      if (!found && base !== undefined) found = SHAPE.exec(URL.#against(String(text).trim(), new URL(base)));
-      const special = found && PORTS[`${found[1].toLowerCase()}:`];
-      if (!found || (special && !found[4])) throw Object.assign(core.error(TypeError, "ERR_INVALID_URL", "Invalid URL"), { input: String(text) });
-      this.protocol = `${found[1].toLowerCase()}:`;
-      this.username = found[2] ?? "";
-      this.password = found[3] ?? "";
-      this.hostname = special ? found[4].toLowerCase() : found[4] ?? "";
-      this.port = found[5] && found[5] !== special ? String(Number(found[5])) : "";
-      const flat = found[4] === undefined ? found[6] : core.path.normalizeUrl(found[6] || (special ? "/" : ""));
-      this.pathname = escapePath(flat);
-      this.search = found[7] && found[7] !== "?" ? escapePath(found[7]) : "";
-      this.hash = found[8] && found[8] !== "#" ? escapePath(found[8]) : "";
-    }
-    static #against(text, base) {
-      const root = `${base.protocol}//${base.host}`;
-      if (text.startsWith("//")) return base.protocol + text;
-      if (text.startsWith("/")) return root + text;
-      if (text.startsWith("?")) return root + base.pathname + text;
-      if (text.startsWith("#") || text === "") return root + base.pathname + base.search + text;
-      return root + base.pathname.replace(/[^/]*$/, "") + text;
-    }
-    static canParse(text, base) { try { return Boolean(new URL(text, base)); } catch { return false; } }
-    get host() { return this.hostname + (this.port && `:${this.port}`); }
-    get origin() { return PORTS[this.protocol] ? `${this.protocol}//${this.host}` : "null"; }
-    get searchParams() {
-      this.#query ??= new URLSearchParams(this.search, () => {
-        const text = this.#query.toString();
-        this.search = text && `?${text}`;
-      });
-      return this.#query;
-    }
-    get href() {
-      const secret = this.password && `:${this.password}`;
-      const user = this.username || secret ? `${this.username}${secret}@` : "";
-      const slashes = this.host || PORTS[this.protocol] || this.protocol === "file:" ? "//" : "";
-      return `${this.protocol}${slashes}${user}${this.host}${this.pathname}${this.search}${this.hash}`;
-    }
-    toString() { return this.href; }
-    toJSON() { return this.href; }
-    [core.inspect.custom](_depth, options, inspect) {
-      const { href, origin, protocol, username, password, host, hostname, port, pathname, search, searchParams, hash } = this;
-      return `URL ${inspect({ href, origin, protocol, username, password, host, hostname, port, pathname, search, searchParams, hash }, options)}`;
-    }
-  }
-
   let began = 0;
-  core.startClock = () => { began = host.clock(1); };
-  const performance = { now: () => host.clock(1) - began, get timeOrigin() { return Date.now() - this.now(); }, mark() {}, measure() {} };
+  core.startClock = () => {
+    began = host.clock(1);
+  };
+  const performance = {
+    now: () => host.clock(1) - began,
+    get timeOrigin() {
+      return Date.now() - this.now();
+    },
+    mark() {},
+    measure() {},
+  };
 
   const crypto = {
     getRandomValues(array) {
@@ -339,5 +347,5 @@
   core.bytesOf = bytesOf;
   core.encodeAs = encodeAs;
   core.decodeAs = decodeAs;
-  core.web = { TextEncoder, TextDecoder, Buffer, structuredClone, URL, URLSearchParams, performance, crypto };
-})
+  core.web = { TextEncoder, TextDecoder, Buffer, structuredClone, performance, crypto };
+});

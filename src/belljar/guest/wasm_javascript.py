@@ -16,13 +16,16 @@ import contextlib
 import os
 
 import wasmtime
-from javascript_calls import bridge_text
-from javascript_guest import Exit, Guest, OutOfMemory
+from javascript_calls import Exit, OutOfMemory, bridge_text
+from javascript_guest import Guest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PRELUDE = ("inspect", "web", "fs", "builtins", "modules", "prelude")  # in this order: each uses those before it
+# In this order: each uses those before it.
+PRELUDE = ("inspect", "web", "url", "fs", "builtins", "locale", "console", "modules", "prelude")
 TYPESCRIPT = ("sucrase.js", "javascript_typescript.js")
+TYPED = (".ts", ".mts", ".cts", ".tsx")
 FATAL = b"FATAL ERROR: Reached heap limit Allocation failed - JavaScript heap out of memory\n"
+OVERFLOWN = wasmtime.TrapCode.STACK_OVERFLOW
 OVERFLOW = b"RangeError: Maximum call stack size exceeded\n\nNode.js v22.0.0 (QuickJS)\n"
 
 ENV = {
@@ -72,7 +75,7 @@ class JavaScript:
 
     def _forward(self, name):
         def answer(*args):
-            return getattr(self._guest, name)(*args)
+            return getattr(self._guest, name)(*(arg & 0xFFFFFFFF for arg in args))
 
         return answer
 
@@ -119,7 +122,8 @@ class JavaScript:
 
     def run(self, store, request, write):
         """Runs `request["main"]` to the end of its event loop; returns its exit code."""
-        image = self._image("typescript" if request.get("language") == "typescript" else "javascript")
+        typed = request.get("language") == "typescript" or request["main"].endswith(TYPED)
+        image = self._image("typescript" if typed else "javascript")
         try:
             guest = self._open(store)
             guest.restore(image)
@@ -130,8 +134,8 @@ class JavaScript:
         except OutOfMemory:
             write("stderr", FATAL)
             raise
-        except wasmtime.Trap as trap:
-            if trap.trap_code is not wasmtime.TrapCode.STACK_OVERFLOW:
+        except (wasmtime.Trap, RecursionError) as error:
+            if getattr(error, "trap_code", OVERFLOWN) is not OVERFLOWN:
                 raise
             write("stderr", OVERFLOW)
             return 1

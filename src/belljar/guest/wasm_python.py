@@ -16,7 +16,12 @@ MPL_DATA = "/usr/local/lib/python315.zip/matplotlib/mpl-data"  # the path that m
 
 # Defines what `python3 main.py` does in an interpreter that has already started. Frames of this text are not shown.
 WARM = """
-import os, sys
+import io, os, sys
+def stream(fd, errors, io=io):  # as with `python3 -u`: what was printed is not lost when time is up
+    return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), "utf-8", errors, "\\n", write_through=True)
+sys.stdout = sys.__stdout__ = stream(1, "strict")
+sys.stderr = sys.__stderr__ = stream(2, "backslashreplace")
+del stream, io
 os.environ.clear()
 os.environ.update({env!r})
 os.chdir("/workspace")
@@ -214,5 +219,8 @@ class Python:
 
 
 def _unnamed():
-    with tempfile.TemporaryFile() as file:  # has no name, so nothing stays behind
+    """A file that has no name, so that nothing stays behind, and takes none of the guest's disk."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("belljar-image")
+    with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

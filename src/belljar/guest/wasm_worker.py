@@ -19,6 +19,7 @@ through its one door.
 
 import base64
 import codecs
+import contextlib
 import json
 import math
 import os
@@ -34,33 +35,102 @@ from wasm_python import Python
 
 FOREVER = 2**63 - 1  # of fuel
 FOLDERS = 2  # of a guest that was granted none
+WINDOW = 0.002  # seconds that output waits for more
+CHUNK = 1 << 15
 WORDS = 16 << 20  # the longest frame of a session's agent
 
 
 class Bell:
-    """Interrupts the guest that is running when its deadline has passed."""
+    """Interrupts the guest that is running when its deadline has passed, and lets waiting output go."""
 
-    def __init__(self, engine):
+    def __init__(self, engine, flush):
         self._engine = engine
+        self._flush = flush
         self._change = threading.Condition()
-        self._deadline = math.inf
+        self._deadline = self._output = math.inf
         threading.Thread(target=self._ring, daemon=True).start()
 
     def _ring(self):
-        with self._change:
-            while True:
-                left = self._deadline - time.monotonic()
-                if left <= 0:
-                    self._deadline = math.inf
-                    self._engine.increment_epoch()
-                else:
+        while True:
+            with self._change:
+                now = time.monotonic()
+                due, output = self._deadline <= now, self._output <= now
+                if not due and not output:
+                    left = min(self._deadline, self._output) - now
                     self._change.wait(None if left == math.inf else left)
+                    continue
+                self._deadline = math.inf if due else self._deadline
+                self._output = math.inf if output else self._output
+            if output:
+                self._flush()
+            if due:
+                self._engine.increment_epoch()
 
-    def set(self, deadline):
+    def set(self, deadline=math.inf, output=math.inf):
         with self._change:
-            sooner, self._deadline = deadline < self._deadline, deadline
+            sooner = min(deadline, output) < min(self._deadline, self._output)
+            self._deadline, self._output = deadline, min(output, self._output)
             if sooner:
                 self._change.notify()
+
+    def output(self):
+        self.set(self._deadline, time.monotonic() + WINDOW)
+
+
+class Voice:
+    """Words to the host, one line of JSON each. What a guest writes waits a moment for more: a frame for every word
+    of a `print` would cost more than the print."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._waiting = []  # (how to say it, bytes)
+        self._size = 0
+        self.soon = lambda: None  # asks for a flush
+
+    def say(self, **frame):
+        with self._lock:
+            self._write(*self._taken(), frame)
+
+    def hear(self, wrap, data):
+        with self._lock:
+            first = not self._waiting
+            if not first and self._waiting[-1][0] is wrap:
+                self._waiting[-1][1].append(data)
+            else:
+                self._waiting.append((wrap, [data]))
+            self._size += len(data)
+            if self._size > CHUNK:
+                self._write(*self._taken())
+                return
+        if first:
+            self.soon()
+
+    def flush(self):
+        with self._lock:
+            self._write(*self._taken())
+
+    def _taken(self):
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        return [frame for wrap, parts in waiting if (frame := wrap(b"".join(parts)))]
+
+    def _write(self, *frames):
+        view = memoryview(b"".join(json.dumps(frame).encode() + b"\n" for frame in frames))
+        while view:
+            view = view[os.write(1, view) :]
+
+
+def plain(name):
+    return lambda data: {"stream": name, "data": base64.b64encode(data).decode()}
+
+
+def turn_by_turn(name):
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def wrap(data):
+        text = decoder.decode(data)
+        return {"words": json.dumps({"stream": name, "text": text})} if text else None
+
+    return wrap
 
 
 class Worker:
@@ -69,7 +139,9 @@ class Worker:
         config.epoch_interruption = True
         config.consume_fuel = True
         self._engine = wasmtime.Engine(config)
-        self._bell = Bell(self._engine)
+        self.voice = Voice()
+        self._bell = Bell(self._engine, self.voice.flush)
+        self.voice.soon = self._bell.output
         module = wasmtime.Module.deserialize_file(self._engine, facts["python"])
         self._python = Python(self._engine, module, facts)
         self._facts = facts
@@ -78,34 +150,13 @@ class Worker:
         self._session = None
         self._profiles = {}  # name -> descriptor of its copy, which came with its first use
         self._written = []
+        self.unclean = ""  # why no other guest may come here
         self._leftovers = []  # what a run needs no more, and whose end nobody has to wait for
 
-    # --- words to the host ---
-
-    def send(self, **frame):
-        view = memoryview(json.dumps(frame).encode() + b"\n")
-        while view:
-            view = view[os.write(1, view) :]
-
-    def _write(self, name, data):
-        self.send(stream=name, data=base64.b64encode(data).decode())
-
-    def _streams(self):
+    def _streams(self, kind=plain):
         def stream(name):
-            return lambda data: self._write(name, bytes(data)) or len(data)
-
-        return stream("stdout"), stream("stderr")
-
-    def _session_streams(self):
-        def stream(name):
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-            def write(data):
-                if text := decoder.decode(bytes(data)):
-                    self.send(words=json.dumps({"stream": name, "text": text}))
-                return len(data)
-
-            return write
+            wrap = kind(name)
+            return lambda data: self.voice.hear(wrap, bytes(data)) or len(data)
 
         return stream("stdout"), stream("stderr")
 
@@ -125,9 +176,13 @@ class Worker:
     def rest(self):
         """While nobody waits: clears away the last guest, and prepares the interpreter of the next."""
         while self._leftovers:
-            self._leftovers.pop()()
+            try:
+                self._leftovers.pop()()
+            except (OSError, RecursionError) as error:  # a tree too deep to remove: the next guest goes elsewhere
+                self.unclean = repr(error)
         if self._spare is None and self._session is None:
-            self._spare = self._python.fresh(self._store(self._facts["memory"]))
+            with contextlib.suppress(wasmtime.WasmtimeError):  # too little memory: whoever runs here will be told
+                self._spare = self._python.fresh(self._store(self._facts["memory"]))
 
     def _instance(self, request, fds):
         """A fresh interpreter: the spare, a copy of a profile, or one in a world without chance."""
@@ -176,12 +231,14 @@ class Worker:
         store = self._store(request["memory"])
         self._leftovers.append(store.close)
         self._python.place(store, request, self._streams())
-        return self._watched(store, request, lambda: self._script.run(store, request, self._write))
+        out = {name: plain(name) for name in ("stdout", "stderr")}
+        speak = lambda name, data: self.voice.hear(out[name], data)  # noqa: E731
+        return self._watched(store, request, lambda: self._script.run(store, request, speak))
 
     def do_open(self, request, fds):
         self._drop()
         self._session = instance = self._instance(request, fds)
-        self._python.place(instance.store, request, self._session_streams())
+        self._python.place(instance.store, request, self._streams(turn_by_turn))
         return self._in_session(request, lambda: self._python.open(instance, request))
 
     def do_import(self, request, fds):
@@ -197,7 +254,7 @@ class Worker:
 
         def hear(frame):
             if len(frame) <= WORDS:
-                self.send(words=frame.decode(errors="replace"))
+                self.voice.say(words=frame.decode(errors="replace"))
 
         instance = self._session
         return self._in_session(request, lambda: self._python.take_turn(instance, request["turn"], hear))
@@ -231,7 +288,7 @@ class Worker:
             return {"refused": str(error)}
         finally:
             os.close(fds[0])
-        self._python.place(store, request, self._session_streams())
+        self._python.place(store, request, self._streams(turn_by_turn))
         return {}
 
     # --- one call into a guest ---
@@ -248,7 +305,7 @@ class Worker:
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
             trap = str(error)[:2000]
         finally:
-            self._bell.set(math.inf)
+            self._bell.set()
         return {
             "exit_code": exit_code, "trap": trap, "memory": size(), "fuel": fuel - store.get_fuel(),
             "cpu_ms": round((time.process_time() - cpu) * 1000, 3),
@@ -289,9 +346,12 @@ def requests(door):
 def main():
     worker = Worker(json.loads(sys.argv[1]))
     worker.rest()
-    worker.send(ready=True)
+    worker.voice.say(ready=True)
     for request, fds in requests(socket.socket(fileno=0)):
-        worker.send(done=request["run"], **getattr(worker, f"do_{request['do']}")(request, fds))
+        if worker.unclean:
+            worker.voice.say(done=request["run"], unclean=worker.unclean)
+            continue
+        worker.voice.say(done=request["run"], **getattr(worker, f"do_{request['do']}")(request, fds))
         worker.rest()
 
 

@@ -1,0 +1,210 @@
+#!/bin/sh
+# Real container engines for the tests, in a folder of their own: Docker (runc, and gVisor as runtime `runsc`) and Podman.
+#
+#   test_engines.sh serve FOLDER    starts them and says so in FOLDER/ready; stops them when its stdin is closed
+#   test_engines.sh start FOLDER    the same in the background
+#   test_engines.sh stop FOLDER     stops them, and removes all they left: processes, mounts, control groups, files
+#   test_engines.sh status FOLDER
+#   test_engines.sh install         what they need, where that is possible: as root, on Debian or Ubuntu
+#
+# FOLDER/ready has a line for each engine: its name and its socket, or "missing", its name and why.
+# BELLJAR_INSTALL=no stops the installation. Nothing here touches an engine that the machine runs already: sockets,
+# images, containers and control groups are our own, and no network is made.
+set -u
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+IMAGE=belljar-test/base:latest
+CACHE=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/belljar-tests
+PACKAGES="docker.io:dockerd runsc:runsc runc:runc podman:podman uidmap:newuidmap slirp4netns:slirp4netns
+fuse-overlayfs:fuse-overlayfs mmdebstrap:mmdebstrap docker-registry:docker-registry iptables:iptables"
+INSIDE=bash,ca-certificates,nodejs,python3,python3-numpy
+
+say() { echo "test engines: $*" >&2; }
+has() { command -v "$1" >/dev/null 2>&1; }
+
+install_packages() {
+    lacking=""
+    for pair in $PACKAGES; do
+        has "${pair#*:}" || lacking="$lacking ${pair%:*}"
+    done
+    [ -n "$lacking" ] || return 0
+    if [ "${BELLJAR_INSTALL:-yes}" = no ]; then
+        say "BELLJAR_INSTALL=no, so these stay missing:$lacking"
+        return 0
+    fi
+    if [ "$(id -u)" != 0 ] || ! has apt-get; then
+        say "only root on Debian or Ubuntu can have these installed here:$lacking"
+        return 0
+    fi
+    say "missing, and will be installed now (BELLJAR_INSTALL=no stops that):$lacking"
+    # A package must not start daemons of the machine's own: ours are started below, and only for the tests.
+    policy=/usr/sbin/policy-rc.d
+    [ -e "$policy" ] || { printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy" && own_policy=yes; }
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -q >/dev/null 2>&1
+    for package in $lacking; do
+        apt-get install -q -y --no-install-recommends "$package" >/dev/null 2>&1 || say "$package cannot be had"
+    done
+    [ "${own_policy:-no}" = no ] || rm -f "$policy"
+}
+
+# The guests' image, from Debian's packages, made once: no registry of images is asked for anything.
+make_base() {
+    [ -s "$CACHE/base.tar" ] && return 0
+    has mmdebstrap || { say "mmdebstrap is missing, so there is no image"; return 1; }
+    mkdir -p "$CACHE" || return 1
+    say "making the image from Debian's packages, once (about a minute)"
+    draft=$(mktemp "$CACHE/base.XXXXXX") || return 1
+    codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")
+    if mmdebstrap --quiet --format=tar --variant=essential --include="$INSIDE" \
+        --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+        --dpkgopt='path-exclude=/usr/share/locale/*' "$codename" - >"$draft" 2>"$draft.log"; then
+        mv "$draft" "$CACHE/base.tar"
+        rm -f "$draft.log"
+    else
+        say "the image could not be made: $(tail -n 1 "$draft.log")"
+        rm -f "$draft" "$draft.log"
+        return 1
+    fi
+}
+
+# Waits up to 30 s for an engine that is still alive to answer.
+answers() {
+    engine=$1
+    shift
+    tries=0
+    while ! "$@" >/dev/null 2>&1; do
+        kill -0 "$engine" 2>/dev/null || return 1
+        tries=$((tries + 1))
+        [ "$tries" -lt 300 ] || return 1
+        sleep 0.1
+    done
+}
+
+start_docker() {
+    has dockerd && has docker || { echo "missing docker apt install docker.io" >>"$folder/found"; return; }
+    mkdir -p "$folder/docker"
+    runtimes='{}'
+    # ptrace works everywhere: inside virtual machines there is often no KVM. Without network=none this runsc takes every
+    # network namespace of a recent kernel for the host's, and refuses.
+    has runsc && runtimes='{"runsc": {"path": "'$(command -v runsc)'", "runtimeArgs": ["--platform=ptrace", "--network=none"]}}'
+    echo '{"runtimes": '"$runtimes"'}' >"$folder/docker/daemon.json"
+    # Guests have no network, so the host gets no bridge and no firewall rule.
+    dockerd --config-file "$folder/docker/daemon.json" --data-root "$folder/docker/data" \
+        --exec-root "$folder/docker/exec" --pidfile "$folder/docker/pid" -H "unix://$folder/docker.sock" \
+        --bridge none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false \
+        --cgroup-parent "$groups" </dev/null >"$folder/docker.log" 2>&1 &
+    echo "$!" >>"$folder/pids"
+    if answers "$!" docker -H "unix://$folder/docker.sock" version; then
+        docker -H "unix://$folder/docker.sock" import --change 'CMD ["bash"]' "$CACHE/base.tar" "$IMAGE" >/dev/null &&
+            echo "docker $folder/docker.sock" >>"$folder/found"
+        has runsc || echo "missing runsc apt install runsc" >>"$folder/found"
+    else
+        echo "missing docker $(tail -n 1 "$folder/docker.log" | cut -c1-300)" >>"$folder/found"
+    fi
+}
+
+own_podman() {
+    podman --root "$folder/podman/root" --runroot "$folder/podman/run" --tmpdir "$folder/podman/tmp" \
+        --cgroup-manager cgroupfs --events-backend file --runtime "$(command -v runc || command -v crun)" "$@"
+}
+
+start_podman() {
+    has podman || { echo "missing podman apt install podman" >>"$folder/found"; return; }
+    mkdir -p "$folder/podman"
+    own_podman system service --time=0 "unix://$folder/podman.sock" </dev/null >"$folder/podman.log" 2>&1 &
+    echo "$!" >>"$folder/pids"
+    if answers "$!" test -S "$folder/podman.sock" &&
+        own_podman import --change 'CMD ["bash"]' "$CACHE/base.tar" "docker.io/$IMAGE" >/dev/null 2>>"$folder/podman.log"
+    then
+        echo "podman $folder/podman.sock" >>"$folder/found"
+    else
+        echo "missing podman $(tail -n 1 "$folder/podman.log" | cut -c1-300)" >>"$folder/found"
+    fi
+}
+
+start_all() {
+    mkdir -p "$folder" || exit 1
+    : >"$folder/pids"
+    if [ "$(id -u)" != 0 ]; then
+        echo "missing docker only root can start one for the tests" >"$folder/found"
+        echo "missing podman only root can start one for the tests" >>"$folder/found"
+    elif ! make_base; then
+        echo "missing docker there is no image" >"$folder/found"
+        echo "missing podman there is no image" >>"$folder/found"
+    else
+        start_docker
+        start_podman
+    fi
+    mv "$folder/found" "$folder/ready"
+}
+
+# Whatever was started from the folder names it on its command line; what runs in its containers is in its groups.
+ours() {
+    for entry in /proc/[0-9]*; do
+        tr '\0' ' ' <"$entry/cmdline" 2>/dev/null | grep -qF "$folder/" && echo "${entry#/proc/}"
+    done
+    find /sys/fs/cgroup -name cgroup.procs -path "*/$groups/*" -exec cat {} + 2>/dev/null
+}
+
+gone() {
+    tries=0
+    while [ -n "$(ours)" ]; do
+        tries=$((tries + 1))
+        [ "$tries" -lt "$1" ] || return 1
+        sleep 0.1
+    done
+}
+
+empty() {
+    sockets=$(cut -d' ' -f2 "$folder/ready" 2>/dev/null)
+    case $sockets in *docker.sock*) docker -H "unix://$folder/docker.sock" ps -aq | xargs -r docker -H "unix://$folder/docker.sock" rm -f ;; esac
+    case $sockets in *podman.sock*) own_podman rm --all --force --time 0 ;; esac
+} >/dev/null 2>&1
+
+end_all() {
+    [ -d "$folder" ] || return 0
+    empty & # an engine that hangs must not keep us
+    emptying=$!
+    tries=0
+    while kill -0 "$emptying" 2>/dev/null && [ "$tries" -lt 100 ]; do
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+    [ ! -f "$folder/pids" ] || while read -r pid; do kill "$pid" 2>/dev/null; done <"$folder/pids"
+    if ! gone 150; then # an engine that does not listen, or one that died and left its containers
+        for pid in $(ours); do kill -KILL "$pid" 2>/dev/null; done
+        gone 50 || say "these did not die: $(ours | tr '\n' ' ')"
+    fi
+    awk -v under="$folder/" 'index($2, under) == 1 { print $2 }' /proc/self/mounts | sort -r |
+        while read -r mount; do umount -l "$mount"; done
+    find /sys/fs/cgroup -depth -type d \( -path "*/$groups*" -o -path '*/libpod_parent*' \) \
+        -exec rmdir {} + 2>/dev/null
+    rm -rf "$folder"
+}
+
+command=${1:-}
+folder=${2:-}
+groups=belljar-engines-$(basename "${folder:-none}")
+case $command in
+    install) install_packages; exit 0 ;;
+    serve | start | stop | status) [ -n "$folder" ] || { say "which folder?"; exit 2; } ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
+esac
+case $command in
+    serve)
+        trap 'end_all; exit 0' INT TERM HUP
+        start_all
+        cat >/dev/null # until whoever started us is gone
+        end_all
+        ;;
+    start)
+        start_all
+        cat "$folder/ready"
+        ;;
+    stop) end_all ;;
+    status)
+        [ -f "$folder/ready" ] || { echo "nothing runs in $folder"; exit 1; }
+        cat "$folder/ready"
+        ;;
+esac
