@@ -141,9 +141,8 @@ start_all() {
 
 # Whatever was started from the folder names it on its command line; what runs in its containers is in its groups.
 ours() {
-    for entry in /proc/[0-9]*; do
-        tr '\0' ' ' <"$entry/cmdline" 2>/dev/null | grep -qF "$folder/" && echo "${entry#/proc/}"
-    done
+    # The pattern on stdin: on grep's own command line it would find itself.
+    echo "$folder/" | grep -laF -f - /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3
     find /sys/fs/cgroup -name cgroup.procs -path "*/$groups/*" -exec cat {} + 2>/dev/null
 }
 

@@ -463,4 +463,5 @@ class Capabilities(Model):
     memory: int | None = Field(None, description="the most bytes a guest can ever have; None: what the machine has")
     least_memory: int = Field(0, description="bytes below which no guest can start")
     languages: frozenset[str] | None = Field(None, description="None: what `Backend.languages` says")
+    partly: Mapping[str, str] = Field(default_factory=dict, description="language -> what it is here, if not the usual")
     notes: tuple[str, ...] = ()

@@ -95,9 +95,7 @@ class Prompt:
     def _mark(self, name: str) -> Checkpoint:
         if not self._marks or (name and name not in self._marks):
             known = ", ".join(self._marks) or "none"
-            raise errors.InvalidRequest(
-                f"there is no checkpoint {name or 'yet'} (of: {known})", fix=":checkpoint"
-            )
+            raise errors.InvalidRequest(f"there is no checkpoint {name or 'yet'} (of: {known})", fix=":checkpoint")
         return self._marks[name] if name else list(self._marks.values())[-1]
 
     async def _save(self, path: str) -> None:

@@ -104,6 +104,8 @@ def _doubts(plan: Plan, offer: Capabilities) -> Iterator[str]:
     nothing_known = plan.language is None and not plan.command
     if nothing_known and not (offer.commands and offer.processes and offer.languages is None):
         yield "nothing is known yet of what will be run, and it cannot run everything"
+    if plan.language and plan.language in offer.partly:
+        yield f"its {plan.language} is {offer.partly[plan.language]}"
     if offer.modules is not None and (missing := sorted(plan.needs.modules - offer.modules)):
         more = f" and {len(missing) - _MODULES_SHOWN} more" if len(missing) > _MODULES_SHOWN else ""
         yield f"the code imports {', '.join(missing[:_MODULES_SHOWN])}{more}, which {offer.backend} lacks"

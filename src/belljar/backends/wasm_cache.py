@@ -81,11 +81,10 @@ def start() -> str:
 
 def sources() -> dict[str, Path]:
     """What is compiled: name -> WebAssembly."""
-    found = {
+    return {
         "python": _artifact("python-snapshot.wasm"),
         "javascript": Path(__file__).with_name("quickjs") / "quickjs.wasm",
     }
-    return {k: v for k, v in found.items() if v.exists()}  # TEMPORARY
 
 
 class Store(NamedTuple):

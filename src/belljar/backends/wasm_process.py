@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import cache
 from importlib.resources import files as package_files
 from typing import Any, NamedTuple
 
@@ -26,12 +27,20 @@ ENV = {
     "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONTZPATH": "", "MPLCONFIGDIR": "/tmp/matplotlib",
     "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
 }  # fmt: skip
-_SOURCES = (
-    "wasm_worker.py", "wasm_python.py", "wasm_memory.py", "wasm_fixed.py", "wasm_javascript.py",
-)  # fmt: skip
+_WORKER = "wasm_worker.py"
 _OVERHEAD = 64 * MIB  # what wasmtime, the worker and the next guest's interpreter may take beside the guest
 _START_SECONDS = 30.0
 _FRAME = 64 * MIB
+
+
+@cache
+def _sources() -> dict[str, bytes]:
+    """What goes beside the worker: its own modules, and JavaScript's prelude and type stripper."""
+    guest = [
+        path for path in package_files("belljar.guest").iterdir() if path.name.startswith(("wasm_", "javascript_"))
+    ]
+    vendored = package_files("belljar.backends").joinpath("quickjs", "sucrase.js")
+    return {path.name: path.read_bytes() for path in (*guest, vendored)}
 
 
 class Kind(NamedTuple):
@@ -107,7 +116,7 @@ class Worker:
             python = native.toolchains.find("python3")
             line = jail.launcher(self.group.doors if self.group else (), self.uid, 0)
             line += [native.bubblewrap, "--args", str(listing), "--", python.path if python else "python3"]
-            line += [f"/belljar/{_SOURCES[0]}", self._facts(places)]
+            line += [f"/belljar/{_WORKER}", self._facts(places)]
             self._spawn(line, theirs, (*fds, listing, status))
         return told
 
@@ -117,8 +126,7 @@ class Worker:
         found = self._store.places()
         places = {name: f"/belljar/{name}" for name in found}
         binds = {f"/belljar/{name}": path for name, path in found.items()}
-        sources = {name: package_files("belljar.guest").joinpath(name) for name in _SOURCES}
-        texts = {f"/belljar/{name}": path.read_bytes() for name, path in sources.items() if path.is_file()}
+        texts = {f"/belljar/{name}": data for name, data in _sources().items()}
         walls = jail.Jail(
             env=ENV | {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(package.parent)}, cwd="/tmp", disk=self.kind.disk,
             files={}, inputs=WORKSPACE, grants=(str(package),), workspace=self.kind.workspace, space=jail.Space(),
@@ -131,7 +139,7 @@ class Worker:
         self._fds.callback(shutil.rmtree, self.private, ignore_errors=True)
         if self.kind.workspace:
             self.project = self.kind.workspace.path
-        source = package_files("belljar.guest").joinpath(_SOURCES[0])
+        source = package_files("belljar.guest").joinpath(_WORKER)
         places = {name: str(path) for name, path in self._store.places().items()}
         with ExitStack() as theirs:
             self._spawn([sys.executable, str(source), self._facts(places)], theirs, ())

@@ -99,4 +99,6 @@ def judge_trap(trap: str) -> Status | None:
         return None
     if "interrupt" in trap:
         return Status.TIMEOUT
+    if "out of memory" in trap:
+        return Status.OOM_KILLED
     return Status.FUEL_EXHAUSTED if "fuel" in trap else Status.ERROR

@@ -11,6 +11,10 @@ import struct
 import wasmtime
 
 _WASI = "wasi_snapshot_preview1"
+_WIDE = {"clock_time_get": 1, "fd_readdir": 3}  # which argument has 64 bits
+_ARGUMENTS = {
+    "clock_time_get": 3, "random_get": 2, "poll_oneoff": 4, "fd_filestat_get": 2, "path_filestat_get": 5, "fd_readdir": 5,
+}  # fmt: skip
 _TICK = 1_000  # nanoseconds that pass between one look at the clock and the next
 _SUBSCRIPTION, _EVENT, _DIRENT = 48, 32, 24
 _CLOCK = 0
@@ -64,24 +68,19 @@ class Fixed:
 class Shadows:
     """Host functions that stand before WASI's own. `world` is the run that is under way."""
 
-    def __init__(self, engine, linker, module):
+    def __init__(self, engine, linker):
         self.world = None
         self.linker = linker
         self._engine = engine
         self._between = wasmtime.Module(engine, BETWEEN)
         linker.allow_shadowing = True
-        kinds = {imported.name: imported.type for imported in module.imports if imported.module == _WASI}
-        for name in ("clock_time_get", "random_get", "poll_oneoff"):
-            self._define(name, kinds.get(name), getattr(self, f"_{name}"))
-        for name, patch in (
-            ("fd_filestat_get", self._patch_stat), ("path_filestat_get", self._patch_stat),
-            ("fd_readdir", self._patch_entries),
-        ):  # fmt: skip
-            self._define(name, kinds.get(name), self._patched(name, patch))
-
-    def _define(self, name, kind, function):
-        if kind is not None:
-            self.linker.define_func(_WASI, name, kind, function, access_caller=True)
+        for name, function in {
+            "clock_time_get": self._clock_time_get, "random_get": self._random_get, "poll_oneoff": self._poll_oneoff,
+            "fd_filestat_get": self._patched("fd_filestat_get", self._patch_stat),
+            "path_filestat_get": self._patched("path_filestat_get", self._patch_stat),
+            "fd_readdir": self._patched("fd_readdir", self._patch_entries),
+        }.items():  # fmt: skip
+            linker.define_func(_WASI, name, _kind(name), function, access_caller=True)
 
     def _patched(self, name, patch):
         """WASI's own function, and then what it wrote, made the same in every run."""
@@ -144,6 +143,13 @@ class Shadows:
             inode, length = struct.unpack("<8xQI", _read(caller, memory, at, 20))
             _write(caller, at + 8, struct.pack("<Q", self.world.inode(inode)))
             at += _DIRENT + length
+
+
+def _kind(name):
+    """A WASI function's type: all arguments and the answer are 32 bits wide, but for one."""
+    i32, i64 = wasmtime.ValType.i32, wasmtime.ValType.i64
+    given = [i64() if _WIDE.get(name) == n else i32() for n in range(_ARGUMENTS[name])]
+    return wasmtime.FuncType(given, [i32()])
 
 
 def _read(caller, memory, at, size):

@@ -79,6 +79,10 @@ class JavaScript:
 
         return answer
 
+    def warm(self, language):
+        """Makes ready what the first run of a language would otherwise wait for."""
+        self._image(language)
+
     def _image(self, language):
         """The memory of an engine that has evaluated our own files; TypeScript's is made when it is first asked for."""
         if language not in self._images:

@@ -126,7 +126,7 @@ class Python:
         from wasm_fixed import Fixed, Shadows
 
         if self._shadows is None:
-            self._shadows = Shadows(self._engine, self._linker(), self._module)
+            self._shadows = Shadows(self._engine, self._linker())
         self._shadows.world = Fixed(seed, start)
         return self._shadows.linker
 

@@ -145,7 +145,7 @@ class Worker:
         module = wasmtime.Module.deserialize_file(self._engine, facts["python"])
         self._python = Python(self._engine, module, facts)
         self._facts = facts
-        self._script = None  # the driver of JavaScript, loaded when first needed
+        self._scripts = {}
         self._spare = None
         self._session = None
         self._profiles = {}  # name -> descriptor of its copy, which came with its first use
@@ -168,8 +168,8 @@ class Worker:
         return store
 
     def _limit(self, store, memory, fuel):
-        """Two instances: the guest's, and one that stands between it and WASI in a world without chance."""
-        store.set_limits(memory_size=memory, tables=64, instances=2, memories=1)
+        """Three instances: the guest's, the bridge of JavaScript's files, and one that hides chance."""
+        store.set_limits(memory_size=memory, tables=64, instances=3, memories=1)
         store.set_epoch_deadline(1)
         store.set_fuel(fuel)
 
@@ -223,17 +223,36 @@ class Worker:
         return self._watched(instance.store, request, lambda: self._python.start(instance, request), instance.size)
 
     def _run_script(self, request):
-        if self._script is None:
-            from wasm_javascript import JavaScript
-
-            module = wasmtime.Module.deserialize_file(self._engine, self._facts["javascript"])
-            self._script = JavaScript(self._engine, module)
         store = self._store(request["memory"])
         self._leftovers.append(store.close)
         self._python.place(store, request, self._streams())
+        script = self._script(request)
         out = {name: plain(name) for name in ("stdout", "stderr")}
-        speak = lambda name, data: self.voice.hear(out[name], data)  # noqa: E731
-        return self._watched(store, request, lambda: self._script.run(store, request, speak))
+
+        def speak(name, data):
+            self.voice.hear(out[name], data)
+
+        return self._watched(store, request, lambda: script.run(store, request, speak))
+
+    def _script(self, request):
+        """The driver of JavaScript, loaded when first needed: one for the world as it is, one without chance."""
+        from wasm_fixed import Fixed, Shadows
+        from wasm_javascript import JavaScript
+
+        fixed = request["fixed"]
+        if bool(fixed) not in self._scripts:
+            module = wasmtime.Module.deserialize_file(self._engine, self._facts["javascript"])
+            linker = wasmtime.Linker(self._engine)
+            linker.define_wasi()
+            shadows = Shadows(self._engine, linker) if fixed else None
+            if fixed:
+                shadows.world = Fixed(0, 0)  # for the driver's own start
+            self._scripts[bool(fixed)] = JavaScript(self._engine, module, linker), shadows
+        driver, shadows = self._scripts[bool(fixed)]
+        if fixed:
+            driver.warm(request["language"])
+            shadows.world = Fixed(**fixed)
+        return driver
 
     def do_open(self, request, fds):
         self._drop()
