@@ -68,7 +68,8 @@ class Wasm:
         self._jailed = outer.available and outer.guarantees is not None
         return Capabilities(
             backend=self.name, available=True, version=version, commands=False, processes=False,
-            languages=frozenset({"python", *_SCRIPTS}), partly=dict.fromkeys(_SCRIPTS, _QUICKJS), modules=bundled(), workspace=True, fuel=True,
+            languages=frozenset({"python", *_SCRIPTS}), partly=dict.fromkeys(_SCRIPTS, _QUICKJS), modules=bundled(),
+            workspace=True, fuel=True,
             sessions=frozenset({"python"}), checkpoints=True, least_memory=48 * MIB, memory=4 * GIB,
             profiles=frozenset(self._store.profiles()),
             guarantees=_in_jail(outer.guarantees) if outer.guarantees else _alone(outer.why_not),

@@ -13,7 +13,8 @@ import wasmtime
 _WASI = "wasi_snapshot_preview1"
 _WIDE = {"clock_time_get": 1, "fd_readdir": 3}  # which argument has 64 bits
 _ARGUMENTS = {
-    "clock_time_get": 3, "random_get": 2, "poll_oneoff": 4, "fd_filestat_get": 2, "path_filestat_get": 5, "fd_readdir": 5,
+    "clock_time_get": 3, "random_get": 2, "poll_oneoff": 4, "fd_filestat_get": 2, "path_filestat_get": 5,
+    "fd_readdir": 5,
 }  # fmt: skip
 _TICK = 1_000  # nanoseconds that pass between one look at the clock and the next
 _SUBSCRIPTION, _EVENT, _DIRENT = 48, 32, 24
