@@ -10,12 +10,13 @@
 # FOLDER/ready has a line for each engine: its name and its socket, or "missing", its name and why.
 # BELLJAR_INSTALL=no stops the installation. Nothing here touches an engine that the machine runs already: sockets,
 # images, containers and control groups are our own, and no network is made.
+# shellcheck disable=SC2086  # lists of words; a folder for the tests has no space in its name
 set -u
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 IMAGE=belljar-test/base:latest
 CACHE=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/belljar-tests
-PACKAGES="docker.io:dockerd runsc:runsc runc:runc podman:podman uidmap:newuidmap slirp4netns:slirp4netns
+PACKAGES="docker.io:dockerd runsc:runsc runc:runc podman:podman catatonit:catatonit uidmap:newuidmap slirp4netns:slirp4netns
 fuse-overlayfs:fuse-overlayfs mmdebstrap:mmdebstrap docker-registry:docker-registry iptables:iptables"
 INSIDE=bash,ca-certificates,nodejs,python3,python3-numpy
 
@@ -87,7 +88,7 @@ start_docker() {
     runtimes='{}'
     # ptrace works everywhere: inside virtual machines there is often no KVM. Without network=none this runsc takes every
     # network namespace of a recent kernel for the host's, and refuses.
-    has runsc && runtimes='{"runsc": {"path": "'$(command -v runsc)'", "runtimeArgs": ["--platform=ptrace", "--network=none"]}}'
+    has runsc && runtimes='{"runsc": {"path": "'$(command -v runsc)'", "runtimeArgs": ["--platform=ptrace", "--network=none", "--oci-seccomp"]}}'
     echo '{"runtimes": '"$runtimes"'}' >"$folder/docker/daemon.json"
     # Guests have no network, so the host gets no bridge and no firewall rule.
     dockerd --config-file "$folder/docker/daemon.json" --data-root "$folder/docker/data" \
@@ -104,18 +105,13 @@ start_docker() {
     fi
 }
 
-own_podman() {
-    podman --root "$folder/podman/root" --runroot "$folder/podman/run" --tmpdir "$folder/podman/tmp" \
-        --cgroup-manager cgroupfs --events-backend file --runtime "$(command -v runc || command -v crun)" "$@"
-}
-
 start_podman() {
     has podman || { echo "missing podman apt install podman" >>"$folder/found"; return; }
     mkdir -p "$folder/podman"
-    own_podman system service --time=0 "unix://$folder/podman.sock" </dev/null >"$folder/podman.log" 2>&1 &
+    podman $podman system service --time=0 "unix://$folder/podman.sock" </dev/null >"$folder/podman.log" 2>&1 &
     echo "$!" >>"$folder/pids"
     if answers "$!" test -S "$folder/podman.sock" &&
-        own_podman import --change 'CMD ["bash"]' "$CACHE/base.tar" "docker.io/$IMAGE" >/dev/null 2>>"$folder/podman.log"
+        podman $podman import --change 'CMD ["bash"]' "$CACHE/base.tar" "docker.io/$IMAGE" >/dev/null 2>>"$folder/podman.log"
     then
         echo "podman $folder/podman.sock" >>"$folder/found"
     else
@@ -158,7 +154,7 @@ gone() {
 empty() {
     sockets=$(cut -d' ' -f2 "$folder/ready" 2>/dev/null)
     case $sockets in *docker.sock*) docker -H "unix://$folder/docker.sock" ps -aq | xargs -r docker -H "unix://$folder/docker.sock" rm -f ;; esac
-    case $sockets in *podman.sock*) own_podman rm --all --force --time 0 ;; esac
+    case $sockets in *podman.sock*) podman $podman rm --all --force --time 0 ;; esac
 } >/dev/null 2>&1
 
 end_all() {
@@ -185,6 +181,8 @@ end_all() {
 command=${1:-}
 folder=${2:-}
 groups=belljar-engines-$(basename "${folder:-none}")
+podman="--root $folder/podman/root --runroot $folder/podman/run --tmpdir $folder/podman/tmp --cgroup-manager cgroupfs
+--events-backend file --runtime $(command -v runc || command -v crun)"
 case $command in
     install) install_packages; exit 0 ;;
     serve | start | stop | status) [ -n "$folder" ] || { say "which folder?"; exit 2; } ;;

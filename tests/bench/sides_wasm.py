@@ -33,7 +33,7 @@ def burst(width: int) -> str:
 
 def said(result: Any) -> str:
     if not result.ok:
-        raise RuntimeError(f"{result.status}: {result.error or result.stderr}")
+        raise RuntimeError(f"{result.status}: {result.error.message if result.error else result.stderr}")
     return str(result.stdout)
 
 
@@ -122,6 +122,7 @@ def sessions(facts: dict[str, Any]) -> Contenders:
         "turn": lambda: said(numeric.run(CODE)),
         "checkpoint": lambda: _checkpoint(numeric),
         "fork": lambda: _fork(numeric, "print(int(x[0]))"),
+        "fork from a checkpoint": lambda: _fork(numeric, "print(int(x[0]))", kept),
         "fork, no worker idle": cold_fork,
         "rollback": rollback,
     }
@@ -151,9 +152,9 @@ def _checkpoint(session: Any) -> float:
     return ms
 
 
-def _fork(session: Any, check: str) -> float:
+def _fork(session: Any, check: str, checkpoint: Any = None) -> float:
     began = time.perf_counter()
-    with session.fork() as branch:
+    with session.fork(checkpoint) as branch:
         ms = since(began)
         expect(said(branch.run(check)))
     return ms

@@ -1,10 +1,12 @@
-"""What is special about the wasm backend: its cache, its workers, what a guest can and cannot see."""
+"""What is special about the wasm backend: its store, its workers, its profiles, what a guest can and cannot see."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,21 +19,71 @@ from belljar.backends import wasm_cache
 from belljar.backends.native import create as create_native
 from belljar.backends.wasm import Wasm
 from belljar.engine import Engine
+from belljar.models import Capabilities, Plan
 from conftest import Traces, eventually
 
 pytestmark = pytest.mark.anyio
+PNG = b"\x89PNG\r\n\x1a\n"
+HIDDEN = "numpy = __import__('num' + 'py')"  # an import that the analysis cannot see, so no profile is chosen
 
 
 @pytest.fixture
-def wasm(engine: Engine) -> Iterator[Wasm]:
-    """The real backend with a state directory of its own; the compiled interpreter is shared (`belljar setup wasm`)."""
+def store(engine: Engine) -> wasm_cache.Store:
+    """The real one, which takes minutes to build."""
+    found = wasm_cache.Store.of(engine.settings)
     try:
-        wasm_cache.compiled(wasm_cache.folder(engine.settings))
+        found.check()
     except errors.NotAvailable as error:
         pytest.skip(f"{error}: run `belljar setup wasm`, as `make test` does")
-    backend = Wasm(create_native(engine.settings), wasm_cache.folder(engine.settings))
+    return found
+
+
+@pytest.fixture
+def wasm(engine: Engine, store: wasm_cache.Store) -> Iterator[Wasm]:
+    """The real backend with a state directory of its own; the compiled interpreter is shared."""
+    backend = Wasm(create_native(engine.settings), store)
     yield backend
     backend.close()
+
+
+async def _no_jail() -> Capabilities:
+    return Capabilities(backend="native", available=False, why_not="no jail on this machine")
+
+
+@pytest.fixture
+def plain(engine: Engine, store: wasm_cache.Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wasm]:
+    """The same where there is no native jail, as on macOS: its workers are plain processes."""
+    native = create_native(engine.settings)
+    monkeypatch.setattr(native, "probe", _no_jail)
+    backend = Wasm(native, store)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, open_folder: Path) -> wasm_cache.Store:
+    """A store of our own whose parts are built in a moment; nothing in it can be run."""
+    monkeypatch.setattr(wasm_cache, "_compiled", lambda path: b"native code of " + path.name.encode())
+    return wasm_cache.Store(open_folder / "cache")
+
+
+def _children(pid: int) -> list[int]:
+    """Every process below one, those that nobody waited for included."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
+        except OSError:
+            continue
+        if stat:
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {pid})
+
+
+# --- a run ---
 
 
 async def test_every_run_is_a_fresh_interpreter_in_a_reused_worker(wasm: Wasm) -> None:
@@ -115,8 +167,8 @@ async def test_a_worker_that_is_killed_costs_its_run_and_no_other(wasm: Wasm) ->
         busy: list[object] = []
         start = Wasm._worker
 
-        async def spy(self: Wasm, limits: belljar.Limits) -> object:
-            busy.append(await start(self, limits))
+        async def spy(self: Wasm, plan: Plan) -> object:
+            busy.append(await start(self, plan))
             return busy[-1]
 
         with pytest.MonkeyPatch.context() as patch:
@@ -128,10 +180,27 @@ async def test_a_worker_that_is_killed_costs_its_run_and_no_other(wasm: Wasm) ->
     assert (await belljar.arun("print('next')", backend=wasm)).stdout == "next\n"
 
 
-async def test_commands_other_languages_and_grants_are_refused_by_name(wasm: Wasm, open_folder: Path) -> None:
-    for options in ({"command": ["ls"]}, {"code": "ls", "language": "bash"}, {"code": "1", "workspace": open_folder}):
+async def test_commands_and_languages_it_lacks_are_refused_by_name(wasm: Wasm) -> None:
+    for options in ({"command": ["ls"]}, {"code": "ls", "language": "bash"}):
         with pytest.raises(errors.PolicyDenied, match="wasm"):
             await belljar.arun(backend=wasm, **options)  # type: ignore[arg-type]
+
+
+async def test_the_program_is_the_main_module_as_everywhere_else(wasm: Wasm) -> None:
+    code = (
+        "from __future__ import annotations\nimport pickle, typing, unittest\n"
+        "class Part: pass\nclass Whole:\n    part: Part\n"
+        "print(type(pickle.loads(pickle.dumps(Part()))).__name__, typing.get_type_hints(Whole)['part'].__name__)\n"
+        "class Test(unittest.TestCase):\n    def test_nothing(self): pass\n"
+        "print(unittest.main(exit=False).result.testsRun)"
+    )
+    result = await belljar.arun(code, backend=wasm)
+    assert result.stdout == "Part Part\n1\n", result.stderr
+
+
+async def test_a_limit_below_what_the_interpreter_needs_is_explained(wasm: Wasm) -> None:
+    with pytest.raises(errors.BelljarError, match="memory"):
+        await belljar.arun("print(1)", backend=wasm, memory="16M")
 
 
 def test_a_process_that_used_it_leaves_nothing(wasm: Wasm, traces: Traces) -> None:
@@ -141,29 +210,365 @@ def test_a_process_that_used_it_leaves_nothing(wasm: Wasm, traces: Traces) -> No
     assert eventually(lambda: not traces.all()), traces.all()
 
 
+async def test_workers_that_make_room_for_others_leave_no_descriptor_and_no_process(wasm: Wasm, traces: Traces) -> None:
+    await belljar.arun("print(1)", backend=wasm)
+    strangers = set(_children(os.getpid()))
+    wasm.close()
+    open_before = len(os.listdir("/proc/self/fd"))
+    for megabytes in range(64, 72):  # each limit is a kind of worker, and four idle ones are kept
+        assert (await belljar.arun("print(1)", backend=wasm, memory=f"{megabytes}M")).ok
+    wasm.close()
+    assert eventually(lambda: not set(_children(os.getpid())) - strangers, 5), "processes"
+    assert eventually(lambda: not traces.all()), traces.all()
+    assert len(os.listdir("/proc/self/fd")) <= open_before
+
+
+async def test_an_idle_worker_does_not_keep_the_memory_of_the_session_it_served(wasm: Wasm) -> None:
+    async with belljar.Session(backend=wasm) as session:
+        assert (await session.run("x = bytearray(b'1') * (100 << 20); secret = 'tell' + 'nobody'")).ok
+    async with wasm.open(Plan(keep_files=True)) as box:
+        with pytest.raises(errors.ExecutionFailed):  # a box that has no session has nothing to copy
+            await box.snapshot()
+
+
+# --- fuel and chance ---
+
+
+async def test_a_run_that_is_out_of_fuel_says_so_and_a_run_burns_the_same_each_time(wasm: Wasm) -> None:
+    starved = await belljar.arun("while True: pass", backend=wasm, fuel=50_000_000, timeout=20)
+    assert (starved.status, starved.error and starved.error.error_type) == ("fuel_exhausted", "FUEL_EXHAUSTED")
+    code = "print(sum(n * n for n in range(1000)))"
+    runs = [await belljar.arun(code, backend=wasm, deterministic=True) for _ in range(3)]
+    assert len({run.fuel_consumed for run in runs}) == 1
+    enough = runs[0].fuel_consumed
+    assert enough is not None and enough > 10_000
+    assert (await belljar.arun(code, backend=wasm, deterministic=True, fuel=enough + 1)).ok
+    assert (await belljar.arun(code, backend=wasm, deterministic=True, fuel=enough // 2)).status == "fuel_exhausted"
+    assert (await belljar.arun(code, backend=wasm, fuel=1)).status == "fuel_exhausted"
+
+
+async def test_a_world_without_chance_is_the_same_in_every_worker(wasm: Wasm, store: wasm_cache.Store) -> None:
+    code = "import os, random, time\nprint(os.urandom(4).hex(), random.random(), time.time(), os.stat('.').st_ino)"
+    seen = []
+    for _ in range(2):
+        seen.append(await belljar.arun(code, backend=wasm, deterministic=True))
+        wasm.close()  # the next one starts a worker of its own
+    assert seen[0].ok, seen[0].stderr
+    assert len({(run.stdout, run.fuel_consumed) for run in seen}) == 1
+    other = await belljar.arun(code, backend=wasm, deterministic={"seed": 1})
+    assert other.stdout != seen[0].stdout
+    assert (await belljar.arun(code, backend=wasm)).stdout != seen[0].stdout
+
+
+async def test_a_sandbox_or_session_without_chance_keeps_its_word_or_is_refused(wasm: Wasm) -> None:
+    draws = []
+    for kind in (belljar.Sandbox, belljar.Session):
+        drawn = set()
+        for _ in range(2):
+            try:
+                async with kind(backend=wasm, deterministic=True) as box:
+                    drawn.add((await box.run("import random; print(random.random())")).stdout)
+            except (errors.InvalidRequest, errors.PolicyDenied):
+                drawn.add("refused")
+        draws.append(len(drawn))
+    assert draws == [1, 1], "chance came in, and nobody said so"
+
+
+# --- a granted folder ---
+
+
+@pytest.mark.parametrize("owner", [0, 12345], ids=["root", "somebody"])
+async def test_a_granted_folder_is_at_mnt_project_and_can_only_be_read(
+    wasm: Wasm, open_folder: Path, owner: int
+) -> None:
+    if os.geteuid() != 0 and owner != os.geteuid():
+        pytest.skip("only root can make folders of others: run the tests as root")
+    (open_folder / "in.txt").write_text("theirs")
+    (open_folder / "out").symlink_to("/etc/passwd")
+    for path in (open_folder, open_folder / "in.txt"):
+        os.chown(path, owner, owner)
+    code = (
+        "import os\nprint(open('/mnt/project/in.txt').read(), open('in.txt').read())\n"
+        "for attempt in (lambda: open('/mnt/project/in.txt', 'w'), lambda: open('/mnt/project/new', 'w'),\n"
+        "                lambda: os.remove('/mnt/project/in.txt'), lambda: os.mkdir('/mnt/project/d'),\n"
+        "                lambda: os.rename('in.txt', 'b'), lambda: os.symlink('in.txt', '/mnt/project/s'),\n"
+        "                lambda: os.link('in.txt', '/tmp/l'), lambda: os.truncate('in.txt', 0),\n"
+        "                lambda: os.utime('in.txt', (1, 1)), lambda: open('/mnt/project/out').read(),\n"
+        "                lambda: open('/mnt/project/../../etc/passwd').read()):\n"
+        "    try: attempt(); print('got through')\n"
+        "    except OSError: pass"
+    )
+    before = (open_folder / "in.txt").stat().st_mtime_ns
+    result = await belljar.arun(code, backend=wasm, workspace=open_folder)
+    assert result.stdout == "theirs theirs\n", result.stderr
+    assert sorted(os.listdir(open_folder)) == ["in.txt", "out"]
+    assert (open_folder / "in.txt").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("owner", [0, 12345], ids=["root", "somebody"])
+async def test_a_folder_granted_for_writing_is_changed(wasm: Wasm, open_folder: Path, owner: int) -> None:
+    if os.geteuid() != 0 and owner != os.geteuid():
+        pytest.skip("only root can make folders of others: run the tests as root")
+    (open_folder / "gone.txt").write_text("old")
+    for path in (open_folder, open_folder / "gone.txt"):
+        os.chown(path, owner, owner)
+    code = "import os; os.mkdir('d'); open('d/new.txt', 'w').write('n'); os.remove('/mnt/project/gone.txt')"
+    result = await belljar.arun(code, backend=wasm, workspace=open_folder, write=True)
+    assert result.ok, result.stderr
+    assert [path.name for path in open_folder.iterdir()] == ["d"]
+    assert (open_folder / "d/new.txt").read_text() == "n"
+
+
+async def test_without_a_grant_there_is_no_project_not_even_after_a_run_that_had_one(
+    wasm: Wasm, open_folder: Path
+) -> None:
+    (open_folder / "in.txt").write_text("theirs")
+    assert (await belljar.arun("open('/mnt/project/in.txt')", backend=wasm, workspace=open_folder)).ok
+    code = "import os; print(os.path.exists('/mnt/project'), os.path.exists('/mnt'), os.path.exists('/inputs'))"
+    assert (await belljar.arun(code, backend=wasm)).stdout == "False False False\n"
+
+
+@pytest.mark.parametrize("owner", [0, 12345], ids=["root", "somebody"])
+async def test_a_session_can_be_granted_a_folder_too(wasm: Wasm, open_folder: Path, owner: int) -> None:
+    if os.geteuid() != 0 and owner != os.geteuid():
+        pytest.skip("only root can make folders of others: run the tests as root")
+    (open_folder / "in.txt").write_text("theirs")
+    os.chown(open_folder, owner, owner)
+    async with belljar.Session(backend=wasm, workspace=open_folder, write=True) as session:
+        turn = await session.run("open('out.txt', 'w').write('x'); print(open('/mnt/project/in.txt').read())")
+        assert turn.stdout == "theirs\n", turn.stderr
+    assert (open_folder / "out.txt").read_text() == "x"
+
+
+# --- profiles ---
+
+
+async def test_a_run_that_imports_numpy_finds_it_imported(wasm: Wasm) -> None:
+    profiled = await belljar.arun("import numpy\nprint(int(numpy.arange(10).sum()))", backend=wasm)
+    importing = await belljar.arun(f"{HIDDEN}\nprint(int(numpy.arange(10).sum()))", backend=wasm)
+    assert profiled.stdout == importing.stdout == "45\n", profiled.stderr + importing.stderr
+    assert profiled.fuel_consumed and importing.fuel_consumed
+    assert profiled.fuel_consumed * 5 < importing.fuel_consumed
+    named = await belljar.arun(f"{HIDDEN}\nprint(int(numpy.arange(10).sum()))", backend=wasm, profile="numpy")
+    assert named.fuel_consumed and named.fuel_consumed * 5 < importing.fuel_consumed
+
+
+async def test_what_a_run_does_to_a_profile_is_gone_with_it_and_chance_is_not_part_of_it(wasm: Wasm) -> None:
+    code = (
+        "import numpy, random, sys\nprint(hasattr(numpy, 'spy'), 'spy' in sys.modules, numpy.float64(1) + 1)\n"
+        "print(random.random(), numpy.random.rand())\n"
+        "numpy.spy = 1; sys.modules['spy'] = sys; numpy.add = None; random.seed(1)"
+    )
+    runs = [(await belljar.arun(code, backend=wasm)).stdout.splitlines() for _ in range(3)]
+    assert [run[0] for run in runs] == ["False False 2.0"] * 3
+    numbers = [number for run in runs for number in run[1].split()]
+    assert len(set(numbers)) == 6, "a profile's random state was made once, at set-up"
+
+
+async def test_a_profile_that_does_not_exist_is_refused_with_those_that_do(wasm: Wasm) -> None:
+    with pytest.raises(errors.PolicyDenied, match=r"no profile 'astrology', only: .*numpy"):
+        await belljar.arun("1", backend=wasm, profile="astrology")
+
+
+async def test_matplotlib_draws(wasm: Wasm) -> None:
+    code = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3]); plt.title('t'); plt.savefig('p.png')"
+    result = await belljar.arun(code, backend=wasm, env={"MPLBACKEND": "Agg"}, collect=["p.png"], timeout=60)
+    assert [file.content[:8] for file in result.files] == [PNG], result.stderr
+
+
+# --- without the native jail ---
+
+
+async def test_without_the_jail_guests_run_in_plain_workers_and_the_guarantees_say_so(
+    plain: Wasm, open_folder: Path
+) -> None:
+    result = await belljar.arun(
+        "open('out.txt', 'w').write(open('in.txt').read()); print('in')",
+        backend=plain, files={"in.txt": "given"}, collect=["out.txt"],
+    )  # fmt: skip
+    assert (result.stdout, [file.text for file in result.files]) == ("in\n", ["given"])
+    assert result.guarantees is not None
+    assert result.guarantees.isolation == "wasm"
+    assert any("no jail on this machine" in line for line in result.guarantees.weaker)
+    with pytest.raises(errors.PolicyDenied, match="isolation wasm is weaker than namespace"):
+        await belljar.arun("1", backend=plain, isolation="namespace")
+    (open_folder / "in.txt").write_text("theirs")
+    granted = "print(open('/mnt/project/in.txt').read())\ntry: open('/mnt/project/new', 'w')\nexcept OSError: pass"
+    assert (await belljar.arun(granted, backend=plain, workspace=open_folder)).stdout == "theirs\n"
+    assert os.listdir(open_folder) == ["in.txt"]
+
+
+async def test_limits_hold_in_a_plain_worker_and_nothing_is_left(
+    plain: Wasm, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(open_folder))
+    before = set(_children(os.getpid()))
+    for code, options, status in (
+        ("while True: pass", {"timeout": 0.5}, "timeout"),
+        ("import time; time.sleep(60)", {"timeout": 0.5}, "timeout"),
+        ("x = bytearray(300 << 20)", {"memory": "128M"}, "oom_killed"),
+        ("while True: print('x' * 100_000)", {"output": "10K"}, "output_limit"),
+        ("while True: pass", {"fuel": 10_000_000}, "fuel_exhausted"),
+    ):
+        assert (await belljar.arun(code, backend=plain, **options)).status == status  # type: ignore[arg-type]
+    async with belljar.Session(backend=plain) as session:
+        await session.run("x = 1")
+        async with session.fork() as branch:
+            assert (await branch.run("x + 1")).results == ({"text/plain": "2"},)
+    assert os.listdir(open_folder), "the workers' folders are here"
+    plain.close()
+    assert eventually(lambda: not os.listdir(open_folder)), os.listdir(open_folder)
+    assert eventually(lambda: not set(_children(os.getpid())) - before, 5)
+
+
+HOST = """
+import sys
+import belljar
+from belljar.backends import wasm_cache
+from belljar.backends.native import create
+from belljar.backends.wasm import Wasm
+from belljar.engine import Engine
+from belljar.models import Capabilities
+
+async def probe():
+    return Capabilities(backend="native", available=False, why_not="no jail")
+
+engine = Engine()
+native = create(engine.settings)
+native.probe = probe
+backend = Wasm(native, wasm_cache.Store.of(engine.settings))
+code = "print('in', flush=True)\\nwhile True: pass" if sys.argv[1] == "busy" else "print('in')"
+tell = lambda text: print(text, end="", flush=True)
+belljar.run(code, backend=backend, timeout=300, on_stdout=tell)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("worker", ["idle", "busy"])
+def test_a_plain_worker_ends_by_itself_when_its_host_is_killed(
+    store: wasm_cache.Store, open_folder: Path, worker: str
+) -> None:
+    env = {**os.environ, "TMPDIR": str(open_folder), "BELLJAR_STATE_DIR": str(open_folder / "state")}
+    line = [sys.executable, "-c", HOST, worker]
+    host = subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    workers: list[int] = []
+    try:
+        assert host.stdout is not None
+        assert host.stdout.readline() == b"in\n"
+        workers = _children(host.pid)
+        assert workers
+        host.send_signal(signal.SIGKILL)
+        host.wait(10)
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 5), "they live on"
+        left = [path.name for path in open_folder.iterdir() if path.name != "state"]
+        assert eventually(lambda: not left, 2), left
+    finally:
+        host.kill()
+        host.communicate()
+        for pid in workers:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)
+
+
+# --- the store ---
+
+
 async def test_until_it_is_compiled_it_says_how_and_nothing_waits(engine: Engine, tmp_path: Path) -> None:
-    offer = await Wasm(create_native(engine.settings), tmp_path).probe()
+    offer = await Wasm(create_native(engine.settings), wasm_cache.Store(tmp_path)).probe()
     assert not offer.available
     assert offer.fix == "belljar setup wasm"
+    assert offer.setup
 
 
-async def test_a_damaged_module_is_not_loaded(engine: Engine, tmp_path: Path) -> None:
-    file = wasm_cache.path(tmp_path)
-    file.write_bytes(b"half of it")
-    file.with_suffix(".size").write_text("292312704")
-    offer = await Wasm(create_native(engine.settings), tmp_path).probe()
-    assert not offer.available
-    assert "damaged" in offer.why_not
+def _damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
 
 
-async def test_a_module_that_somebody_else_could_have_written_is_not_loaded(engine: Engine, tmp_path: Path) -> None:
-    file = wasm_cache.path(tmp_path)
-    file.write_bytes(b"native code of unknown origin")
-    for mode in (0o666, 0o622):
-        file.chmod(mode)
-        offer = await Wasm(create_native(engine.settings), tmp_path).probe()
-        assert not offer.available
-        assert "somebody else" in offer.why_not
+def _open_to_all(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def _give_away(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away: run the tests as root")
+    os.chown(path, 12345, 12345)
+
+
+def _make_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("harm", [_damage, _open_to_all, _give_away, _make_link, Path.unlink])
+@pytest.mark.parametrize("part", ["python.cwasm", "javascript.cwasm", "lib/python315.zip", "parts.json"])
+def test_a_part_that_is_damaged_foreign_or_missing_is_refused_and_rebuilt(
+    toy: wasm_cache.Store, part: str, harm: object
+) -> None:
+    assert toy.build()
+    toy.check()
+    assert not toy.build(), "nothing to do"
+    harm(toy.folder / part)  # type: ignore[operator]
+    with pytest.raises(errors.NotAvailable) as refused:
+        toy.check()
+    assert refused.value.fix == "belljar setup wasm"
+    assert toy.build()
+    toy.check()
+    assert sorted(os.listdir(toy.root)) == sorted(["build.lock", toy.folder.name]), "no draft is left"
+
+
+def test_a_store_without_the_data_of_matplotlib_is_not_whole(toy: wasm_cache.Store) -> None:
+    toy.build()
+    (toy.folder / "mpl-data").rename(toy.root / "elsewhere")
+    with pytest.raises(errors.NotAvailable):
+        toy.check()
+
+
+def test_a_folder_that_others_may_write_to_is_made_safe_or_refused_before_anything_is_compiled(
+    toy: wasm_cache.Store,
+) -> None:
+    toy.root.mkdir()
+    toy.root.chmod(0o777)
+    steps: list[str] = []
+    try:
+        toy.build(steps.append)
+    except errors.NotAvailable:
+        assert not steps, "minutes of work for nothing"
+    else:
+        toy.check()
+
+
+def test_builders_at_once_build_once(toy: wasm_cache.Store) -> None:
+    steps: list[str] = []
+    built: list[bool] = []
+    builders = [threading.Thread(target=lambda: built.append(toy.build(steps.append))) for _ in range(4)]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join(60)
+    assert sorted(built) == [False, False, False, True]
+    assert len(steps) == len(set(steps)), steps
+    toy.check()
+
+
+async def test_auto_does_not_wait_and_an_explicit_request_builds_and_tells_its_steps(
+    engine: Engine, store: wasm_cache.Store, monkeypatch: pytest.MonkeyPatch, open_folder: Path
+) -> None:
+    ready = {path: (store.folder / f"{name}.cwasm") for name, path in wasm_cache.sources().items()}
+    steps: list[str] = []
+    backend = Wasm(create_native(engine.settings), wasm_cache.Store(open_folder / "cache"))
+    own = Engine(engine.settings, on_setup=steps.append)
+    own._backends["wasm"] = backend  # in its usual place among the others
+    monkeypatch.setattr(wasm_cache, "_compiled", lambda path: pytest.fail("auto compiled it"))
+    result = await belljar.arun("print(1)", engine=own)
+    assert (result.stdout, result.backend, steps) == ("1\n", "native", [])
+    assert "not compiled yet" in result.reasons[0]
+    monkeypatch.setattr(wasm_cache, "_compiled", lambda path: ready[path].read_bytes())
+    result = await belljar.arun("import numpy; print(1)", engine=own, backend="wasm")
+    assert (result.stdout, result.backend) == ("1\n", "wasm"), result.stderr
+    assert [step.split()[0] for step in steps[:3]] == ["compiling", "compiling", "unpacking"]
+    assert any("numpy" in step for step in steps[3:]), "and the profiles"
+    assert (await belljar.arun("print(2)", engine=own)).backend == "wasm", "now auto takes it"
+    backend.close()
 
 
 def test_versions_it_was_never_tried_with_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,17 +69,23 @@ def copy_out(memory, store, pages, fd):
     _transfer(os.pwritev, fd, parts, 0)
 
 
-def copy_in(memory, store, size, count, fd):
-    """Lays a copy of `count` pages over a fresh instance, grown to the size the other had."""
-    pages = array.array("I", os.pread(fd, count * 4, 0))
-    if len(pages) != count or any(n * PAGE >= size for n in pages) or size % WASM_PAGE:
-        raise DoesNotFit("it is damaged")
-    missing = size - memory.data_len(store)
-    if missing > 0 and not _grow(memory, store, missing // WASM_PAGE):
-        raise DoesNotFit(f"it needs {size} bytes of memory, more than the limit")
-    data = view(memory, store)
-    parts = [data[first * PAGE : (first + many) * PAGE] for first, many in runs(pages)]
-    _transfer(os.preadv, fd, parts, count * 4)
+class Copy:
+    """What `copy_out` wrote, as something to lay over fresh instances. It may come from elsewhere: it is checked."""
+
+    def __init__(self, size, count, fd):
+        pages = array.array("I", os.pread(fd, count * 4, 0))
+        if len(pages) != count or any(n * PAGE >= size for n in pages) or size % WASM_PAGE:
+            raise DoesNotFit("it is damaged")
+        self._size, self._fd, self._start = size, fd, count * 4
+        self._places = [(first * PAGE, (first + many) * PAGE) for first, many in runs(pages)]
+
+    def lay(self, memory, store):
+        """Over a fresh instance, which is first grown to the size the other had."""
+        missing = self._size - memory.data_len(store)
+        if missing > 0 and not _grow(memory, store, missing // WASM_PAGE):
+            raise DoesNotFit(f"it needs {self._size} bytes of memory, more than the limit")
+        data = view(memory, store)
+        _transfer(os.preadv, self._fd, [data[start:end] for start, end in self._places], self._start)
 
 
 def _grow(memory, store, by):

@@ -134,7 +134,7 @@ class Python:
         """An instance in which `WARM` has run: a copy of the first one's memory, which is ten times as fast."""
         if self._image is None:
             self._image = self._warm()
-        return self.copied(store, *self._image, linker)
+        return self.copied(store, self._image, linker)
 
     def warmed(self, store, world, linker=None):
         """An instance in which `WARM` is run now: it then knows these folders, and no others."""
@@ -156,14 +156,14 @@ class Python:
         pages = wasm_memory.changed(instance.memory, store, self.pristine)
         fd = _unnamed()
         wasm_memory.copy_out(instance.memory, store, pages, fd)
-        size = instance.size()
+        image = wasm_memory.Copy(instance.size(), len(pages), fd)
         store.close()
-        return size, len(pages), fd
+        return image
 
-    def copied(self, store, size, pages, fd, linker=None):
+    def copied(self, store, copy, linker=None):
         """An instance that goes on from a copy of another's memory."""
         instance = Instance(store, (linker or self.linker).instantiate(store, self._module).exports(store))
-        wasm_memory.copy_in(instance.memory, store, size, pages, fd)
+        copy.lay(instance.memory, store)
         return instance
 
     def pristine(self):

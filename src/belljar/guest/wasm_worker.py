@@ -148,7 +148,7 @@ class Worker:
         self._scripts = {}
         self._spare = None
         self._session = None
-        self._profiles = {}  # name -> descriptor of its copy, which came with its first use
+        self._profiles = {}  # name -> its copy, which came with its first use
         self._written = []
         self.unclean = ""  # why no other guest may come here
         self._leftovers = []  # what a run needs no more, and whose end nobody has to wait for
@@ -201,8 +201,8 @@ class Worker:
             return self._python.fresh(store, linker)
         if profile:
             for fd in fds:
-                self._profiles[profile["name"]] = fd
-            return self._python.copied(store, profile["size"], profile["pages"], self._profiles[profile["name"]])
+                self._profiles[profile["name"]] = wasm_memory.Copy(profile["size"], profile["pages"], fd)
+            return self._python.copied(store, self._profiles[profile["name"]])
         return self._python.fresh(store)
 
     def _drop(self):
@@ -301,7 +301,8 @@ class Worker:
         self._drop()
         store = self._store(request["memory"])
         try:
-            self._session = self._python.copied(store, request["size"], request["pages"], fds[0])
+            copy = wasm_memory.Copy(request["size"], request["pages"], fds[0])
+            self._session = self._python.copied(store, copy)
         except wasm_memory.DoesNotFit as error:
             store.close()
             return {"refused": str(error)}
