@@ -49,11 +49,14 @@ class Kind(NamedTuple):
     disk: int
     memory: int
     cpus: float
+    io_bps: int | None = None
+    io_iops: int | None = None
     workspace: Workspace | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> Kind:
-        return cls(plan.limits.disk, plan.limits.memory, plan.limits.cpus, plan.workspace)
+        asked = plan.limits
+        return cls(asked.disk, asked.memory, asked.cpus, asked.io_bps, asked.io_iops, plan.workspace)
 
 
 class Worker:
@@ -103,7 +106,10 @@ class Worker:
         if native.uids:
             self.uid, release = native.uid_for(self.kind.workspace)
             self._fds.callback(release)
-        limits = Limits(cpus=self.kind.cpus, memory=self.kind.memory + _OVERHEAD, pids=64)
+        kind = self.kind
+        limits = Limits(
+            cpus=kind.cpus, memory=kind.memory + _OVERHEAD, pids=64, io_bps=kind.io_bps, io_iops=kind.io_iops
+        )
         self.group = native.group_for(limits)
         walls, places = self._walls()
         with ExitStack() as theirs:

@@ -202,7 +202,14 @@ held("linked")
     Attack(
         name="granted folder becomes a link", category="names",
         tries="turns a folder of a granted workspace into a link to /etc before that folder is granted itself",
-        payload='os.symlink("/etc", "src"); held("linked")',
+        payload="""
+try:
+    os.symlink("/etc", "src")
+except PermissionError:
+    held("no such link can be made here")
+else:
+    held("linked")
+""",
         held="the grant is refused, or the link never reaches the host", scenario=scenarios.granted_link,
         needs_workspace=True,
         control="none", uncontrolled="the wall is the engine's look at the grant; the test takes it down by itself",
