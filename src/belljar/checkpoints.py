@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from belljar import errors
 from belljar.backends.base import Snapshot
+from belljar.files import unnamed
 from belljar.models import GIB, File, GuestPath, Model
 
 _FORMAT = 1
@@ -84,10 +85,9 @@ def _read(archive: zipfile.ZipFile) -> Snapshot:
             room -= len(content)
             inside = name.removeprefix("files/")
             files.append(File(path=inside, content=content, executable=inside in head.executable))
-    pages = os.memfd_create("belljar-checkpoint", os.MFD_CLOEXEC)
-    snapshot = Snapshot(head.binary, head.size, head.count, pages, tuple(files), head.folders)
+    snapshot = Snapshot(head.binary, head.size, head.count, unnamed(), tuple(files), head.folders)
     with archive.open("memory") as memory:
-        _copy(memory, pages, head.count * (_PAGE + 4))
+        _copy(memory, snapshot.pages, head.count * (_PAGE + 4))
     return snapshot
 
 

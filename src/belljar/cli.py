@@ -281,7 +281,7 @@ def doctor(as_json: Json = False) -> None:
 
     offers = _await(work)
     if as_json:
-        terminal.print_json({"backends": [offer.model_dump(mode="json") for offer in offers]})
+        terminal.print_json({"backends": [offer.model_dump(mode="json", exclude={"modules"}) for offer in offers]})
     else:
         terminal.doctor(offers)
     raise typer.Exit(0 if any(offer.available for offer in offers) else 1)

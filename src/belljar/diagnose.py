@@ -86,7 +86,7 @@ _VERDICTS = {
     ),
     Status.FUEL_EXHAUSTED: _Verdict(
         _E.FUEL_EXHAUSTED, "", "used up its fuel: it executed more instructions than this run allows",
-        "do less work at once, look for an endless loop, or ask for backend=native, where time is the limit",
+        "do less work at once, look for an endless loop, or ask for more with fuel=<instructions>",
     ),
     Status.KILLED: _Verdict(
         _E.RUNTIME_ERROR, "", "ended from outside: neither the program nor a limit of this run stopped it",

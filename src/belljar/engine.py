@@ -313,7 +313,7 @@ class Lease:
         return result.model_copy(update=changes | {"guarantees": self._guarantees()})
 
     def _guarantees(self) -> Guarantees | None:
-        promise, hosts = self.offer.guarantees, sorted(self.plan.egress.hosts)
+        promise, hosts = routing.promise(self.plan, self.offer), sorted(self.plan.egress.hosts)
         if promise is None or not hosts:
             return promise
         return promise.model_copy(update={"network": f"only {', '.join(hosts)}, through a filtering proxy"})

@@ -3,10 +3,12 @@
     BelljarError                 exit  http  mcp
     ├── InvalidRequest            125   422  -32602   the request makes no sense; the message names the field
     ├── PolicyDenied              126   403  -32001   it makes sense, and the answer is no
+    │   └── ImageRefused          126   403  -32001   digest, signature or scan speaks against the image
     └── BackendError              125   503  -32603   our failure, never the guest's
         ├── NotAvailable          125   503  -32603   kind "not_available"
         ├── ImageNotFound         125   404  -32603   kind "image_not_found"
         ├── StartFailed           125   503  -32603   kind "start_failed": the guest never ran
+        │   └── PullFailed        125   503  -32603   the image did not arrive whole
         ├── ExecutionFailed       125   500  -32603   kind "execution_failed": it ran, and we lost it
         ├── BackendTimeout        125   504  -32603   kind "timeout": an engine did not answer
         ├── Aborted               125   499  -32603   kind "aborted"
@@ -53,6 +55,10 @@ class PolicyDenied(BelljarError):
     mcp_code = -32001
 
 
+class ImageRefused(PolicyDenied):
+    """`context["rule"]` names what speaks against it: pull_policy, lock, digest, signature or scan."""
+
+
 class BackendError(BelljarError):
     kind = "backend_error"
     http_status = 503
@@ -69,6 +75,10 @@ class ImageNotFound(BackendError):
 
 class StartFailed(BackendError):
     kind = "start_failed"
+
+
+class PullFailed(StartFailed):
+    pass
 
 
 class ExecutionFailed(BackendError):

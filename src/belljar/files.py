@@ -7,6 +7,7 @@ import ctypes
 import fnmatch
 import os
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
@@ -40,6 +41,21 @@ def opened(path: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextmanager
+def below(root: int, path: str) -> Iterator[int]:
+    """A folder below an open one, as a descriptor; no link is followed."""
+    with _folder(root, path.split("/"), make=False) as fd:
+        yield fd
+
+
+def unnamed() -> int:
+    """A file without a name, in memory where that can be: nothing to leave behind."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("belljar", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def write(root: int, files: Sequence[File], *, owner: int | None = None) -> None:

@@ -246,6 +246,8 @@ class RunRequest(Model):
     collect: tuple[str, ...] = Field((), max_length=256)
     backend: str = Field("auto", min_length=1, max_length=64)
     isolation: Isolation = Isolation.WASM
+    image: Text | None = Field(None, min_length=1, max_length=512, description="of a container; else the language's")
+    runtime: str | None = Field(None, pattern=r"^[A-Za-z0-9._/-]{1,128}$", description="of containers: runc, runsc, …")
     workspace: Workspace | None = None
     packages: Text | None = Field(
         None, min_length=1, max_length=4096, description="a Python environment (venv) of the host, granted read-only"
@@ -308,6 +310,8 @@ class Plan(Model):
     packages: str | None = None
     keep_files: bool = Field(False, description="files will be put or got, or more than one command run")
     isolation: Isolation = Isolation.WASM
+    image: str | None = None
+    runtime: str | None = None
     backend: str = "auto"
     command: bool = Field(False, description="a program of the sandbox is to be run, not code")
     language: str | None = Field(None, description="the language of the code, where it is known")
@@ -463,5 +467,7 @@ class Capabilities(Model):
     memory: int | None = Field(None, description="the most bytes a guest can ever have; None: what the machine has")
     least_memory: int = Field(0, description="bytes below which no guest can start")
     languages: frozenset[str] | None = Field(None, description="None: what `Backend.languages` says")
+    images: bool = Field(False, description="does it run in an image that can be chosen?")
+    runtimes: Mapping[str, Guarantees] = Field(default_factory=dict, description="what each container runtime proved")
     partly: Mapping[str, str] = Field(default_factory=dict, description="language -> what it is here, if not the usual")
     notes: tuple[str, ...] = ()

@@ -27,6 +27,8 @@ def decide(request: RunRequest, settings: Settings, *, keep_files: bool = False)
         packages=request.packages,
         keep_files=keep_files or bool(request.collect),
         isolation=request.isolation,
+        image=request.image,
+        runtime=request.runtime,
         backend=settings.backend if request.backend == "auto" else request.backend,
         command=request.command is not None,
         language=request.language if request.code is not None else None,

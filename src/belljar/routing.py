@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from belljar import errors
-from belljar.models import Capabilities, Plan, format_size
+from belljar.models import Capabilities, Guarantees, Plan, format_size
 
 _MODULES_SHOWN = 5
 
@@ -52,6 +52,14 @@ def suits(plan: Plan, offer: Capabilities) -> bool:
     return not _objection(plan, offer) and not _doubt(plan, offer)
 
 
+def promise(plan: Plan, offer: Capabilities) -> Guarantees | None:
+    """What holds for this plan here: of the runtime it names, else of the first that is strict enough."""
+    if plan.runtime:
+        return offer.runtimes.get(plan.runtime)
+    known = (offer.guarantees, *offer.runtimes.values())
+    return next((held for held in known if held and held.isolation.rank >= plan.isolation.rank), offer.guarantees)
+
+
 def _named(plan: Plan, offers: Sequence[Capabilities]) -> Choice:
     offer = next((offer for offer in offers if offer.backend == plan.backend), None)
     if offer is None:
@@ -70,8 +78,12 @@ def _objection(plan: Plan, offer: Capabilities) -> str:
         return offer.why_not or "not available here"
     if offer.guarantees is None:
         return "it proved no guarantee"
-    if offer.guarantees.isolation.rank < plan.isolation.rank:
+    if plan.runtime and plan.runtime not in offer.runtimes:
+        return f"it has no runtime {plan.runtime!r}, only: {', '.join(sorted(offer.runtimes)) or 'none to choose from'}"
+    if (held := promise(plan, offer)) is None or held.isolation.rank < plan.isolation.rank:
         return f"isolation {offer.guarantees.isolation} is weaker than {plan.isolation}"
+    if plan.image and not offer.images:
+        return "it runs in no image that could be chosen"
     if plan.egress.mode not in offer.egress:
         what = "the hosts " + ", ".join(sorted(plan.egress.hosts)) if plan.egress.hosts else "an open network"
         return f"it has no network to offer, so {what} cannot be reached"

@@ -11,7 +11,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -19,6 +19,7 @@ from belljar import errors
 from belljar.models import GIB, MIB, Limits, Model, Size
 
 UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
+Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 
 class Caps(Model):
@@ -32,6 +33,43 @@ class Caps(Model):
     output: Size = Field(256 * MIB, ge=0)
 
 
+class Container(Model):
+    """What container engines are told."""
+
+    runtime: str = Field("", description="the engine's own default, runsc for gVisor, or another it has registered")
+    images: Mapping[str, str] = Field(default_factory=dict, description="container type or language -> image")
+    pool_size: int = Field(0, ge=0, le=1000, description="containers kept ready for each image")
+
+
+class Images(Model):
+    """Which images may be used, and who vouches for them."""
+
+    image_registry: str = Field("", max_length=255, description="put before names that have no registry of their own")
+    image_pull_policy: Literal["always", "if-not-present", "never"] = "if-not-present"
+    pull_timeout: float = Field(900, gt=0, allow_inf_nan=False)
+    stall_timeout: float = Field(60, gt=0, allow_inf_nan=False, description="seconds without any progress")
+    lock_file: str = Field("belljar.images.lock", min_length=1)
+    require_lock: bool = False
+    require_signature: bool = False
+    cosign: str = Field("", description="absolute path of the program")
+    cosign_sha256: Sha256 = ""
+    cosign_arguments: tuple[str, ...] = Field((), description='such as ["--key", "/etc/belljar/cosign.pub"]')
+    require_scan: bool = False
+    scanner: tuple[str, ...] = Field((), description="{reference}, {id} and {socket} are filled in")
+    scanner_sha256: Sha256 = ""
+    scan_threshold: Literal["low", "medium", "high", "critical"] = Field("high", description="from here on: refused")
+    scan_unknown_as: Literal["low", "medium", "high", "critical"] = "medium"
+    scan_max_age: float = Field(7 * 86400, gt=0, allow_inf_nan=False, description="seconds; older is stale")
+    scan_when_stale: Literal["repeat", "refuse"] = "repeat"
+    tool_timeout: float = Field(300, gt=0, allow_inf_nan=False)
+    update_policy: Literal["never", "check", "pull"] = "pull"
+    prepull: tuple[str, ...] = ()
+    gc_age: float = Field(30 * 86400, ge=0, allow_inf_nan=False)
+    build_timeout: float = Field(1800, gt=0, allow_inf_nan=False)
+    build_context: Size = Field(512 * MIB, gt=0, description="the most bytes a build may be sent")
+    build_network: Literal["never", "on-request"] = "on-request"
+
+
 class Settings(Model):
     backend: str = "auto"
     defaults: Limits = Limits()
@@ -41,7 +79,10 @@ class Settings(Model):
     cache_dir: str = ""
     user_uid: int = Field(UNPRIVILEGED_UIDS, ge=1, le=2**31 - 70_000, description="first uid of the private range")
     language_file: str = ""
-    docker_socket: str = "/var/run/docker.sock"
+    docker_socket: str = Field("/var/run/docker.sock", description="or an address: unix://…, tcp://…, ssh://…")
+    podman_socket: str = ""
+    container: Container = Container()
+    images: Images = Images()
     path: str = "/usr/local/bin:/usr/bin:/bin"
     home: str = "/"
 
@@ -59,7 +100,11 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "SANDBOX_PID_LIMIT": (("defaults", "pids"), int),
     "SANDBOX_LANGUAGE_CONFIG_FILE": (("language_file",), str),
     "SANDBOX_DEFAULT_USER_UID_GID": (("user_uid",), _uid),
+    "DOCKER_HOST": (("docker_socket",), str),
     "DOCKER_SOCKET_PATH": (("docker_socket",), str),
+    "CONTAINER_HOST": (("podman_socket",), str),
+    "BELLJAR_RUNTIME": (("container", "runtime"), str),
+    "BELLJAR_IMAGE": (("container", "images", "execution"), str),
     "MAX_CONTAINERS": (("max_containers",), int),
     "BELLJAR_BACKEND": (("backend",), str),
     "BELLJAR_STATE_DIR": (("state_dir",), str),

@@ -20,6 +20,10 @@ SIZES = (1, 10, 100)  # MB of live state
 # The analysis of imports reads constants only, so the second one finds no profile and imports in the guest.
 NUMPY = "import numpy; print(1)"
 HIDDEN = 'import importlib; importlib.import_module("".join(("num", "py"))); print(1)'
+# What sessions hold, and a turn that proves that a copy holds it too.
+ARRAY = "import numpy as np; x = np.arange(1, 11); print(int(x[0]))"
+FIRST = "print(int(x[0]))"
+NOISE = "import os; x = bytearray(os.urandom({})); print(1)"
 Contenders = dict[str, Callable[[], str | float]]
 
 
@@ -87,60 +91,66 @@ def sessions(facts: dict[str, Any]) -> Contenders:
     import belljar
 
     stack = ExitStack()
-    numeric = stack.enter_context(belljar.Session(backend="wasm", memory="512M"))
-    expect(said(numeric.run("import numpy as np; x = np.arange(10); x[0] = 1; print(int(x[0]))")))
+    numeric = _holding(stack, ARRAY)
     kept = numeric.checkpoint()
-    live = {size: _holding(stack, size) for size in SIZES}
     cold: list[Any] = []  # forks that stay open, so that no worker of their engine is ever idle
-
-    def opening() -> float:
-        began = time.perf_counter()
-        with belljar.Session(backend="wasm", memory="512M") as fresh:
-            ms = since(began)
-            expect(said(fresh.run(CODE)))
-        return ms
 
     def rollback() -> float:
         began = time.perf_counter()
         numeric.rollback(kept)
         ms = since(began)
-        expect(said(numeric.run("print(int(x[0]))")))
+        expect(said(numeric.run(FIRST)))
         return ms
 
     def cold_fork() -> float:
         if not cold:
-            cold.append(stack.enter_context(belljar.Session(engine=belljar.Engine(), backend="wasm", memory="512M")))
-            expect(said(cold[0].run("import numpy as np; x = np.arange(10); x[0] = 1; print(int(x[0]))")))
+            cold.append(_holding(stack, ARRAY, engine=belljar.Engine()))
         began = time.perf_counter()
         cold.append(stack.enter_context(cold[0].fork()))
         ms = since(began)
-        expect(said(cold[-1].run("print(int(x[0]))")))
+        expect(said(cold[-1].run(FIRST)))
         return ms
 
     contenders: Contenders = {
-        "opening": opening,
+        "opening": _opening,
         "turn": lambda: said(numeric.run(CODE)),
         "checkpoint": lambda: _checkpoint(numeric),
-        "fork": lambda: _fork(numeric, "print(int(x[0]))"),
-        "fork from a checkpoint": lambda: _fork(numeric, "print(int(x[0]))", kept),
+        "fork": lambda: _fork(numeric, FIRST),
+        "fork from a checkpoint": lambda: _fork(numeric, FIRST, kept),
         "fork, no worker idle": cold_fork,
         "rollback": rollback,
     }
-    for size, session in live.items():
-        check = f"print(len(x) // {size * 1_000_000})"
-        contenders[f"checkpoint, {size} MB"] = lambda session=session: _checkpoint(session)  # type: ignore[misc]
-        contenders[f"fork, {size} MB"] = lambda session=session, check=check: _fork(session, check)  # type: ignore[misc]
+    for size in SIZES:
+        contenders |= _copying(_holding(stack, NOISE.format(size * 1_000_000)), size)
     contenders["close"] = lambda: (stack.close(), "1\n")[1]
     return contenders
 
 
-def _holding(stack: ExitStack, size: int) -> Any:
-    """A session with so many MB of noise in a variable."""
+def _holding(stack: ExitStack, code: str, **options: Any) -> Any:
+    """A session that stays open, with something in its variable x."""
     import belljar
 
-    session = stack.enter_context(belljar.Session(backend="wasm", memory="512M"))
-    expect(said(session.run(f"import os; x = bytearray(os.urandom({size * 1_000_000})); print(1)")))
+    session = stack.enter_context(belljar.Session(backend="wasm", memory="512M", **options))
+    expect(said(session.run(code)))
     return session
+
+
+def _copying(session: Any, size: int) -> Contenders:
+    check = f"print(len(x) // {size * 1_000_000})"
+    return {
+        f"checkpoint, {size} MB": lambda: _checkpoint(session),
+        f"fork, {size} MB": lambda: _fork(session, check),
+    }
+
+
+def _opening() -> float:
+    import belljar
+
+    began = time.perf_counter()
+    with belljar.Session(backend="wasm", memory="512M") as fresh:
+        ms = since(began)
+        expect(said(fresh.run(CODE)))
+    return ms
 
 
 def _checkpoint(session: Any) -> float:

@@ -213,19 +213,39 @@ def test_where_user_namespaces_are_forbidden_doctor_says_why_and_what_to_do(open
         timeout=60,
         check=False,
     )
-    native = json.loads(done.stdout)["backends"][0]
-    assert not native["available"]
-    assert "user namespaces" in native["why_not"], native
-    assert native["fix"]
-    assert done.returncode == 1
+    told = {offer["backend"]: offer for offer in json.loads(done.stdout)["backends"]}
+    assert not told["native"]["available"]
+    assert "user namespaces" in told["native"]["why_not"], told["native"]
+    assert told["native"]["fix"]
+    assert done.returncode == (0 if told["wasm"]["available"] else 1)
+    if told["wasm"]["available"]:
+        assert told["wasm"]["guarantees"]["isolation"] == "wasm"
+        assert "plain process" in told["wasm"]["guarantees"]["weaker"][0]
 
 
-async def test_without_any_bubblewrap_nothing_runs_and_the_way_out_is_named(
+async def test_without_any_bubblewrap_native_does_not_run_and_the_way_out_is_named(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("belljar.backends.native.find_bubblewrap", lambda: [])
     with pytest.raises(errors.NotAvailable, match="apt install bubblewrap"):
-        await engine.run(request("print('never')"))
+        await engine.run(request("print('never')", backend="native"))
+
+
+async def test_without_any_bubblewrap_auto_goes_on_with_wasm_says_so_and_is_not_taken_for_a_namespace(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("belljar.backends.native.find_bubblewrap", lambda: [])
+    if not (await engine.offer("wasm")).available:
+        pytest.skip("wasm is not set up: run `belljar setup wasm`, as `make test` does")
+    threads = "import threading; threading.Thread(target=print).start()"
+    result = await engine.run(request(threads))
+    assert result.backend == "wasm"
+    assert any("native passed over: bubblewrap is not installed" in reason for reason in result.reasons)
+    assert any("wasm chosen for want of another" in reason for reason in result.reasons)
+    assert result.guarantees is not None
+    assert "plain process" in result.guarantees.weaker[0]
+    with pytest.raises(errors.PolicyDenied, match="isolation wasm is weaker than namespace"):
+        await engine.run(request("print('never')", isolation="namespace"))
 
 
 async def test_the_bubblewrap_of_the_wheel_works_where_the_system_has_none(

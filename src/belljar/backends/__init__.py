@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from belljar.backends.base import Backend
 
 # In the order `auto` prefers them. The fake is not here: it is passed in by hand, never chosen.
-NAMES = ("wasm", "native")
+NAMES = ("wasm", "native", "docker", "podman")
 
 
 def load(name: str, settings: Settings) -> Backend:

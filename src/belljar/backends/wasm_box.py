@@ -6,8 +6,8 @@ import base64
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import anyio
@@ -63,9 +63,8 @@ class WasmBox:
     def prepare(self) -> None:
         for folder in ("workspace", "tmp"):  # in this thread: a hand-over to another costs more than two mkdirs
             files.make_folder(self.worker.tmp, f"{self.id}/{folder}", owner=self.worker.uid)
-        base = f"/proc/self/fd/{self.worker.tmp}/{self.id}"
-        self._root = self._stack.enter_context(files.opened(base))
-        self._workspace = self._stack.enter_context(files.opened(f"{base}/workspace"))
+        self._root = self._stack.enter_context(files.below(self.worker.tmp, self.id))
+        self._workspace = self._stack.enter_context(files.below(self._root, "workspace"))
         if self._project is not None:
             copied = [file.model_copy(update={"path": f"project/{file.path}"}) for file in self._project]
             files.make_folder(self._root, "project", owner=self.worker.uid)
@@ -139,7 +138,7 @@ class WasmBox:
 
     def _copy_back(self, path: str) -> tuple[str, ...]:
         assert self._project is not None
-        with files.opened(f"/proc/self/fd/{self._root}/project") as copied:
+        with files.below(self._root, "project") as copied:
             after = files.copy_back(copied, self._project, path, self.plan.limits.disk)
         self._project = after.files
         return after.left_out
@@ -288,11 +287,10 @@ class WasmBox:
             count, size = int(measured["pages"]), int(measured["size"])
             if not 0 <= count * 4096 <= size <= self.plan.limits.memory + MIB:
                 raise errors.ExecutionFailed("the wasm worker does not know its own memory")
-            pages = os.memfd_create("belljar-checkpoint", os.MFD_CLOEXEC)
-            copy = Snapshot(wasm_cache.binary(), size, count, pages)
-            if count:
-                os.posix_fallocate(pages, 0, count * (4096 + 4))
-            await self.worker.answer({"do": "copy_out"}, _COPY_SECONDS, [pages])
+            copy = Snapshot(wasm_cache.binary(), size, count, files.unnamed())
+            if count and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(copy.pages, 0, count * (4096 + 4))
+            await self.worker.answer({"do": "copy_out"}, _COPY_SECONDS, [copy.pages])
             copy.files, copy.folders = await anyio.to_thread.run_sync(self._tree, self._root)
         return copy
 
@@ -309,18 +307,29 @@ class WasmBox:
             await anyio.to_thread.run_sync(self._replace_files, snapshot)
             request = self.request(Command(argv=("python3",)), self.plan.limits)
             request |= {"do": "copy_in", "size": snapshot.size, "pages": snapshot.count}
-            with ExitStack() as stack:
-                reading = os.open(f"/proc/self/fd/{snapshot.pages}", os.O_RDONLY | os.O_CLOEXEC)
-                stack.callback(os.close, reading)  # a branch must not be able to change what others start from
-                frame = await self.worker.answer(request, _COPY_SECONDS, [reading])
+            with _only_read(snapshot.pages) as pages:
+                frame = await self.worker.answer(request, _COPY_SECONDS, [pages])
         if refused := frame.get("refused"):
             raise errors.ExecutionFailed(f"the checkpoint cannot be used here: {refused}", fix="give it more memory")
         self._restored = True
 
     def _replace_files(self, snapshot: Snapshot) -> None:
         for folder in ("workspace", "tmp"):
-            for name in os.listdir(f"/proc/self/fd/{self._root}/{folder}"):
-                with files.opened(f"/proc/self/fd/{self._root}/{folder}") as inside:
+            with files.below(self._root, folder) as inside:
+                for name in os.listdir(inside):
                     files.discard(inside, [name])
                     files.erase(inside, name, owner=self.worker.uid)
         self._lay(snapshot.files, snapshot.folders)
+
+
+@contextmanager
+def _only_read(fd: int) -> Iterator[int]:
+    """The same file, not to be written: a branch must not change what others start from."""
+    try:
+        reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # not Linux
+        reading = os.dup(fd)
+    try:
+        yield reading
+    finally:
+        os.close(reading)

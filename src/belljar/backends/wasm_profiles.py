@@ -6,6 +6,7 @@ A profile is a checkpoint made at set-up. Nothing of any guest has been in it, a
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,9 +49,8 @@ def opened(path: str, name: str, facts: Mapping[str, Any]) -> Profile:
 
 def keep(path: Path, copy: Snapshot) -> dict[str, Any]:
     """Writes a profile's pages beside the compiled modules; returns what the list says of it."""
-    with open(path, "wb") as file:
-        left, offset = os.fstat(copy.pages).st_size, 0
-        while left and (sent := os.sendfile(file.fileno(), copy.pages, offset, left)):
-            offset, left = offset + sent, left - sent
+    with open(path, "wb") as file, open(os.dup(copy.pages), "rb") as pages:
+        pages.seek(0)
+        shutil.copyfileobj(pages, file)
     path.chmod(0o644 if os.geteuid() == 0 else 0o600)
     return {"size": copy.size, "pages": copy.count, "start": start()}

@@ -1,0 +1,232 @@
+"""One sandbox of a container engine: its files, what it was granted, and a container for each command.
+
+A run that leaves nothing is one container. A box whose files will be asked for also has a holder: a container that
+does nothing, and keeps the folders in memory that the commands' containers share. Processes cannot outlive their
+command, because its container does not.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from belljar import errors, files
+from belljar.backends import docker_files, docker_spec
+from belljar.backends.base import Control, Emit, lone_errors
+from belljar.backends.docker_broom import Broom, Litter
+from belljar.backends.docker_engine import Flavour, Wire, asking
+from belljar.backends.docker_run import DockerRun, Job
+from belljar.models import INPUTS, MIB, WORKSPACE, Collected, Command, Entry, File, FileTree, Limits, Plan, Result
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+    from aiodocker.containers import DockerContainer
+
+_MOVING = 60.0  # seconds for files to go in or out
+_WORDS = 4096  # kept of what a program inside complains of
+
+
+class Host(NamedTuple):
+    """What a box needs of the backend that opened it."""
+
+    client: Docker
+    flavour: Flavour
+    image_for: Callable[[str | None], str]  # of a language
+    runtime: str | None
+    owner: str
+    broom: Broom
+    copies: bool  # must granted folders be copied, because the guest could not use them where they are?
+
+
+class DockerBox:
+    def __init__(self, host: Host, plan: Plan, uid: int) -> None:
+        self.id = plan.id
+        self.plan = plan
+        self.uid = uid
+        self._host = host
+        self._holder: DockerContainer | None = None
+        self._volumes: dict[str, str] = {}
+        self._copied: FileTree = ()
+        self._one_at_a_time = anyio.Lock()
+
+    @property
+    def copies(self) -> bool:
+        return bool(self.plan.workspace and self._host.copies)
+
+    @asynccontextmanager
+    async def holding(self) -> AsyncIterator[None]:
+        """Makes the shared folders, and the container that keeps them."""
+        places = ["/tmp", *((INPUTS,) if self.plan.workspace else ())]
+        places += [WORKSPACE] if self.copies or not self.plan.workspace else []
+        self._volumes = {f"{self.id}-{place[1:]}": place for place in places}
+        name = f"{self.id}-holder"
+        try:
+            async with AsyncExitStack() as stack:
+                with anyio.CancelScope(shield=True):
+                    await self._make_volumes()
+                    async with asking("the sandbox's folders could not be made", errors.StartFailed):
+                        body = docker_spec.container(self._holder_facts())
+                        holder = await self._host.client.containers.create(body, name=name)
+                attached = holder.attach(stdin=True, stdout=True, stderr=True)
+                await stack.enter_async_context(Wire.to(attached, "the holder's streams"))
+                async with asking("the sandbox's folders could not be held", errors.StartFailed):
+                    await holder.start()
+                self._holder = holder
+                if self.copies:
+                    await self._copy_in()
+                yield
+        finally:
+            self._holder = None
+            self._host.broom.take(Litter([name], list(self._volumes)))
+
+    async def _make_volumes(self) -> None:
+        for name in self._volumes:
+            body = docker_spec.volume(name, self.plan.limits.disk, self._host.owner, self.id)
+            async with asking("the sandbox's folders could not be made", errors.StartFailed):
+                await self._host.client.volumes.create(body)
+
+    def _holder_facts(self) -> docker_spec.Guest:
+        room = 3 * self.plan.limits.disk + 64 * MIB  # what is written through it counts as its own
+        limits = self.plan.limits.model_copy(update={"memory": room, "pids": 64})
+        return docker_spec.Guest(
+            self._host.flavour, self._image(None), ("/bin/sh", "-c", docker_spec.HOLD), docker_spec.KEEPER, limits,
+            self._host.owner, self.id, runtime=self._host.runtime, volumes=self._volumes,
+            workspace=None if self.copies else self.plan.workspace,
+        )  # fmt: skip
+
+    def _image(self, language: str | None) -> str:
+        return self.plan.image or self._host.image_for(language)
+
+    # --- files ---
+
+    async def put(self, files_in: Sequence[File]) -> None:
+        """As the guest's own."""
+        names = [file.path for file in files_in]
+        await self._inside(docker_files.REPLACE, docker_files.archive(files_in), names, what="the file")
+
+    async def get(self, patterns: Sequence[str], limit: int = files.MAX_COLLECTED) -> Collected:
+        said = await self._inside(docker_files.LIST, limit=docker_files.LIST_LIMIT)
+        chosen, left_out = docker_files.wanted(said, patterns, limit)
+        if not chosen:
+            return Collected((), tuple(left_out))
+        names = "".join(f"./{item.path}\n" for item in chosen).encode()
+        try:
+            said = await self._inside(docker_files.FETCH, names, limit=docker_files.room(chosen), strict=False)
+        except errors.ExecutionFailed:
+            return Collected((), (*left_out, *(f"{item.path}: changed while it was read" for item in chosen)))
+        collected = await anyio.to_thread.run_sync(docker_files.unpacked, said, chosen)
+        return Collected(collected.files, (*left_out, *collected.left_out))
+
+    async def list(self) -> tuple[Entry, ...]:
+        return docker_files.entries(await self._inside(docker_files.LIST, limit=docker_files.LIST_LIMIT))
+
+    async def _copy_in(self) -> None:
+        assert self.plan.workspace
+        path, limit = self.plan.workspace.path, self.plan.limits.disk
+        self._copied = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
+        if self._copied:
+            await self._inside(docker_files.LAY, docker_files.archive(self._copied), what="the granted folder")
+
+    async def _copy_back(self) -> tuple[str, ...]:
+        assert self.plan.workspace
+        after = await self.get(["**"], limit=self.plan.limits.disk)
+        path, before = self.plan.workspace.path, self._copied
+        self._copied = after.files
+        return await anyio.to_thread.run_sync(docker_files.bring_back, after, before, path)
+
+    async def _inside(
+        self, script: str, stdin: bytes = b"", words: Sequence[str] = (), *, limit: int = 0, what: str = "the files",
+        strict: bool = True,
+    ) -> bytes:  # fmt: skip
+        """Runs one of our small programs in the holder, with the guest's rights."""
+        if self._holder is None:
+            raise errors.ExecutionFailed("this sandbox keeps no files", fix="open it with keep_files")
+        argv = ["/bin/sh", "-c", script, WORKSPACE, *words]
+        return await execute(self._holder, argv, self.uid, stdin, limit=limit, what=what, strict=strict)
+
+    # --- running ---
+
+    async def run(self, command: Command, emit: Emit, control: Control) -> Result:
+        async with self._one_at_a_time:
+            result = await self._run(command, emit, control)
+            if self.copies and self.plan.workspace and self.plan.workspace.write:
+                left_out = await self._copy_back()
+                told = (*result.reasons, *(f"not copied back: {what}" for what in left_out))
+                result = result.model_copy(update={"reasons": told})
+        return result
+
+    async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
+        limits = command.limits or self.plan.limits
+        name = f"{self.id}-{secrets.token_hex(4)}"
+        given = dict(self.plan.files) | dict(command.files)
+
+        async def deliver(container: DockerContainer) -> None:
+            if given or self._holder:  # in a kept folder the last command's files have to go
+                await self._deliver(self._holder or container, given)
+
+        job = Job(self.id, name, self._body(command, limits, bool(given)), command.stdin, limits, deliver)
+        try:
+            return await DockerRun(self._host.client, job, emit, control).go()
+        except errors.ImageNotFound as error:
+            image = self._image(command.language)
+            raise errors.ImageNotFound(error.message, fix=f"{self._host.flavour.name} pull {image}") from None
+        finally:
+            self._host.broom.take(Litter([name]))
+
+    def _body(self, command: Command, limits: Limits, given: bool) -> dict[str, Any]:
+        argv = ("/bin/sh", "-c", docker_spec.WAIT, "belljar", command.cwd, *command.argv)
+        locked = (WORKSPACE,) if self.copies and self.plan.workspace and not self.plan.workspace.write else ()
+        guest = docker_spec.Guest(
+            self._host.flavour, self._image(command.language), argv, self.uid, limits, self._host.owner, self.id,
+            runtime=self._host.runtime, env=docker_spec.GUEST_ENV | dict(command.env), volumes=self._volumes,
+            workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
+            locked=locked,
+        )  # fmt: skip
+        return docker_spec.container(guest)
+
+    async def _deliver(self, container: DockerContainer, given: dict[str, bytes]) -> None:
+        """As the keeper's, whom the guest cannot touch; below a folder that the guest made, as the guest's own."""
+        tree = [File(path=path, content=content, read_only=True) for path, content in given.items()]
+        argv, data = ["/bin/sh", "-c", docker_files.DELIVER, self.plan.inputs], docker_files.archive(tree, sticky=True)
+        try:
+            await execute(container, argv, docker_spec.KEEPER, data, what="the input files")
+        except errors.ExecutionFailed:
+            argv[2] = docker_files.LAY
+            data = docker_files.archive(tree)
+            await execute(container, argv, self.uid, data, what="the input files")
+
+
+async def execute(
+    container: DockerContainer, argv: Sequence[str], uid: int, stdin: bytes, *, limit: int = 0,
+    what: str = "the files", strict: bool = True,
+) -> bytes:  # fmt: skip
+    """Runs a program of ours in a container and returns what it printed; over the limit is a failure."""
+    out, complaint = bytearray(), bytearray()
+    async with asking(what, seconds=_MOVING):
+        call = await container.exec(list(argv), user=f"{uid}:{uid}", stdin=True, workdir="/")
+        with lone_errors():
+            async with Wire.to(call.start(detach=False), what) as wire, anyio.create_task_group() as tasks:
+                tasks.start_soon(_supply, wire, stdin)
+                async for name, data in wire.parts():
+                    if name == "stderr":
+                        complaint += data[: _WORDS - len(complaint)]
+                    elif len(out) + len(data) > limit:
+                        raise errors.ExecutionFailed(f"{what}: more came out than may be taken")
+                    else:
+                        out += data
+                tasks.cancel_scope.cancel()
+        code = (await call.inspect()).get("ExitCode")
+    if strict and code != 0:
+        said = complaint.decode("utf-8", "replace").strip().splitlines()
+        raise errors.ExecutionFailed(f"{what} could not be moved: {said[-1] if said else f'exit code {code}'}")
+    return bytes(out)
+
+
+async def _supply(wire: Wire, data: bytes) -> None:
+    await wire.send(data)
+    wire.end()

@@ -1,0 +1,182 @@
+"""Files into and out of containers, as archives on the standard streams of small programs inside.
+
+The engine's archive API does not reach folders in memory, and would have a root process of the host walk through
+what a guest left. So files go in to `tar` and come out of `find`, `stat` and `tar`, which run inside, behind the same
+walls as a guest, with nobody's rights. What they say is hostile: it is capped, then parsed, and never unpacked.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import stat
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from belljar import errors, files
+from belljar.backends.docker_spec import KEEPER
+from belljar.models import MIB, Collected, Entry, File, format_size, guest_path
+
+_BLOCK = 512
+_LISTED = 2 * files.MAX_ENTRIES
+
+# Takes away what the keeper put in for the last command, then puts in what is for the next.
+DELIVER = (
+    f'cd "$0" || exit 1; umask 022; find . -xdev -uid {KEEPER} -type f -delete 2>/dev/null; '
+    f"find . -xdev -mindepth 1 -depth -uid {KEEPER} -type d -exec rmdir {{}} + 2>/dev/null; exec tar -xpf -"
+)
+LAY = 'cd "$0" && umask 022 && exec tar -xf -'
+# Whole or not at all: unpacked beside, then moved over what was there.
+REPLACE = (
+    'cd "$0" && umask 022 && draft=$(mktemp -d ./.belljar-XXXXXX) || exit 1; trap \'rm -rf "$draft"\' EXIT; '
+    'tar -xf - -C "$draft" || exit 1; for path; do '
+    'case $path in */*) mkdir -p -- "./${path%/*}" || exit 1;; esac; '
+    'if [ -L "./$path" ]; then rm -f -- "./$path" || exit 1; elif [ -d "./$path" ]; then rmdir -- "./$path" || exit 1; fi; '
+    'mv -f -- "$draft/$path" "./$path" || exit 1; done'
+)
+LIST = (
+    f'cd "$0" && find . -xdev -mindepth 1 -maxdepth {files.MAX_DEPTH + 1} -exec stat -c "%u %f %s %n" {{}} + '
+    f"2>/dev/null | head -n {_LISTED}"
+)
+FETCH = 'cd "$0" && exec tar -cf - -T - 2>/dev/null'
+LIST_LIMIT = 32 * MIB
+
+
+def archive(tree: Iterable[File], *, sticky: bool = False) -> bytes:
+    """A tar of files and the folders on the way; sticky: so that only who put them in can take them out."""
+    buffer = io.BytesIO()
+    folders: set[str] = set()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for file in tree:
+            for parent in reversed(PurePosixPath(file.path).parents[:-1] if sticky else ()):
+                if str(parent) not in folders:
+                    folders.add(str(parent))
+                    tar.addfile(_member(str(parent), 0o1777, kind=tarfile.DIRTYPE))
+            mode = (0o755 if file.executable else 0o644) & ~(0o222 if file.read_only or sticky else 0)
+            tar.addfile(_member(file.path, mode, len(file.content)), io.BytesIO(file.content))
+    return buffer.getvalue()
+
+
+def _member(path: str, mode: int, size: int = 0, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(f"./{path}")
+    member.mode, member.size, member.type = mode, size, kind
+    return member
+
+
+class Found(NamedTuple):
+    path: str
+    mode: int
+    size: int
+
+
+def listed(said: bytes) -> tuple[list[Found], list[str]]:
+    """What the guest has in its folder, and what cannot be named; the keeper's own things are not the guest's."""
+    found: list[Found] = []
+    kept: list[Found] = []
+    left_out: list[str] = []
+    for line in said.split(b"\n"):
+        match = re.fullmatch(rb"(\d+) ([0-9a-f]+) (\d+) \./(.+)", line)
+        if not match:
+            continue
+        try:
+            path = guest_path(match[4].decode())
+        except ValueError:
+            left_out.append(f"{match[4].decode('utf-8', 'backslashreplace')!r}: an unusable name")
+            continue
+        item = Found(path, int(match[2], 16), int(match[3]))
+        (kept if int(match[1]) == KEEPER else found).append(item)
+    if len(found) > files.MAX_ENTRIES:
+        left_out.append(f"./: more than {files.MAX_ENTRIES} entries, the rest was not looked at")
+        found = found[: files.MAX_ENTRIES]
+    full = {str(parent) for item in found for parent in PurePosixPath(item.path).parents}
+    found += [item for item in kept if stat.S_ISDIR(item.mode) and item.path in full]
+    return sorted(found), left_out
+
+
+def entries(said: bytes) -> tuple[Entry, ...]:
+    return tuple(Entry(item.path, kind(item.mode), item.size) for item in listed(said)[0])
+
+
+def wanted(said: bytes, patterns: Sequence[str], limit: int = files.MAX_COLLECTED) -> tuple[list[Found], list[str]]:
+    """Those regular files that match and fit, and what was left out."""
+    found, left_out = listed(said)
+    chosen: list[Found] = []
+    for item in found:
+        if stat.S_ISDIR(item.mode) or not files.matches(item.path, patterns):
+            continue
+        if not stat.S_ISREG(item.mode):
+            left_out.append(f"{item.path}: {kind(item.mode)}, only regular files leave a sandbox")
+        elif item.size > limit:
+            left_out.append(f"{item.path}: {format_size(item.size)} is over what may be collected")
+        else:
+            limit -= item.size
+            chosen.append(item)
+    return chosen, left_out
+
+
+def room(chosen: Sequence[Found]) -> int:
+    """How long an honest archive of these can be."""
+    return sum(item.size + 8 * _BLOCK for item in chosen) + 64 * _BLOCK
+
+
+def unpacked(said: bytes, chosen: Sequence[Found]) -> Collected:
+    """The contents of the files we asked for, and of no others."""
+    contents = dict(_members(said))
+    taken, left_out = [], []
+    for item in chosen:
+        content = contents.get(item.path)
+        if content is None:
+            left_out.append(f"{item.path}: changed while it was read")
+        else:
+            taken.append(File(path=item.path, content=content, executable=bool(item.mode & 0o100)))
+    return Collected(tuple(taken), tuple(left_out))
+
+
+def _members(said: bytes) -> Iterator[tuple[str, bytes]]:
+    """The regular files of a tar. Only what GNU's and BusyBox's write: no sparse files, no headers that compute."""
+    seen: dict[str, bytes] = {}
+    place, long_name = 0, b""
+    while place + _BLOCK <= len(said):
+        header = said[place : place + _BLOCK]
+        octal = header[124:136].strip(b"\0 ")
+        if not header.strip(b"\0") or not re.fullmatch(rb"[0-7]{1,12}", octal):
+            return
+        size, kind_ = int(octal, 8), header[156:157]
+        content = said[place + _BLOCK : place + _BLOCK + size]
+        place += _BLOCK + -(-size // _BLOCK) * _BLOCK
+        name = long_name or header[:100].rstrip(b"\0")
+        long_name = content.rstrip(b"\0") if kind_ == b"L" else b""
+        path = name.decode("utf-8", "replace").removeprefix("./")
+        if kind_ == b"1":  # another name of a file that came before
+            target = header[157:257].rstrip(b"\0").decode("utf-8", "replace").removeprefix("./")
+            if target in seen:
+                yield path, seen[target]
+        elif kind_ in (b"0", b"\0") and len(content) == size:
+            seen[path] = content
+            yield path, content
+
+
+def bring_back(after: Collected, before: Sequence[File], path: str) -> tuple[str, ...]:
+    """What a guest changed in its copy of a host folder, written by us, file by file, following no link."""
+    was = {file.path: file for file in before}
+    left_out = list(after.left_out)
+    there = {file.path for file in after.files} | {left.partition(": ")[0] for left in left_out}
+    with files.opened(path) as target:
+        files.discard(target, sorted(was.keys() - there, reverse=True))
+        for file in after.files:
+            if was.get(file.path) == file:
+                continue
+            try:
+                if folder := file.path.rpartition("/")[0]:
+                    files.clear(target, [folder], folders=True)
+                files.write(target, [file])
+            except (OSError, errors.BelljarError) as error:
+                left_out.append(f"{file.path}: {error}")
+    return tuple(left_out)
+
+
+def kind(mode: int) -> str:
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "pipe"}
+    return kinds.get(stat.S_IFMT(mode), "device or socket")

@@ -1,0 +1,155 @@
+"""The walls of a container, as the engine's API wants them. Every dangerous choice is in this file."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from belljar.backends.docker_engine import Flavour
+from belljar.models import INPUTS, MIB, WORKSPACE, Limits, Workspace
+
+LABEL = "belljar"
+KEEPER = 60_998  # owns what goes in read-only, and the shared folders: a uid that no guest ever has
+PLAIN_GUEST = 60_999  # for engines that map uids themselves, where ours would not exist
+GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
+_SHM = 64 * MIB
+_PROFILE = Path(__file__).with_name("profiles") / "guest.json"
+_OWN_PROCESSES = 1  # the init counts against the pids limit
+_PERIOD = 100_000
+_LEAST_QUOTA = 1000
+
+# Waits for the word to go (the files are put in place meanwhile), says it back, and becomes the guest.
+WAIT = (
+    "read -r word || exit 125; "
+    'if [ ! -d "$1" ]; then mkdir -p -- "$1" || exit 125; fi; cd -- "$1" || exit 125; shift; '
+    'printf "%s\\n" "$word" >&2; unset word; exec "$@"'
+)
+HOLD = "read -r forever"  # keeps its folders mounted until its stdin is closed
+
+
+class Guest(NamedTuple):
+    """All that differs from one container to the next."""
+
+    flavour: Flavour
+    image: str
+    argv: Sequence[str]
+    uid: int
+    limits: Limits
+    owner: str
+    run: str  # the id of its box
+    runtime: str | None = None
+    env: Mapping[str, str] = {}
+    volumes: Mapping[str, str] = {}  # name -> where it is mounted
+    workspace: Workspace | None = None
+    inputs: bool = False  # does it need a place for inputs beside a granted folder?
+    locked: Sequence[str] = ()  # which of the volumes' places are read-only
+
+
+def container(guest: Guest) -> dict[str, Any]:
+    """The request body that creates it."""
+    return {
+        "Image": guest.image,
+        "Entrypoint": [],
+        "Cmd": list(guest.argv),
+        "User": f"{guest.uid}:{guest.uid}",
+        "WorkingDir": "/",
+        "Hostname": "belljar",
+        "Env": [f"{name}={value}" for name, value in guest.env.items()],
+        "Labels": labels(guest.owner, guest.run),
+        "OpenStdin": True,
+        "StdinOnce": True,
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "Tty": False,
+        "NetworkDisabled": True,
+        "HostConfig": _walls(guest),
+    }
+
+
+def _walls(guest: Guest) -> dict[str, Any]:
+    limits = guest.limits
+    profile = str(_PROFILE) if guest.flavour.profile_by_path else _profile()
+    walls = {
+        "NetworkMode": "none",
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "ReadonlyRootfs": True,
+        "Privileged": False,
+        "CapDrop": ["ALL"],
+        # AppArmor's and SELinux's own profiles hold unless they are switched off, and we never do that.
+        "SecurityOpt": ["no-new-privileges", f"seccomp={profile}"],
+        "Init": True,
+        "Memory": limits.memory,
+        "MemorySwap": limits.memory,  # memory and swap together: so no swap
+        "CpuPeriod": _PERIOD,
+        "CpuQuota": max(_LEAST_QUOTA, math.ceil(limits.cpus * _PERIOD)),
+        "PidsLimit": limits.pids + _OWN_PROCESSES,
+        "ShmSize": _SHM,
+        "Ulimits": [
+            {"Name": name, "Soft": most, "Hard": most}
+            for name, most in (("core", 0), ("nofile", 1024), *guest.flavour.ulimits)
+        ],
+        "LogConfig": {"Type": "none", "Config": {}},  # else a flood of output would fill the host's disk
+        "RestartPolicy": {"Name": "no"},
+        "Tmpfs": _folders(guest),
+        "Binds": [f"{name}:{path}:{'ro' if path in guest.locked else 'rw'}" for name, path in guest.volumes.items()],
+    }
+    if guest.workspace:
+        walls["Mounts"] = [_grant(guest.workspace)]
+    if guest.runtime:
+        walls["Runtime"] = guest.runtime
+    return walls
+
+
+def _folders(guest: Guest) -> dict[str, str]:
+    """Fresh ones for this container, where none are shared. Sticky, so that what the keeper puts in stays."""
+    taken = {*guest.volumes.values(), *((WORKSPACE,) if guest.workspace else ())}
+    wanted = ("/tmp", WORKSPACE, *((INPUTS,) if guest.inputs else ()))
+    options = f"rw,nosuid,nodev,exec,mode=1777,size={guest.limits.disk}"
+    return {path: options for path in wanted if path not in taken}
+
+
+def _grant(workspace: Workspace) -> dict[str, Any]:
+    # Private: what is mounted below the folder later must not appear inside.
+    return {
+        "Type": "bind", "Source": workspace.path, "Target": WORKSPACE, "ReadOnly": not workspace.write,
+        "BindOptions": {"Propagation": "rprivate", "CreateMountpoint": False},
+    }  # fmt: skip
+
+
+def volume(name: str, disk: int, owner: str, run: str) -> dict[str, Any]:
+    """A folder in memory that several containers share, with the size that a box may fill."""
+    options = f"size={disk},mode=1777,uid={KEEPER},gid={KEEPER},nosuid,nodev"
+    return {
+        "Name": name, "Driver": "local", "DriverOpts": {"type": "tmpfs", "device": "tmpfs", "o": options},
+        "Labels": labels(owner, run),
+    }  # fmt: skip
+
+
+def labels(owner: str, run: str) -> dict[str, str]:
+    """Who made it and when, for whoever finds it when we are gone."""
+    return {
+        LABEL: "1",
+        f"{LABEL}.owner": owner,
+        f"{LABEL}.boot": boot(),
+        f"{LABEL}.run": run,
+        f"{LABEL}.created": str(int(time.time())),
+        f"{LABEL}.user": str(os.geteuid()),
+    }
+
+
+@cache
+def boot() -> str:
+    """This run of this machine's kernel: an owner's name says nothing elsewhere."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@cache
+def _profile() -> str:
+    return _PROFILE.read_text()

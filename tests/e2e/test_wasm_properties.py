@@ -1,0 +1,163 @@
+"""Two promises of the wasm backend, for programs and histories nobody thought of."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+import belljar
+from belljar import errors
+from belljar.backends import wasm_cache
+from belljar.backends.native import create as create_native
+from belljar.backends.wasm import Wasm
+from belljar.settings import load
+
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture(scope="module")
+def wasm() -> Iterator[Wasm]:
+    options = load()
+    store = wasm_cache.Store.of(options)
+    try:
+        store.check()
+    except errors.NotAvailable as error:
+        pytest.skip(f"{error}: run `belljar setup wasm`, as `make test` does")
+    backend = Wasm(create_native(options), store)
+    yield backend
+    backend.close()
+
+
+# --- (a) a program in a world without chance ---
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+values = st.one_of(st.integers(-(10**6), 10**6), texts, st.floats(allow_nan=False), st.binary(max_size=4))
+STATEMENTS = (
+    st.builds("print(random.random(), random.sample(range(100), {}))".format, st.integers(1, 9)),
+    st.builds("print(os.urandom({}).hex())".format, st.integers(0, 300)),
+    st.builds("print(uuid.uuid4(), secrets.token_hex({}))".format, st.integers(1, 9)),
+    st.just("print(time.time_ns(), time.monotonic_ns(), time.perf_counter_ns(), time.process_time_ns())"),
+    st.builds("time.sleep({}); print(datetime.datetime.now())".format, st.integers(0, 90)),
+    st.builds("print({!r})".format, st.dictionaries(texts, values, max_size=5)),
+    st.builds("print(set({!r}), hash({!r}))".format, st.lists(values, max_size=6), texts),
+    st.builds("print(object(), {{object() for _ in range({})}})".format, st.integers(1, 5)),
+    st.builds("open('{}', 'w').write({!r})".format, st.sampled_from(NAMES), texts.map(ascii)),
+    st.builds("os.makedirs('{}/{}', exist_ok=True)".format, st.sampled_from("de"), st.sampled_from(NAMES)),
+    st.builds("os.path.exists('{0}') and os.remove('{0}')".format, st.sampled_from(NAMES)),
+    st.just("print(os.listdir('.'), [(e.name, e.inode(), e.stat()) for e in os.scandir('.')])"),
+    st.just("print(tempfile.mkdtemp(), os.listdir('/tmp'), os.stat('/tmp'))"),
+    st.builds("print({!r}, file=sys.stderr)".format, texts.map(ascii)),
+    st.builds("[n ** 2 for n in range({})]".format, st.integers(0, 1000)),
+    st.builds("{!r} / {!r}".format, values, st.integers(0, 3)),
+)
+IMPORTS = "import datetime, os, random, secrets, sys, tempfile, time, uuid\n"
+programs = st.lists(st.one_of(STATEMENTS), min_size=1, max_size=8).map(lambda lines: IMPORTS + "\n".join(lines))
+
+
+def _seen(result: belljar.Result) -> tuple[object, ...]:
+    return result.status, result.exit_code, result.stdout, result.stderr, result.fuel_consumed
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(program=programs, seed=st.integers(0, 2**64), start=st.integers(0, 2**32))
+def test_a_program_run_twice_without_chance_does_the_same(wasm: Wasm, program: str, seed: int, start: int) -> None:
+    world = {"seed": seed, "start": start}
+    first, second = (belljar.run(program, backend=wasm, deterministic=world) for _ in range(2))
+    note(first.stdout)
+    assert first.status in ("success", "error")
+    assert _seen(first) == _seen(second)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seeds=st.lists(st.integers(), min_size=2, max_size=2, unique=True))
+def test_another_seed_gives_other_numbers(wasm: Wasm, seeds: list[int]) -> None:
+    code = "import os, random; print(random.random(), os.urandom(8))"
+    one, other = (belljar.run(code, backend=wasm, deterministic={"seed": seed}).stdout.split() for seed in seeds)
+    assert one[0] != other[0] and one[1:] != other[1:]
+
+
+# --- (b) branches ---
+
+LOOK = (
+    "print({n: globals()[n] for n in ('a', 'b', 'c') if n in globals()},"
+    " {n: open(n).read() for n in sorted(__import__('os').listdir('.'))})"
+)
+World = tuple[dict[str, int], dict[str, str]]
+steps = st.one_of(
+    st.tuples(st.just("assign"), st.sampled_from(NAMES), st.integers(0, 99)),
+    st.tuples(st.just("write"), st.sampled_from(NAMES), st.integers(0, 99)),
+    st.tuples(st.just("remove"), st.sampled_from(NAMES), st.just(0)),
+    st.tuples(st.just("fork"), st.just(""), st.just(0)),
+    st.tuples(st.just("checkpoint"), st.just(""), st.just(0)),
+    st.tuples(st.just("rollback"), st.just(""), st.integers(0, 9)),
+    st.tuples(st.just("fork old"), st.just(""), st.integers(0, 9)),
+    st.tuples(st.just("crash"), st.just(""), st.integers(0, 9)),
+)
+MOST_BRANCHES = 4
+
+
+class Tree:
+    """Branches of one session, each with a model of what it must see."""
+
+    def __init__(self, wasm: Wasm, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self.branches: list[tuple[Any, World]] = [(stack.enter_context(belljar.Session(backend=wasm)), ({}, {}))]
+        self._copies: list[tuple[Any, World]] = []
+        self._keep(0)
+
+    def _keep(self, at: int) -> None:
+        session, world = self.branches[at]
+        self._copies.append((session.checkpoint(), _copied(world)))
+
+    def _grow(self, fork: Any, world: World) -> None:
+        if len(self.branches) < MOST_BRANCHES:
+            self.branches.append((self._stack.enter_context(fork), _copied(world)))
+
+    def step(self, at: int, what: str, name: str, number: int) -> None:
+        at %= len(self.branches)
+        session, (memory, files) = self.branches[at]
+        copy, then = self._copies[number % len(self._copies)]
+        match what:
+            case "assign":
+                memory[name] = number
+                assert session.run(f"{name} = {number}").ok
+            case "write":
+                files[name] = str(number)
+                assert session.run(f"_ = open({name!r}, 'w').write('{number}')").ok
+            case "remove":
+                assert session.run(f"import os; os.remove({name!r})").ok == (files.pop(name, None) is not None)
+            case "fork":
+                self._grow(session.fork(), (memory, files))
+            case "fork old":
+                self._grow(session.fork(copy), then)
+            case "checkpoint":
+                self._keep(at)
+            case "rollback" | "crash":
+                if what == "crash":
+                    assert session.run("a = b = c = -1\nwhile True: pass", timeout=0.05).status == "timeout"
+                session.rollback(copy)
+                self.branches[at] = (session, _copied(then))
+
+
+def _copied(world: World) -> World:
+    return dict(world[0]), dict(world[1])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(history=st.lists(st.tuples(st.integers(0, MOST_BRANCHES - 1), steps), max_size=12))
+def test_every_branch_sees_its_own_history_and_no_other(
+    wasm: Wasm, history: list[tuple[int, tuple[str, str, int]]]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        tree = Tree(wasm, stack)
+        for at, (what, name, number) in history:
+            tree.step(at, what, name, number)
+            for session, (memory, files) in tree.branches:
+                seen = session.run(LOOK)
+                expected = {n: memory[n] for n in NAMES if n in memory}, {n: files[n] for n in sorted(files)}
+                assert seen.stdout == f"{expected[0]} {expected[1]}\n", seen.stderr
