@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from belljar import errors
 from belljar.backends.base import Snapshot
-from belljar.files import unnamed
+from belljar.files import seal, unnamed
 from belljar.models import GIB, File, GuestPath, Model
 
 _FORMAT = 1
@@ -88,6 +88,7 @@ def _read(archive: zipfile.ZipFile) -> Snapshot:
     snapshot = Snapshot(head.binary, head.size, head.count, unnamed(), tuple(files), head.folders)
     with archive.open("memory") as memory:
         _copy(memory, snapshot.pages, head.count * (_PAGE + 4))
+    seal(snapshot.pages)
     return snapshot
 
 

@@ -53,9 +53,17 @@ def below(root: int, path: str) -> Iterator[int]:
 def unnamed() -> int:
     """A file without a name, in memory where that can be: nothing to leave behind."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("belljar", os.MFD_CLOEXEC)
+        return os.memfd_create("belljar", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def seal(fd: int) -> None:
+    """From here on nobody changes an unnamed file, whatever descriptor they hold; where the kernel can do that."""
+    with suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
 
 def write(root: int, files: Sequence[File], *, owner: int | None = None) -> None:

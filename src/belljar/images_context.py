@@ -23,7 +23,7 @@ _KEPT_LINES = 30
 _LONGEST_LINE = 2000
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_STEP = re.compile(r"step (\d+)/(\d+) ?: (.*)", re.IGNORECASE)
+_STEP = re.compile(r"step (\d{1,4})/(\d{1,4}) ?: (.*)", re.IGNORECASE)
 
 
 # --- .dockerignore -----------------------------------------------------------------------------
@@ -120,7 +120,8 @@ class _Packing:
             self.entries += 1
             if self.entries > MAX_ENTRIES or depth > _MAX_DEPTH:
                 raise errors.PolicyDenied(
-                    f"context: more than {MAX_ENTRIES} entries or {_MAX_DEPTH} folders deep", fix=f"name some in {IGNORE}"
+                    f"context: more than {MAX_ENTRIES} entries or {_MAX_DEPTH} folders deep",
+                    fix=f"name some in {IGNORE}",
                 )
             self._entry(tar, folder, path, facts)
             if is_folder:
@@ -168,7 +169,9 @@ class _Packing:
                     raise OSError("no file any more")
                 tar.addfile(entry, source)
             except OSError:
-                raise errors.InvalidRequest(f"context: {entry.name} changed while it was read", fix="try again") from None
+                raise errors.InvalidRequest(
+                    f"context: {entry.name} changed while it was read", fix="try again"
+                ) from None
 
 
 def _inside(path: str, target: str) -> str:
@@ -248,7 +251,8 @@ class BuildLog:
         return [line for raw in lines if (line := self._line(raw.rstrip("\r")[:_LONGEST_LINE]))]
 
     def _line(self, line: str) -> str:
-        if match := _STEP.fullmatch(line):
+        match = _STEP.fullmatch(line)
+        if match and int(match[1]) == self.number + 1:  # what a step prints may look like the announcement of one
             self.number, self.total, self.step = int(match[1]), int(match[2]), line
             self._lines.clear()
         elif line.strip():

@@ -69,7 +69,7 @@ def _summed(found: Iterator[Finding], subjects: frozenset[str]) -> Report:
 
 
 def _rank(severity: str) -> float:
-    return SEVERITIES.index(severity) if severity in SEVERITIES else 2.5  # type: ignore[arg-type]
+    return SEVERITIES.index(severity) if severity in SEVERITIES else 2.5
 
 
 def _severity(value: object) -> str:

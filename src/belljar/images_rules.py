@@ -226,7 +226,7 @@ def check_pin(reference: Reference, pin: Pin | None, facts: ImageFacts, settings
 # --- signatures --------------------------------------------------------------------------------
 
 
-def signature_command(reference: Reference, facts: ImageFacts, settings: ImageSettings) -> list[str]:
+def signature_command(reference: Reference, digest: str, settings: ImageSettings) -> list[str]:
     """cosign's command line for the very digest that will be run; a tag could mean another image by then."""
     words = settings.cosign_arguments
     anchors = ("--key", "--certificate-identity", "--certificate-identity-regexp")
@@ -236,11 +236,11 @@ def signature_command(reference: Reference, facts: ImageFacts, settings: ImageSe
     elif not any(word.partition("=")[0] in anchors for word in words):
         # Without a key or an identity, old versions accept the signature of anybody.
         problem, fix = "images.cosign_arguments name no signer", f"add one of {', '.join(anchors)}"
-    elif not facts.digest:
+    elif not digest:
         problem, fix = "it was never in a registry, so nobody can have signed it", "push it, sign it, and pull it"
     if problem:
         raise refused_signature(str(reference), problem, fix)
-    return [settings.cosign, "verify", *words, reference.at(facts.digest)]
+    return [settings.cosign, "verify", *words, reference.at(digest)]
 
 
 def refused_signature(image: str, problem: str, fix: str) -> errors.ImageRefused:

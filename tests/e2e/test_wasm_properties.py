@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
@@ -15,8 +16,10 @@ from belljar import errors
 from belljar.backends import wasm_cache
 from belljar.backends.native import create as create_native
 from belljar.backends.wasm import Wasm
+from belljar.models import Plan
 from belljar.settings import load
 
+pytestmark = pytest.mark.anyio
 NAMES = ("a", "b", "c")
 
 
@@ -31,6 +34,13 @@ def wasm() -> Iterator[Wasm]:
     backend = Wasm(create_native(options), store)
     yield backend
     backend.close()
+
+
+async def value(session: belljar.Session, code: str) -> str:
+    """What an expression is in a session, as text."""
+    turn = await session.run(code)
+    assert turn.ok, (turn.status, turn.stderr)
+    return str(turn.results[0]["text/plain"])
 
 
 # --- (a) a program in a world without chance ---
@@ -79,6 +89,46 @@ def test_another_seed_gives_other_numbers(wasm: Wasm, seeds: list[int]) -> None:
     code = "import os, random; print(random.random(), os.urandom(8))"
     one, other = (belljar.run(code, backend=wasm, deterministic={"seed": seed}).stdout.split() for seed in seeds)
     assert one[0] != other[0] and one[1:] != other[1:]
+
+
+async def test_a_run_that_is_out_of_fuel_says_so_and_a_run_burns_the_same_each_time(wasm: Wasm) -> None:
+    starved = await belljar.arun("while True: pass", backend=wasm, fuel=50_000_000, timeout=20)
+    assert (starved.status, starved.error and starved.error.error_type) == ("fuel_exhausted", "FUEL_EXHAUSTED")
+    code = "print(sum(n * n for n in range(1000)))"
+    runs = [await belljar.arun(code, backend=wasm, deterministic=True) for _ in range(3)]
+    assert len({run.fuel_consumed for run in runs}) == 1
+    enough = runs[0].fuel_consumed
+    assert enough is not None and enough > 10_000
+    assert (await belljar.arun(code, backend=wasm, deterministic=True, fuel=enough + 1)).ok
+    assert (await belljar.arun(code, backend=wasm, deterministic=True, fuel=enough // 2)).status == "fuel_exhausted"
+    assert (await belljar.arun(code, backend=wasm, fuel=1)).status == "fuel_exhausted"
+
+
+async def test_a_world_without_chance_is_the_same_in_every_worker(wasm: Wasm) -> None:
+    code = "import os, random, time\nprint(os.urandom(4).hex(), random.random(), time.time(), os.stat('.').st_ino)"
+    seen = []
+    for _ in range(2):
+        seen.append(await belljar.arun(code, backend=wasm, deterministic=True))
+        wasm.close()  # the next one starts a worker of its own
+    assert seen[0].ok, seen[0].stderr
+    assert len({(run.stdout, run.fuel_consumed) for run in seen}) == 1
+    other = await belljar.arun(code, backend=wasm, deterministic={"seed": 1})
+    assert other.stdout != seen[0].stdout
+    assert (await belljar.arun(code, backend=wasm)).stdout != seen[0].stdout
+
+
+async def test_a_sandbox_or_session_without_chance_keeps_its_word_or_is_refused(wasm: Wasm) -> None:
+    draws = []
+    for kind in (belljar.Sandbox, belljar.Session):
+        drawn = set()
+        for _ in range(2):
+            try:
+                async with kind(backend=wasm, deterministic=True) as box:
+                    drawn.add((await box.run("import random; print(random.random())")).stdout)
+            except (errors.InvalidRequest, errors.PolicyDenied):
+                drawn.add("refused")
+        draws.append(len(drawn))
+    assert draws == [1, 1], "chance came in, and nobody said so"
 
 
 # --- (b) branches ---
@@ -161,3 +211,40 @@ def test_every_branch_sees_its_own_history_and_no_other(
                 seen = session.run(LOOK)
                 expected = {n: memory[n] for n in NAMES if n in memory}, {n: files[n] for n in sorted(files)}
                 assert seen.stdout == f"{expected[0]} {expected[1]}\n", seen.stderr
+
+
+async def test_a_hundred_branches_of_one_checkpoint(wasm: Wasm) -> None:
+    right = []
+    async with belljar.Session(backend=wasm) as session:
+        await session.run("import numpy as np; x = np.arange(10)")
+        trunk = await session.checkpoint()
+
+        async def grow(number: int) -> None:
+            async with session.fork(trunk) as branch:
+                right.append(await value(branch, f"x[0] = {number}; int(x.sum())") == str(45 + number))
+
+        for number in range(92):
+            await grow(number)
+        async with anyio.create_task_group() as tasks:
+            for number in range(92, 100):
+                tasks.start_soon(grow, number)
+        assert await value(session, "int(x.sum())") == "45"
+    assert right == [True] * 100
+
+
+async def test_a_session_that_wrote_all_its_memory_is_copied_whole(wasm: Wasm) -> None:
+    async with belljar.Session(backend=wasm, memory="160M") as session:
+        await session.run("x = bytearray(range(256)) * (100 << 12); import zlib")
+        total = await value(session, "zlib.crc32(x)")
+        async with session.fork() as branch:
+            assert await value(branch, "zlib.crc32(x)") == total
+            await branch.run("x[:] = bytes(len(x))")
+        assert await value(session, "zlib.crc32(x)") == total
+
+
+async def test_an_idle_worker_does_not_keep_the_memory_of_the_session_it_served(wasm: Wasm) -> None:
+    async with belljar.Session(backend=wasm) as session:
+        assert (await session.run("x = bytearray(b'1') * (100 << 20); secret = 'tell' + 'nobody'")).ok
+    async with wasm.open(Plan(keep_files=True)) as box:
+        with pytest.raises(errors.ExecutionFailed):  # a box that has no session has nothing to copy
+            await box.snapshot()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gc
 import json
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import belljar
@@ -20,7 +22,6 @@ from belljar.backends import wasm_cache
 from belljar.backends.native import create as create_native
 from belljar.backends.wasm import Wasm
 from belljar.engine import Engine
-from belljar.models import Plan
 from conftest import Traces, eventually
 
 pytestmark = pytest.mark.anyio
@@ -159,49 +160,17 @@ async def test_a_branch_has_memory_files_and_folders_and_shares_none_of_them(was
         assert await value(parent, look) == "([1, 3], ['d', 'theirs'], 'p', ['t'])"
 
 
-async def test_a_branch_outlives_its_parent_and_a_checkpoint_both(wasm: Wasm) -> None:
-    parent = belljar.Session(backend=wasm)
-    async with parent:
-        await parent.run("x = 1")
-        saved, late = await parent.checkpoint(), parent.fork()
-        branch = await parent.fork().__aenter__()
-    try:
-        assert await value(branch, "x") == "1"
+def test_a_branch_outlives_its_parent_and_a_checkpoint_both(wasm: Wasm) -> None:
+    with contextlib.ExitStack() as branches:
+        with belljar.Session(backend=wasm) as parent:
+            parent.run("x = 1")
+            saved, late = parent.checkpoint(), parent.fork()
+            branch = branches.enter_context(parent.fork())
+        assert branch.run("x").results == ({"text/plain": "1"},)
         with pytest.raises(errors.InvalidRequest, match="not open"):
-            await late.__aenter__()
-        async with branch.fork(saved) as again:
-            assert await value(again, "x") == "1"
-    finally:
-        await branch.__aexit__(None, None, None)
-
-
-async def test_a_hundred_branches_of_one_checkpoint(wasm: Wasm) -> None:
-    right = []
-    async with belljar.Session(backend=wasm) as session:
-        await session.run("import numpy as np; x = np.arange(10)")
-        trunk = await session.checkpoint()
-
-        async def grow(number: int) -> None:
-            async with session.fork(trunk) as branch:
-                right.append(await value(branch, f"x[0] = {number}; int(x.sum())") == str(45 + number))
-
-        for number in range(92):
-            await grow(number)
-        async with anyio.create_task_group() as tasks:
-            for number in range(92, 100):
-                tasks.start_soon(grow, number)
-        assert await value(session, "int(x.sum())") == "45"
-    assert right == [True] * 100
-
-
-async def test_a_session_that_wrote_all_its_memory_is_copied_whole(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm, memory="160M") as session:
-        await session.run("x = bytearray(range(256)) * (100 << 12); import zlib")
-        total = await value(session, "zlib.crc32(x)")
-        async with session.fork() as branch:
-            assert await value(branch, "zlib.crc32(x)") == total
-            await branch.run("x[:] = bytes(len(x))")
-        assert await value(session, "zlib.crc32(x)") == total
+            late.__enter__()
+        again = branches.enter_context(branch.fork(saved))
+        assert again.run("x").results == ({"text/plain": "1"},)
 
 
 async def test_what_cannot_be_copied_is_not_lost_in_silence(wasm: Wasm) -> None:
@@ -229,6 +198,13 @@ async def test_links_in_the_box_lead_nowhere_in_a_copy(wasm: Wasm) -> None:
             assert await value(branch, "[n for n in os.listdir('.') if os.path.islink(n)]") == "[]"
         await session.rollback(copy)
         assert await value(session, "sorted(os.listdir('.'))") == "['d']"
+
+
+async def test_a_branch_has_every_folder_however_many_there_are(wasm: Wasm) -> None:
+    async with belljar.Session(backend=wasm) as session:
+        assert (await session.run("import os\nfor n in range(11_000): os.mkdir(f'd{n:05}')")).ok
+        async with session.fork() as branch:
+            assert await value(branch, "os.path.isdir('d00000'), os.path.isdir('d10999')") == "(True, True)"
 
 
 async def test_a_refused_rollback_leaves_the_session_as_it_is(wasm: Wasm) -> None:
@@ -291,7 +267,7 @@ async def test_a_worker_killed_during_a_copy_costs_the_session_and_not_the_check
 
             async def strike() -> None:
                 while not worker._busy:
-                    await anyio.sleep(0)
+                    await anyio.lowlevel.checkpoint()
                 worker.kill()
 
             tasks.start_soon(strike)
@@ -335,6 +311,7 @@ async def test_a_fork_cancelled_halfway_leaves_nothing_and_the_parent_as_it_was(
         "import __main__; __main__._belljar = None",
         "import sys; sys.modules['__main__'].__dict__.clear()",
         "import _host; _host.call = None",
+        "import sys; sys.stdout.close(); sys.stderr.close(); 1 / 0",
         "import gc\nfor d in gc.get_objects():\n    if type(d) is dict and 'take_turn' in d: d['take_turn'] = None",
         "x = []\ntry:\n    while True: x.append(bytearray(1 << 10))\nexcept MemoryError: pass",
     ],
@@ -381,9 +358,14 @@ async def test_a_result_too_large_to_show_is_flagged(wasm: Wasm) -> None:
 
 async def test_a_checkpoint_cannot_be_changed_by_whoever_was_given_it_to_read(wasm: Wasm) -> None:
     async with belljar.Session(backend=wasm) as session:
-        pages = (await session.checkpoint())._snapshot.pages
-        with pytest.raises(PermissionError):  # a worker that got out of its interpreter could try the same
-            os.pwrite(os.open(f"/proc/self/fd/{pages}", os.O_RDWR), b"evil", 0)
+        copy = await session.checkpoint()
+        with contextlib.suppress(PermissionError):  # a worker that got out of its interpreter could try the same
+            fd = os.open(f"/proc/self/fd/{copy._snapshot.pages}", os.O_RDWR)
+            try:
+                with pytest.raises(PermissionError):
+                    os.pwrite(fd, b"evil", 0)
+            finally:
+                os.close(fd)
 
 
 # --- on disk ---
@@ -461,14 +443,14 @@ async def test_a_saved_file_that_is_not_as_we_wrote_it_is_refused_in_words(
     broken = {
         "nothing": b"", "text": b"hello", "cut": data[:-100], "cut in half": data[: len(data) // 2],
         "a flipped byte": data[:2000] + bytes([data[2000] ^ 255]) + data[2001:],
-        "a flipped method": data.replace(b"PK\x01\x02\x14\x03", b"PK\x01\x02\x14\x03", 1).replace(b"\x08\0", b"\x63\0"),
+        "a flipped method": data.replace(b"\x08\0", b"\x63\0"),
         "an encrypted member": data.replace(b"PK\x01\x02\x14\x03\x14\0\0\0", b"PK\x01\x02\x14\x03\x14\0\x01\0"),
     }  # fmt: skip
     for what, content in broken.items():
         bad.write_bytes(content)
         if (said := await _refusal(bad, wasm)) != "refused":
             wrong[what] = said
-    assert not wrong
+    assert wrong == {}
     wasm.close()
     assert eventually(lambda: not traces.all()), traces.all()
     assert sorted(os.listdir(tmp_path)) == ["bad", "good"]
@@ -503,18 +485,20 @@ async def test_sessions_and_their_copies_leave_no_descriptor_process_or_group(wa
 
     await use()  # what is made once and kept: an event loop's pipes, threads
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before, copies_before = len(os.listdir("/proc/self/fd")), _copies()
     for _ in range(5):
         await use()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert not [name for name in map(_target, os.listdir("/proc/self/fd")) if "belljar-checkpoint" in name]
+    assert _copies() <= copies_before
     wasm.close()
     assert eventually(lambda: not traces.all()), traces.all()
 
 
-def _target(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return ""
+def _copies() -> int:
+    """How many checkpoints' files this process holds open."""
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sum("belljar" in name and "deleted" in name for name in names)

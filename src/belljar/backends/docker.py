@@ -113,7 +113,7 @@ class Containers:
         flavour = self._address.flavour
         async with asking(f"{self.name} at {self._address}", errors.NotAvailable, seconds=10, fix=flavour.start):
             version = await client.version()
-            said: dict[str, Any] = await client.system.info()
+            said: dict[str, Any] = dict(await client.system.info())
             api = tuple(int(part) for part in str(version["ApiVersion"]).split("."))
             kernel, security = str(said.get("KernelVersion", "")), " ".join(map(str, said.get("SecurityOptions") or ()))
             address = self._address._replace(version="v" + ".".join(map(str, api)))
@@ -127,7 +127,8 @@ class Containers:
             cgroup=f"cgroup v{said.get('CgroupVersion', '1')}",
             limits={name: bool(said.get(key)) for name, key in
                     (("memory", "MemoryLimit"), ("pids", "PidsLimit"), ("cpus", "CpuCfsQuota"))},
-            runtimes=tuple(said.get("Runtimes") or {}), default=str(said.get("DefaultRuntime") or ""),
+            runtimes=_runtimes(said.get("Runtimes") or {}, self._address.local),
+            default=os.path.basename(str(said.get("DefaultRuntime") or "")),
             maps_uids=bool(re.search(r"name=(rootless|userns)|rootless", security)), labelled="selinux" in security,
         )  # fmt: skip
 
@@ -159,16 +160,20 @@ class Containers:
         for wall in list(proofs)[: 3 if own_kernel else 5]:
             if wall not in seen:
                 raise errors.NotAvailable(f"the probe could not prove: {wall}", context={"output": said[:2000]})
-        walls = (["a kernel of its own"] if own_kernel else self._namespaces(facts, said)) + seen
-        return _promise(facts, walls, own_kernel, [wall for wall in proofs if wall not in seen])
+        spaces = [] if own_kernel else self._namespaces(facts, said)
+        unseen = [wall for wall in proofs if wall not in seen]
+        if spaces and "cgroup namespace" not in spaces:
+            unseen.append("cgroup namespace")
+        return _promise(facts, [*(["a kernel of its own"] if own_kernel else spaces), *seen], own_kernel, unseen)
 
     def _namespaces(self, facts: Facts, said: str) -> list[str]:
         walls = []
         for name in _NAMESPACES if facts.address.local and os.path.exists("/proc/self/ns") else ():
             outside = f"{name}:[{os.stat(f'/proc/self/ns/{name}').st_ino}]"
-            if f"ns {name} {outside}" in said or f"ns {name} {name}:[" not in said:
+            if f"ns {name} {outside}" not in said and f"ns {name} {name}:[" in said:
+                walls.append(f"{name} namespace")
+            elif name != "cgroup":  # without it a guest can read the names of groups, and no more
                 raise errors.NotAvailable(f"the guest was not in a {name} namespace of its own")
-            walls.append(f"{name} namespace")
         return walls
 
     async def languages(self) -> tuple[LanguageSupport, ...]:
@@ -267,6 +272,12 @@ class Containers:
         return len(dead)
 
 
+def _runtimes(told: Mapping[str, Any], local: bool) -> tuple[str, ...]:
+    """Podman names every runtime it has ever heard of: those that are not there are left out."""
+    paths = {name: str((about or {}).get("path") or "") for name, about in told.items()}
+    return tuple(name for name, path in paths.items() if not (local and path[:1] == "/") or os.path.exists(path))
+
+
 def _is_orphan(labels: Mapping[str, str] | None, running: bool) -> bool:
     labels = labels or {}
     if labels.get(f"{docker_spec.LABEL}.boot") == docker_spec.boot():
@@ -281,7 +292,7 @@ def _promise(facts: Facts, walls: Sequence[str], own_kernel: bool, unseen: Seque
     weaker = [f"{name} is not limited" for name, how in limits.items() if how == "not limited"]
     return Guarantees(
         isolation=Isolation.KERNEL if own_kernel else Isolation.NAMESPACE, walls=tuple(walls), limits=limits,
-        network="none", weaker=(*weaker, *(f"not shown by this kernel: {wall}" for wall in unseen)),
+        network="none", weaker=(*weaker, *(f"not seen by the probe: {wall}" for wall in unseen)),
     )  # fmt: skip
 
 

@@ -102,9 +102,8 @@ async def _gone(client: Docker, path: str, look: str) -> bool:
     for attempt in range(_TRIES):
         for method, where in (("DELETE", path), ("GET", look)):
             try:
-                async with asking("removal", seconds=30):
-                    async with client._query(where, method=method):
-                        pass
+                async with asking("removal", seconds=30), client._query(where, method=method):
+                    pass
             except errors.BelljarError as error:
                 if error.context.get("status") == 404:
                     return True

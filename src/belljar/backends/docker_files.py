@@ -33,7 +33,7 @@ REPLACE = (
     'cd "$0" && umask 022 && draft=$(mktemp -d ./.belljar-XXXXXX) || exit 1; trap \'rm -rf "$draft"\' EXIT; '
     'tar -xf - -C "$draft" || exit 1; for path; do '
     'case $path in */*) mkdir -p -- "./${path%/*}" || exit 1;; esac; '
-    'if [ -L "./$path" ]; then rm -f -- "./$path" || exit 1; elif [ -d "./$path" ]; then rmdir -- "./$path" || exit 1; fi; '
+    'if [ -L "./$path" ]; then rm -f -- "./$path"; elif [ -d "./$path" ]; then rmdir -- "./$path" || exit 1; fi; '
     'mv -f -- "$draft/$path" "./$path" || exit 1; done'
 )
 LIST = (

@@ -125,7 +125,9 @@ def _grant(workspace: Workspace) -> dict[str, Any]:
 
 def volume(name: str, disk: int, owner: str, run: str) -> dict[str, Any]:
     """A folder in memory that several containers share, with the size that a box may fill."""
-    options = f"size={disk},mode=1777,uid={KEEPER},gid={KEEPER},nosuid,nodev"
+    # Podman takes `size` for a quota of its own, which hardly any disk has; the kernel counts blocks just as well.
+    blocks = -(-disk // os.sysconf("SC_PAGE_SIZE"))
+    options = f"nr_blocks={blocks},mode=1777,uid={KEEPER},gid={KEEPER},nosuid,nodev"
     return {
         "Name": name, "Driver": "local", "DriverOpts": {"type": "tmpfs", "device": "tmpfs", "o": options},
         "Labels": labels(owner, run),

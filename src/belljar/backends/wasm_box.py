@@ -35,6 +35,7 @@ from belljar.models import (
 )
 
 PROJECT = "/mnt/project"
+_VERDICT = '{"done"'  # how the agent's last words of a turn begin
 _COPY_SECONDS = 60.0
 _IDLE_TURN = 10.0  # seconds for what is no guest's work: opening a session, measuring a memory
 
@@ -57,6 +58,7 @@ class WasmBox:
         self._workspace = -1
         self._turn = anyio.Lock()  # one interpreter, two pipes: one thing after the other
         self._restored = False
+        self._conversed = False  # the worker holds an instance of ours
 
     # --- its folder ---
 
@@ -103,6 +105,8 @@ class WasmBox:
     async def dispose(self) -> bool:
         """Removes its folder; False if something of it would not go, and the worker must."""
         self._stack.close()
+        if self._conversed:
+            await self.worker.answer({"do": "drop"}, _IDLE_TURN)
         if not self.kept:  # the worker made it, if anybody, and removes it before it does anything else
             return True
         files.discard(self.worker.tmp, [f"{self.id}/workspace", f"{self.id}/tmp", self.id])
@@ -229,6 +233,7 @@ class WasmBox:
         started = time.perf_counter()
         control.tell(lambda reason: self.worker.kill())
         async with self._turn:
+            self._conversed = True
             if not self._restored:
                 await self._open(command)
             self._restored = False
@@ -260,14 +265,20 @@ class WasmBox:
         limits = self.plan.limits
         request = {"do": "turn", "turn": turn, "timeout": turn["timeout"], "memory": limits.memory, "fuel": limits.fuel}
         done: dict[str, Any] = {}
+        held = ""
         try:
             async for frame in self.worker.ask(request, turn["timeout"] + GRACE):
-                if isinstance(words := frame.get("words"), str):
-                    await emit("stdout", words.replace("\n", " ") + "\n")
                 done = frame if "done" in frame else done
+                if isinstance(words := frame.get("words"), str):
+                    if words.startswith(_VERDICT):
+                        held = words
+                    else:
+                        await emit("stdout", words.replace("\n", " ") + "\n")
         except TimeoutError:
             self.worker.kill()
             return Status.TIMEOUT
+        if held:  # only now is the worker idle again: whoever hears it may close the session at once
+            await emit("stdout", held.replace("\n", " ") + "\n")
         return judge_trap(str(done.get("trap", ""))) if done else self.worker.ending()
 
     # --- copying a session ---
@@ -291,6 +302,7 @@ class WasmBox:
             if count and hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(copy.pages, 0, count * (4096 + 4))
             await self.worker.answer({"do": "copy_out"}, _COPY_SECONDS, [copy.pages])
+            files.seal(copy.pages)  # branches map it
             copy.files, copy.folders = await anyio.to_thread.run_sync(self._tree, self._root)
         return copy
 

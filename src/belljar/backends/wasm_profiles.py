@@ -49,8 +49,10 @@ def opened(path: str, name: str, facts: Mapping[str, Any]) -> Profile:
 
 def keep(path: Path, copy: Snapshot) -> dict[str, Any]:
     """Writes a profile's pages beside the compiled modules; returns what the list says of it."""
-    with open(path, "wb") as file, open(os.dup(copy.pages), "rb") as pages:
+    draft = path.with_suffix(".draft")  # workers may have the old one mapped
+    with open(draft, "wb") as file, open(os.dup(copy.pages), "rb") as pages:
         pages.seek(0)
         shutil.copyfileobj(pages, file)
-    path.chmod(0o644 if os.geteuid() == 0 else 0o600)
+    draft.chmod(0o644 if os.geteuid() == 0 else 0o600)
+    draft.rename(path)
     return {"size": copy.size, "pages": copy.count, "start": start()}

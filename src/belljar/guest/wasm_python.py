@@ -4,6 +4,7 @@ The compiled module is an interpreter that has already started; its export `turn
 instance in which `WARM` has run, made while nobody waits; nothing of any guest has been in it.
 """
 
+import contextlib
 import json
 import os
 import struct
@@ -16,7 +17,9 @@ MPL_DATA = "/usr/local/lib/python315.zip/matplotlib/mpl-data"  # the path that m
 
 # Defines what `python3 main.py` does in an interpreter that has already started. Frames of this text are not shown.
 WARM = """
-import io, os, sys
+import ast, base64, codecs, collections, contextlib, copy, dataclasses, datetime, enum, functools, inspect, itertools
+import json, linecache, math, operator, pathlib, re, signal, string, textwrap, threading, traceback, typing, warnings
+import io, os, sys  # those above are only to be found imported
 def stream(fd, errors, io=io):  # as with `python3 -u`: what was printed is not lost when time is up
     return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), "utf-8", errors, "\\n", write_through=True)
 sys.stdout = sys.__stdout__ = stream(1, "strict")
@@ -32,14 +35,16 @@ def _belljar_place(place):
     if place["cwd"] != "/workspace":
         os.chdir(place["cwd"])
 def _belljar_start(place, code):
+    import os, sys
     main = place["main"]
     _belljar_place(place)
     sys.argv[:] = [main]
     sys.path[:0] = [os.path.dirname(main), *filter(None, place["env"].get("PYTHONPATH", "").split(":"))]
-    scope = {{"__name__": "__main__", "__file__": main, "__builtins__": __builtins__}}
-    space = sys.modules["__main__"].__dict__
-    del space["_belljar_start"], space["_belljar_place"]
-    space.update(scope)
+    usual = {{name: None for name in ("__doc__", "__package__", "__loader__", "__spec__")}}
+    usual |= {{"__name__": "__main__", "__file__": main, "__builtins__": __builtins__}}
+    scope = sys.modules["__main__"].__dict__
+    scope.clear()
+    scope.update(usual)
     try:
         if code is None:
             with open(main, "rb") as file:
@@ -72,6 +77,7 @@ class Instance:
         self.store = store
         self._exports = exports
         self.memory = exports["memory"]
+        self.inherited = ()
 
     def turn(self, source):
         """Its exit status; a trap is raised."""
@@ -148,22 +154,21 @@ class Python:
         """Runs `WARM` once, and keeps what it wrote. The folders are those of every guest, and empty."""
         empty = f"{self._facts['private']}/.empty"
         os.makedirs(empty, exist_ok=True)
-        store = wasmtime.Store(self._engine)
-        store.set_epoch_deadline(1)
-        store.set_fuel(2**62)
         world = {"env": self._facts["env"], "folders": [(empty, "/workspace", False), (empty, "/tmp", False)]}
-        instance = self.warmed(store, world | {"stdin": os.devnull})
-        pages = wasm_memory.changed(instance.memory, store, self.pristine)
-        fd = _unnamed()
-        wasm_memory.copy_out(instance.memory, store, pages, fd)
-        image = wasm_memory.Copy(instance.size(), len(pages), fd)
-        store.close()
-        return image
+        with contextlib.closing(wasmtime.Store(self._engine)) as store:
+            store.set_epoch_deadline(1)
+            store.set_fuel(2**62)
+            instance = self.warmed(store, world | {"stdin": os.devnull})
+            pages = wasm_memory.changed(instance.memory, store, self.pristine)
+            fd = _unnamed()
+            wasm_memory.copy_out(instance.memory, store, pages, fd)
+            return wasm_memory.Copy(instance.size(), len(pages), fd)
 
     def copied(self, store, copy, linker=None):
         """An instance that goes on from a copy of another's memory."""
         instance = Instance(store, (linker or self.linker).instantiate(store, self._module).exports(store))
         copy.lay(instance.memory, store)
+        instance.inherited = copy.mapped
         return instance
 
     def pristine(self):

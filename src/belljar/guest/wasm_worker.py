@@ -11,7 +11,7 @@ one request for each line of JSON, with file descriptors where a copy of a memor
         open      a session: an instance that stays; then `turn` after `turn`
         measure   which pages of the session's memory were written: {"pages": 263, "size": 41943040}
         import    the same for a profile: only imports
-        copy_out  those pages into the descriptor;   copy_in  a session from such a copy
+        copy_out  those pages into the descriptor;   copy_in  a session from such a copy;   drop  the session
 
 The guest never talks to this program: its only calls are those of WASI, answered by wasmtime, and a session's agent
 through its one door.
@@ -288,12 +288,16 @@ class Worker:
 
     def do_measure(self, request, fds):
         session = self._session
-        self._written = wasm_memory.changed(session.memory, session.store, self._python.pristine)
+        self._written = wasm_memory.changed(session.memory, session.store, self._python.pristine, session.inherited)
         return {"pages": len(self._written), "size": session.size()}
 
     def do_copy_out(self, request, fds):
         wasm_memory.copy_out(self._session.memory, self._session.store, self._written, fds[0])
         os.close(fds[0])
+        return {}
+
+    def do_drop(self, request, fds):
+        self._drop()
         return {}
 
     def do_copy_in(self, request, fds):
@@ -307,7 +311,7 @@ class Worker:
             store.close()
             return {"refused": str(error)}
         finally:
-            os.close(fds[0])
+            self._leftovers.append(lambda: os.close(fds[0]))  # what is mapped stays mapped
         self._python.place(store, request, self._streams(turn_by_turn))
         return {}
 
