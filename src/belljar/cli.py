@@ -17,7 +17,7 @@ import anyio
 import typer
 from anyio.abc import TaskStatus
 
-from belljar import __version__, errors, files, terminal
+from belljar import __version__, cli_images, errors, files, terminal
 from belljar.backends.base import Control, lone_errors
 from belljar.engine import Engine
 from belljar.models import Capabilities, Result, RunRequest, Status
@@ -28,6 +28,7 @@ app = typer.Typer(
     name="belljar", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
     help="Runs code that nobody has read yet, where it can do no harm.",
 )  # fmt: skip
+app.add_typer(cli_images.app, name="images")
 
 _OWN_CODES = {Status.TIMEOUT: 124, Status.OOM_KILLED: 137, Status.ABORTED: 130, Status.KILLED: 137}
 

@@ -402,6 +402,7 @@ class Images:
             except aiodocker.DockerError as error:
                 failed = _build_failure(error)
             facts = None if failed else await images_engine.inspect(docker, str(reference), reference)
+            stages = () if failed else [await images_engine.inspect(docker, name, reference) for name in log.stages]
         spent = round((time.monotonic() - began) * 1000, 1)
         if failed:
             return BuildReport(
@@ -409,7 +410,8 @@ class Images:
             )
         if facts is None or not log.id:
             raise errors.ExecutionFailed(f"the engine's word on {reference} ended early", fix="build it again")
-        self.store.note_built(facts.id)
+        for image in (facts, *(stage for stage in stages if stage)):
+            self.store.note_built(image.id)
         return BuildReport(ok=True, tag=str(reference), id=facts.id, step=log.step, duration_ms=spent)
 
     async def build_language(

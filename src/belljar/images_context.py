@@ -24,6 +24,7 @@ _LONGEST_LINE = 2000
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _STEP = re.compile(r"step (\d{1,4})/(\d{1,4}) ?: (.*)", re.IGNORECASE)
+_MADE = re.compile(r" ---> ([0-9a-f]{12})")
 
 
 # --- .dockerignore -----------------------------------------------------------------------------
@@ -233,6 +234,8 @@ class BuildLog:
         self.step = ""
         self.number = self.total = 0
         self.id = ""
+        self.stages: list[str] = []  # the last image of each stage but the last: nameless, and nobody's
+        self._made = ""
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._rest = ""
 
@@ -255,6 +258,10 @@ class BuildLog:
         if match and int(match[1]) == self.number + 1:  # what a step prints may look like the announcement of one
             self.number, self.total, self.step = int(match[1]), int(match[2]), line
             self._lines.clear()
+            if match[3].upper().startswith("FROM ") and self._made:
+                self.stages.append(self._made)
+        elif made := _MADE.fullmatch(line):
+            self._made = made[1]
         elif line.strip():
             self._lines.append(line)
         return line

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -417,32 +417,29 @@ async def test_until_it_is_compiled_it_says_how_and_nothing_waits(engine: Engine
     assert offer.setup
 
 
-def _damage(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def _open_to_all(path: Path) -> None:
-    path.chmod(0o666)
-
-
-def _give_away(path: Path) -> None:
-    _give(12345, path)
-
-
 def _make_link(path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")
 
 
-@pytest.mark.parametrize("harm", [_damage, _open_to_all, _give_away, _make_link, Path.unlink])
+HARM: dict[str, Callable[[Path], object]] = {
+    "damaged": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "open to all": lambda path: path.chmod(0o666),
+    "given away": lambda path: _give(12345, path),
+    "a link": _make_link,
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("part", ["python.cwasm", "javascript.cwasm", "lib/python315.zip", "parts.json"])
 def test_a_part_that_is_damaged_foreign_or_missing_is_refused_and_rebuilt(
-    toy: wasm_cache.Store, part: str, harm: object
+    toy: wasm_cache.Store, part: str, harm: str
 ) -> None:
     assert toy.build()
     toy.check()
     assert not toy.build(), "nothing to do"
-    harm(toy.folder / part)  # type: ignore[operator]
+    HARM[harm](toy.folder / part)
     with pytest.raises(errors.NotAvailable) as refused:
         toy.check()
     assert refused.value.fix == "belljar setup wasm"

@@ -18,6 +18,7 @@ from belljar.backends.native import create as create_native
 from belljar.backends.wasm import Wasm
 from belljar.models import Plan
 from belljar.settings import load
+from conftest import Traces, eventually
 
 pytestmark = pytest.mark.anyio
 NAMES = ("a", "b", "c")
@@ -248,3 +249,16 @@ async def test_an_idle_worker_does_not_keep_the_memory_of_the_session_it_served(
     async with wasm.open(Plan(keep_files=True)) as box:
         with pytest.raises(errors.ExecutionFailed):  # a box that has no session has nothing to copy
             await box.snapshot()
+
+
+async def test_a_fork_cancelled_halfway_leaves_nothing_and_the_parent_as_it_was(wasm: Wasm, traces: Traces) -> None:
+    async with belljar.Session(backend=wasm) as session:
+        await session.run("x = bytearray(b'1') * (50 << 20)")
+        for milliseconds in (0, 5, 20, 60):
+            with anyio.move_on_after(milliseconds / 1000):
+                async with session.fork() as branch:
+                    await branch.run("x = None")
+                    await anyio.sleep(10)
+        assert await value(session, "len(x)") == str(50 << 20)
+    wasm.close()
+    assert eventually(lambda: not traces.all()), traces.all()

@@ -45,12 +45,12 @@ CLEAR = (
     'if [ -L "./$path" ] || [ ! -d "./$path" ]; then rm -f -- "./$path"; else chmod 1777 "./$path"; fi; done; '
     "done 2>/dev/null; exit 0"
 )
+TOOLS = ("sh", "cat", "env", "tar", "find", "stat", "head", "mktemp", "mv", "mkdir", "rmdir")
 LOOK = (
     "cat /proc/self/status; echo boot:; cat /proc/sys/kernel/random/boot_id; echo devices:; cat /proc/net/dev; "
     "echo routes:; cat /proc/net/route; echo root:; ( : > /usr/belljar-probe ) 2>&1 || echo refused; echo tools:; "
-    "command -v sh cat env tar find stat head mktemp mv mkdir rmdir python3; echo end:"
+    f"for one in {' '.join(TOOLS)} python3; do command -v $one; done; echo end:"
 )
-TOOLS = ("sh", "cat", "env", "tar", "find", "stat", "head", "mktemp", "mv", "mkdir", "rmdir")
 
 
 class Machine(NamedTuple):

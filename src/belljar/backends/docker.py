@@ -116,6 +116,7 @@ class Containers:
             said: dict[str, Any] = dict(await client.system.info())
             api = tuple(int(part) for part in str(version["ApiVersion"]).split("."))
             kernel, security = str(said.get("KernelVersion", "")), " ".join(map(str, said.get("SecurityOptions") or ()))
+            default = os.path.basename(str(said.get("DefaultRuntime") or ""))  # Podman tells its path
             address = self._address._replace(version="v" + ".".join(map(str, api)))
         if api < _MINIMUM_API:
             raise errors.NotAvailable(
@@ -127,8 +128,8 @@ class Containers:
             cgroup=f"cgroup v{said.get('CgroupVersion', '1')}",
             limits={name: bool(said.get(key)) for name, key in
                     (("memory", "MemoryLimit"), ("pids", "PidsLimit"), ("cpus", "CpuCfsQuota"))},
-            runtimes=_runtimes(said.get("Runtimes") or {}, self._address.local),
-            default=os.path.basename(str(said.get("DefaultRuntime") or "")),
+            runtimes=(default,) if flavour.one_runtime else tuple(said.get("Runtimes") or {}),
+            default=default,
             maps_uids=bool(re.search(r"name=(rootless|userns)|rootless", security)), labelled="selinux" in security,
         )  # fmt: skip
 
@@ -270,12 +271,6 @@ class Containers:
                 tasks.start_soon(remove, client, Litter([each]))
         await remove(client, Litter((), folders))
         return len(dead)
-
-
-def _runtimes(told: Mapping[str, Any], local: bool) -> tuple[str, ...]:
-    """Podman names every runtime it has ever heard of: those that are not there are left out."""
-    paths = {name: str((about or {}).get("path") or "") for name, about in told.items()}
-    return tuple(name for name, path in paths.items() if not (local and path[:1] == "/") or os.path.exists(path))
 
 
 def _is_orphan(labels: Mapping[str, str] | None, running: bool) -> bool:

@@ -26,6 +26,7 @@ from belljar.models import INPUTS, MIB, WORKSPACE, Collected, Command, Entry, Fi
 if TYPE_CHECKING:
     from aiodocker import Docker
     from aiodocker.containers import DockerContainer
+    from aiodocker.execs import Exec
 
 _MOVING = 60.0  # seconds for files to go in or out
 _WORDS = 4096  # kept of what a program inside complains of
@@ -212,6 +213,7 @@ async def execute(
         with lone_errors():
             async with Wire.to(call.start(detach=False), what) as wire, anyio.create_task_group() as tasks:
                 tasks.start_soon(_supply, wire, stdin)
+                tasks.start_soon(_watch_end, call, tasks.cancel_scope)
                 async for name, data in wire.parts():
                     if name == "stderr":
                         complaint += data[: _WORDS - len(complaint)]
@@ -230,3 +232,12 @@ async def execute(
 async def _supply(wire: Wire, data: bytes) -> None:
     await wire.send(data)
     wire.end()
+
+
+async def _watch_end(call: Exec, reading: anyio.CancelScope) -> None:
+    """gVisor's engine at times forgets to hang up after its program has ended."""
+    for pause in (1.0, 0.5, *[2.0] * 30):
+        await anyio.sleep(pause)
+        if (await call.inspect()).get("Running") is False:
+            await anyio.sleep(0.5)  # for what is still on its way
+            reading.cancel()

@@ -34,6 +34,7 @@ class Flavour(NamedTuple):
     start: str  # how to get it running
     init: str = ""  # how to get the init that reaps zombies, where it is a package of its own
     profile_by_path: bool = False  # does it want the seccomp profile's path, instead of its text?
+    one_runtime: bool = False  # does its API ignore which runtime a container asks for?
     ulimits: tuple[tuple[str, int], ...] = ()
 
 
@@ -43,6 +44,7 @@ PODMAN = Flavour(
     "start it (podman system service --time=0), or set CONTAINER_HOST",
     init="apt install catatonit",
     profile_by_path=True,
+    one_runtime=True,
     # Its own default is over what an ordinary host lets it set. Our limit on processes is the control group's.
     ulimits=(("nproc", 16_384),),
 )

@@ -11,6 +11,7 @@ import atexit
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -44,6 +45,7 @@ class Wasm:
         self._native = native
         self._store = store
         self._jailed: bool | None = None  # once probed
+        self._facts: dict[str, dict[str, Any]] = {}
         self._profiles: dict[str, wasm_profiles.Profile] = {}
         self._idle: dict[Kind, list[Worker]] = {}
         self._pid = os.getpid()
@@ -92,10 +94,10 @@ class Wasm:
         await self._build_profiles(told)
 
     async def _build_profiles(self, told: Callable[[str], object]) -> None:
-        built = self._store.profiles()
+        built, self._facts = self._store.profiles(), {}
         for name, modules in wasm_profiles.PROFILES.items():
             if name not in built:
-                told(f"importing {', '.join(modules)} for the profile {name}")
+                told(f"the profile {name}")
                 await self._native.probe()
                 async with self.open(Plan(keep_files=True)) as box:
                     copy = await box.imported(modules)
@@ -133,14 +135,21 @@ class Wasm:
         return await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
 
     def _profile(self, plan: Plan) -> wasm_profiles.Profile | None:
-        built = self._store.profiles() if plan.profile or plan.needs.modules & _PROFILED else {}
-        name = plan.profile or wasm_profiles.covering(plan.needs.modules, built)
+        unknown = plan.language is None  # a session or a sandbox, whose code is still to come
+        built = self._built() if plan.profile or unknown or plan.needs.modules & _PROFILED else {}
+        name = plan.profile or wasm_profiles.covering(plan.needs.modules, built) or ("standard" if unknown else None)
         if not name or name not in built or built[name]["size"] > plan.limits.memory:
             return None
         if name not in self._profiles:
             path = self._store.folder / f"{name}.pages"
             self._profiles[name] = wasm_profiles.opened(str(path), name, built[name])
         return self._profiles[name]
+
+    def _built(self) -> dict[str, dict[str, Any]]:
+        """What the store has, read once: it is built before we are asked."""
+        if not self._facts:
+            self._facts = self._store.profiles()
+        return self._facts
 
     async def _in_jail(self) -> bool:
         if self._jailed is None:

@@ -17,9 +17,7 @@ MPL_DATA = "/usr/local/lib/python315.zip/matplotlib/mpl-data"  # the path that m
 
 # Defines what `python3 main.py` does in an interpreter that has already started. Frames of this text are not shown.
 WARM = """
-import ast, base64, codecs, collections, contextlib, copy, dataclasses, datetime, enum, functools, inspect, itertools
-import json, linecache, math, operator, pathlib, re, signal, string, textwrap, threading, traceback, typing, warnings
-import io, os, sys  # those above are only to be found imported
+import io, os, sys
 def stream(fd, errors, io=io):  # as with `python3 -u`: what was printed is not lost when time is up
     return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), "utf-8", errors, "\\n", write_through=True)
 sys.stdout = sys.__stdout__ = stream(1, "strict")

@@ -186,13 +186,11 @@ class Worker:
 
     def _instance(self, request, fds):
         """A fresh interpreter: the spare, a copy of a profile, or one in a world without chance."""
-        spare, self._spare = self._spare, None
         fixed, profile = request.get("fixed"), request.get("profile")
         granted = len(request["folders"]) > FOLDERS
-        if not fixed and not profile and not granted and spare:
+        if not fixed and not profile and not granted and self._spare:
+            spare, self._spare = self._spare, None
             return spare
-        if spare:
-            self._leftovers.append(spare.close)
         store = self._store(request["memory"])
         linker = self._python.fixed(**fixed) if fixed else None
         if granted:
