@@ -82,29 +82,34 @@ def _objection(plan: Plan, offer: Capabilities) -> str:
         return f"it has no runtime {plan.runtime!r}, only: {', '.join(sorted(offer.runtimes)) or 'none to choose from'}"
     if (held := promise(plan, offer)) is None or held.isolation.rank < plan.isolation.rank:
         return f"isolation {offer.guarantees.isolation} is weaker than {plan.isolation}"
+    return next(_lacks(plan, offer), "")
+
+
+def _lacks(plan: Plan, offer: Capabilities) -> Iterator[str]:
+    """What the plan asks for by name, and this backend has not."""
+    assert offer.guarantees is not None
     if plan.image and not offer.images:
-        return "it runs in no image that could be chosen"
+        yield "it runs in no image that could be chosen"
     if plan.egress.mode not in offer.egress:
         what = "the hosts " + ", ".join(sorted(plan.egress.hosts)) if plan.egress.hosts else "an open network"
-        return f"it has no network to offer, so {what} cannot be reached"
+        yield f"it has no network to offer, so {what} cannot be reached"
     if plan.command and not offer.commands:
-        return "it runs code, not commands"
+        yield "it runs code, not commands"
     if plan.language and offer.languages is not None and plan.language not in offer.languages:
-        return f"it does not speak {plan.language}"
+        yield f"it does not speak {plan.language}"
     throttled = plan.limits.io_bps or plan.limits.io_iops
     if throttled and offer.guarantees.limits.get("io", "not limited") == "not limited":
-        return "it cannot limit block I/O here"
+        yield "it cannot limit block I/O here"
     if plan.workspace and not offer.workspace:
-        return "it cannot be granted a folder of the host"
+        yield "it cannot be granted a folder of the host"
     if (plan.deterministic or plan.limits.fuel is not None) and not offer.fuel:
-        return "it cannot count fuel or fix clock and chance"
+        yield "it cannot count fuel or fix clock and chance"
     if plan.limits.memory < offer.least_memory:
-        return f"its interpreter alone takes {format_size(offer.least_memory)} of memory"
+        yield f"its interpreter alone takes {format_size(offer.least_memory)} of memory"
     if plan.profile and plan.profile not in offer.profiles:
-        return f"it has no profile {plan.profile!r}, only: {', '.join(sorted(offer.profiles)) or 'none'}"
+        yield f"it has no profile {plan.profile!r}, only: {', '.join(sorted(offer.profiles)) or 'none'}"
     if plan.packages and not offer.packages:
-        return "it cannot be granted a Python environment of the host"
-    return ""
+        yield "it cannot be granted a Python environment of the host"
 
 
 def _doubt(plan: Plan, offer: Capabilities) -> str:

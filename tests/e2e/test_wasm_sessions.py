@@ -393,8 +393,8 @@ def _head(members: Members, **changes: object) -> None:
     members["session.json"] = json.dumps(json.loads(members["session.json"]) | changes).encode()
 
 
-def _page_number(members: Members, number: int) -> None:
-    members["memory"] = struct.pack("<I", number) + members["memory"][4:]
+def _last_page(members: Members, number: int) -> None:
+    members["memory"] = members["memory"][:-4] + struct.pack("<I", number)
 
 
 HOSTILE: dict[str, Callable[[Members], object]] = {
@@ -406,8 +406,9 @@ HOSTILE: dict[str, Callable[[Members], object]] = {
     "an absolute folder": lambda m: _head(m, folders=["/etc/climbed"]),
     "a file instead of the workspace": lambda m: m.update({"files/workspace": b"x"}),
     "a file outside of the box's folders": lambda m: m.update({"files/inputs/x": b"x"}),
-    "a page out of range": lambda m: _page_number(m, 0xFFFFFFFF),
-    "a page behind the end": lambda m: _page_number(m, json.loads(m["session.json"])["size"] // 4096),
+    "a page out of range": lambda m: _last_page(m, 0xFFFFFFFF),
+    "a page behind the end": lambda m: _last_page(m, json.loads(m["session.json"])["size"] // 4096),
+    "a page twice": lambda m: m.update({"memory": m["memory"][:-4] + m["memory"][-8:-4]}),
     "a size beyond all limits": lambda m: _head(m, size=4 << 30),
     "an absurd size": lambda m: _head(m, size=1 << 62),
     "a negative size": lambda m: _head(m, size=-65536),
