@@ -145,8 +145,10 @@ def _no_nul(value: str) -> str:
 
 
 def _encodable(value: str) -> str:
-    if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
-        raise ValueError("must be valid Unicode (it holds half a surrogate pair)")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode (it holds half a surrogate pair)") from None
     return value
 
 

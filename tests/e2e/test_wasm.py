@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -357,54 +356,6 @@ async def test_limits_hold_in_a_plain_worker_and_nothing_is_left(
     plain.close()
     assert eventually(lambda: not os.listdir(open_folder)), os.listdir(open_folder)
     assert eventually(lambda: not set(_children(os.getpid())) - before, 5)
-
-
-HOST = """
-import sys
-import belljar
-from belljar.backends import wasm_cache
-from belljar.backends.native import create
-from belljar.backends.wasm import Wasm
-from belljar.engine import Engine
-from belljar.models import Capabilities
-
-async def probe():
-    return Capabilities(backend="native", available=False, why_not="no jail")
-
-engine = Engine()
-native = create(engine.settings)
-native.probe = probe
-backend = Wasm(native, wasm_cache.Store.of(engine.settings))
-code = "print('in', flush=True)\\nwhile True: pass" if sys.argv[1] == "busy" else "print('in')"
-tell = lambda text: print(text, end="", flush=True)
-belljar.run(code, backend=backend, timeout=300, on_stdout=tell)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("worker", ["idle", "busy"])
-def test_a_plain_worker_ends_by_itself_when_its_host_is_killed(
-    store: wasm_cache.Store, open_folder: Path, worker: str
-) -> None:
-    env = {**os.environ, "TMPDIR": str(open_folder), "BELLJAR_STATE_DIR": str(open_folder / "state")}
-    line = [sys.executable, "-c", HOST, worker]
-    host = subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    workers: list[int] = []
-    try:
-        assert host.stdout is not None
-        assert host.stdout.readline() == b"in\n"
-        workers = _children(host.pid)
-        assert workers
-        host.send_signal(signal.SIGKILL)
-        host.wait(10)
-        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 5), "they live on"
-        assert eventually(lambda: os.listdir(open_folder) in ([], ["state"]), 2), os.listdir(open_folder)
-    finally:
-        host.kill()
-        host.communicate()
-        for pid in workers:
-            if Path(f"/proc/{pid}").exists():
-                os.kill(pid, signal.SIGKILL)
 
 
 # --- the store ---

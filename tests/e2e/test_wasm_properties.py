@@ -1,12 +1,18 @@
-"""Two promises of the wasm backend, for programs and histories nobody thought of."""
+"""Promises of the wasm backend for programs, histories and accidents nobody thought of."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
@@ -255,6 +261,25 @@ async def test_an_idle_worker_does_not_keep_the_memory_of_the_session_it_served(
             await box.snapshot()
 
 
+# --- accidents ---
+
+
+def _children(pid: int) -> list[int]:
+    """Every process below one, those that nobody waited for included."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
+        except OSError:
+            continue
+        if stat:
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {pid})
+
+
 async def test_a_fork_cancelled_halfway_leaves_nothing_and_the_parent_as_it_was(wasm: Wasm, traces: Traces) -> None:
     async with belljar.Session(backend=wasm) as session:
         await session.run("x = bytearray(b'1') * (50 << 20)")
@@ -266,3 +291,77 @@ async def test_a_fork_cancelled_halfway_leaves_nothing_and_the_parent_as_it_was(
         assert await value(session, "len(x)") == str(50 << 20)
     wasm.close()
     assert eventually(lambda: not traces.all()), traces.all()
+
+
+async def test_a_worker_killed_during_a_copy_costs_the_session_and_not_the_checkpoint(wasm: Wasm) -> None:
+    async with belljar.Session(backend=wasm) as session:
+        await session.run("x = bytearray(b'1') * (50 << 20)")
+        before = await session.checkpoint()
+        worker = session._lease.box.worker  # type: ignore[attr-defined]
+        async with anyio.create_task_group() as tasks:
+
+            async def strike() -> None:
+                while not worker._busy:
+                    await anyio.lowlevel.checkpoint()
+                worker.kill()
+
+            tasks.start_soon(strike)
+            with pytest.raises(errors.ExecutionFailed):
+                await session.checkpoint()
+        with anyio.fail_after(10):
+            assert not await _lives(session)
+            await session.rollback(before)
+            assert await value(session, "len(x)") == str(50 << 20)
+
+
+async def _lives(session: belljar.Session) -> bool:
+    try:
+        return (await session.run("1")).ok
+    except errors.BelljarError:
+        return False
+
+
+HOST = """
+import sys
+import belljar
+from belljar.backends import wasm_cache
+from belljar.backends.native import create
+from belljar.backends.wasm import Wasm
+from belljar.engine import Engine
+from belljar.models import Capabilities
+
+async def probe():
+    return Capabilities(backend="native", available=False, why_not="no jail")
+
+engine = Engine()
+native = create(engine.settings)
+native.probe = probe
+backend = Wasm(native, wasm_cache.Store.of(engine.settings))
+code = "print('in', flush=True)\\nwhile True: pass" if sys.argv[1] == "busy" else "print('in')"
+tell = lambda text: print(text, end="", flush=True)
+belljar.run(code, backend=backend, timeout=300, on_stdout=tell)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("worker", ["idle", "busy"])
+def test_a_plain_worker_ends_by_itself_when_its_host_is_killed(wasm: Wasm, open_folder: Path, worker: str) -> None:
+    env = {**os.environ, "TMPDIR": str(open_folder), "BELLJAR_STATE_DIR": str(open_folder / "state")}
+    line = [sys.executable, "-c", HOST, worker]
+    host = subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    workers: list[int] = []
+    try:
+        assert host.stdout is not None
+        assert host.stdout.readline() == b"in\n"
+        workers = _children(host.pid)
+        assert workers
+        host.send_signal(signal.SIGKILL)
+        host.wait(10)
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 5), "they live on"
+        assert eventually(lambda: os.listdir(open_folder) in ([], ["state"]), 2), os.listdir(open_folder)
+    finally:
+        host.kill()
+        host.communicate()
+        for pid in workers:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)

@@ -270,34 +270,6 @@ async def test_checkpoints_at_once_and_during_a_turn_see_a_session_between_turns
     assert len(copies) == 3
 
 
-async def test_a_worker_killed_during_a_copy_costs_the_session_and_not_the_checkpoint(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm) as session:
-        await session.run("x = bytearray(b'1') * (50 << 20)")
-        before = await session.checkpoint()
-        worker = session._lease.box.worker  # type: ignore[attr-defined]
-        async with anyio.create_task_group() as tasks:
-
-            async def strike() -> None:
-                while not worker._busy:
-                    await anyio.lowlevel.checkpoint()
-                worker.kill()
-
-            tasks.start_soon(strike)
-            with pytest.raises(errors.ExecutionFailed):
-                await session.checkpoint()
-        with anyio.fail_after(SOON):
-            assert not await _lives(session)
-            await session.rollback(before)
-            assert await value(session, "len(x)") == str(50 << 20)
-
-
-async def _lives(session: belljar.Session) -> bool:
-    try:
-        return (await session.run("1")).ok
-    except errors.BelljarError:
-        return False
-
-
 # --- a hostile guest ---
 
 

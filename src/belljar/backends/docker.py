@@ -214,7 +214,11 @@ class Containers:
                     f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path"
                 )
             uid, copies = await anyio.to_thread.run_sync(self._who, plan, facts, stack.callback)
-            host = Host(client, address.flavour, self.image_for, self._runtime(plan), self._owner(), self.broom, copies)
+            runtime = self._runtime(plan)
+            own_kernel = not _SHARED_KERNEL.fullmatch(runtime or facts.default)
+            host = Host(
+                client, address.flavour, self.image_for, runtime, self._owner(), self.broom, own_kernel, copies
+            )  # fmt: skip
             box = DockerBox(host, plan, uid)
             if plan.keep_files or box.copies:
                 await stack.enter_async_context(box.holding())
@@ -284,6 +288,8 @@ def _is_orphan(labels: Mapping[str, str] | None, running: bool) -> bool:
 def _promise(facts: Facts, walls: Sequence[str], own_kernel: bool, unseen: Sequence[str]) -> Guarantees:
     limits = {name: facts.cgroup if given else "not limited" for name, given in facts.limits.items()}
     limits |= {"io": "not limited", "disk": "tmpfs size", "timeout": "watchdog", "output": "watchdog"}
+    if own_kernel:
+        limits["pids"] = "rlimit inside, and a wider one around"
     weaker = [f"{name} is not limited" for name, how in limits.items() if how == "not limited"]
     return Guarantees(
         isolation=Isolation.KERNEL if own_kernel else Isolation.NAMESPACE, walls=tuple(walls), limits=limits,

@@ -41,6 +41,7 @@ class Host(NamedTuple):
     runtime: str | None
     owner: str
     broom: Broom
+    own_kernel: bool  # is the runtime one with a kernel of its own?
     copies: bool  # must granted folders be copied, because the guest could not use them where they are?
 
 
@@ -97,7 +98,7 @@ class DockerBox:
         return docker_spec.Guest(
             self._host.flavour, self._image(None), ("/bin/sh", "-c", docker_spec.HOLD), docker_spec.KEEPER, limits,
             self._host.owner, self.id, runtime=self._host.runtime, volumes=self._volumes,
-            workspace=None if self.copies else self.plan.workspace,
+            workspace=None if self.copies else self.plan.workspace, own_kernel=self._host.own_kernel,
         )  # fmt: skip
 
     def _image(self, language: str | None) -> str:
@@ -186,7 +187,7 @@ class DockerBox:
             self._host.flavour, self._image(command.language), argv, self.uid, limits, self._host.owner, self.id,
             runtime=self._host.runtime, env=docker_spec.GUEST_ENV | dict(command.env), volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
-            locked=locked,
+            locked=locked, own_kernel=self._host.own_kernel,
         )  # fmt: skip
         return docker_spec.container(guest)
 

@@ -20,6 +20,7 @@ from belljar.backends.docker_spec import KEEPER
 from belljar.models import MIB, Collected, Entry, File, format_size, guest_path
 
 _BLOCK = 512
+_LETTERS = {b"f": stat.S_IFREG, b"d": stat.S_IFDIR, b"l": stat.S_IFLNK, b"p": stat.S_IFIFO}  # of `find`
 _LISTED = 2 * files.MAX_ENTRIES
 
 # Takes away what the keeper put in for the last command, then puts in what is for the next.
@@ -36,8 +37,11 @@ REPLACE = (
     'if [ -L "./$path" ]; then rm -f -- "./$path"; elif [ -d "./$path" ]; then rmdir -- "./$path" || exit 1; fi; '
     'mv -f -- "$draft/$path" "./$path" || exit 1; done'
 )
+# GNU's `find` tells all by itself; BusyBox's needs `stat`, which an older gVisor answers with an error.
+_WALK = f"find . -xdev -mindepth 1 -maxdepth {files.MAX_DEPTH + 1}"
 LIST = (
-    f'cd "$0" && find . -xdev -mindepth 1 -maxdepth {files.MAX_DEPTH + 1} -exec stat -c "%u %f %s %n" {{}} + '
+    'cd "$0" || exit 1; if find . -maxdepth 0 -printf "" 2>/dev/null; '
+    f'then {_WALK} -printf "%U %y %m %s %p\\n"; else {_WALK} -exec stat -c "%u %f %s %n" {{}} +; fi '
     f"2>/dev/null | head -n {_LISTED}"
 )
 FETCH = 'cd "$0" && exec tar -cf - -T - 2>/dev/null'
@@ -77,15 +81,16 @@ def listed(said: bytes) -> tuple[list[Found], list[str]]:
     kept: list[Found] = []
     left_out: list[str] = []
     for line in said.split(b"\n"):
-        match = re.fullmatch(rb"(\d+) ([0-9a-f]+) (\d+) \./(.+)", line)
+        match = re.fullmatch(rb"(\d+) (?:([a-z]) ([0-7]+)|([0-9a-f]+)) (\d+) \./(.+)", line)
         if not match:
             continue
         try:
-            path = guest_path(match[4].decode())
+            path = guest_path(match[6].decode())
         except ValueError:
-            left_out.append(f"{match[4].decode('utf-8', 'backslashreplace')!r}: an unusable name")
+            left_out.append(f"{match[6].decode('utf-8', 'backslashreplace')!r}: an unusable name")
             continue
-        item = Found(path, int(match[2], 16), int(match[3]))
+        mode = _LETTERS.get(match[2], stat.S_IFSOCK) | int(match[3], 8) if match[2] else int(match[4], 16)
+        item = Found(path, mode, int(match[5]))
         (kept if int(match[1]) == KEEPER else found).append(item)
     if len(found) > files.MAX_ENTRIES:
         left_out.append(f"./: more than {files.MAX_ENTRIES} entries, the rest was not looked at")

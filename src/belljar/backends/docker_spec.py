@@ -20,6 +20,7 @@ GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "gues
 _SHM = 64 * MIB
 _PROFILE = Path(__file__).with_name("profiles") / "guest.json"
 _OWN_PROCESSES = 1  # the init counts against the pids limit
+_KERNEL_PROCESSES = 1024  # what a kernel in user space needs for itself, on the host
 _PERIOD = 100_000
 _LEAST_QUOTA = 1000
 
@@ -48,6 +49,7 @@ class Guest(NamedTuple):
     workspace: Workspace | None = None
     inputs: bool = False  # does it need a place for inputs beside a granted folder?
     locked: Sequence[str] = ()  # which of the volumes' places are read-only
+    own_kernel: bool = False  # is there a kernel between it and the host's, with processes of its own on the host?
 
 
 def container(guest: Guest) -> dict[str, Any]:
@@ -89,12 +91,9 @@ def _walls(guest: Guest) -> dict[str, Any]:
         "MemorySwap": limits.memory,  # memory and swap together: so no swap
         "CpuPeriod": _PERIOD,
         "CpuQuota": max(_LEAST_QUOTA, math.ceil(limits.cpus * _PERIOD)),
-        "PidsLimit": limits.pids + _OWN_PROCESSES,
+        "PidsLimit": _KERNEL_PROCESSES + 2 * limits.pids if guest.own_kernel else limits.pids + _OWN_PROCESSES,
         "ShmSize": _SHM,
-        "Ulimits": [
-            {"Name": name, "Soft": most, "Hard": most}
-            for name, most in (("core", 0), ("nofile", 1024), *guest.flavour.ulimits)
-        ],
+        "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in _ulimits(guest)],
         "LogConfig": {"Type": "none", "Config": {}},  # else a flood of output would fill the host's disk
         "RestartPolicy": {"Name": "no"},
         "Tmpfs": _folders(guest),
@@ -105,6 +104,12 @@ def _walls(guest: Guest) -> dict[str, Any]:
     if guest.runtime:
         walls["Runtime"] = guest.runtime
     return walls
+
+
+def _ulimits(guest: Guest) -> Sequence[tuple[str, int]]:
+    # gVisor counts a guest's processes itself; the host's limit would strike its kernel, and end the whole sandbox.
+    own = (("nproc", guest.limits.pids + _OWN_PROCESSES),) if guest.own_kernel else guest.flavour.ulimits
+    return (("core", 0), ("nofile", 1024), *own)
 
 
 def _folders(guest: Guest) -> dict[str, str]:
