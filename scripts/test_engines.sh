@@ -4,6 +4,7 @@
 #   test_engines.sh serve FOLDER    starts them and says so in FOLDER/ready; stops them when its stdin is closed
 #   test_engines.sh start FOLDER    the same in the background
 #   test_engines.sh stop FOLDER     stops them, and removes all they left: processes, mounts, control groups, files
+#   test_engines.sh again FOLDER    starts Docker once more, after a test has killed it
 #   test_engines.sh status FOLDER
 #   test_engines.sh install         what they need, where that is possible: as root, on Debian or Ubuntu
 #
@@ -97,8 +98,9 @@ start_docker() {
         --cgroup-parent "$groups" </dev/null >"$folder/docker.log" 2>&1 &
     echo "$!" >>"$folder/pids"
     if answers "$!" docker -H "unix://$folder/docker.sock" version; then
-        docker -H "unix://$folder/docker.sock" import --change 'CMD ["bash"]' "$CACHE/base.tar" "$IMAGE" >/dev/null &&
-            echo "docker $folder/docker.sock" >>"$folder/found"
+        docker -H "unix://$folder/docker.sock" image inspect "$IMAGE" >/dev/null 2>&1 ||
+            docker -H "unix://$folder/docker.sock" import --change 'CMD ["bash"]' "$CACHE/base.tar" "$IMAGE" >/dev/null
+        [ $? = 0 ] && echo "docker $folder/docker.sock" >>"$folder/found"
         has runsc || echo "missing runsc apt install runsc" >>"$folder/found"
     else
         echo "missing docker $(tail -n 1 "$folder/docker.log" | cut -c1-300)" >>"$folder/found"
@@ -185,8 +187,8 @@ podman="--root $folder/podman/root --runroot $folder/podman/run --tmpdir $folder
 --events-backend file --runtime $(command -v runc || command -v crun)"
 case $command in
     install) install_packages; exit 0 ;;
-    serve | start | stop | status) [ -n "$folder" ] || { say "which folder?"; exit 2; } ;;
-    *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    serve | start | again | stop | status) [ -n "$folder" ] || { say "which folder?"; exit 2; } ;;
+    *) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
 case $command in
     serve)
@@ -198,6 +200,13 @@ case $command in
     start)
         start_all
         cat "$folder/ready"
+        ;;
+    again)
+        # The killed one left its pid, and a socket that nobody listens on.
+        rm -f "$folder/docker/pid" "$folder/docker.sock"
+        start_docker
+        grep -v '^missing' "$folder/found" || { cat "$folder/found"; exit 1; }
+        rm -f "$folder/found"
         ;;
     stop) end_all ;;
     status)

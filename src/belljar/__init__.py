@@ -19,11 +19,23 @@ _PUBLIC = {
     "Result": "models", "Status": "models", "ErrorType": "models", "Limits": "models", "Event": "models",
     "BelljarError": "errors", "BackendError": "errors", "InvalidRequest": "errors", "PolicyDenied": "errors",
     "supported_languages": "sandbox", "offers": "sandbox",
+    "detect": "containers", "adetect": "containers",
+    "run_in_container": "containers", "arun_in_container": "containers",
+    "build_image": "containers", "abuild_image": "containers",
+    "is_container_available": "containers", "ais_container_available": "containers",
 }  # fmt: skip
 
 __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:
+    from belljar.containers import abuild_image as abuild_image
+    from belljar.containers import adetect as adetect
+    from belljar.containers import ais_container_available as ais_container_available
+    from belljar.containers import arun_in_container as arun_in_container
+    from belljar.containers import build_image as build_image
+    from belljar.containers import detect as detect
+    from belljar.containers import is_container_available as is_container_available
+    from belljar.containers import run_in_container as run_in_container
     from belljar.engine import Engine as Engine
     from belljar.errors import BackendError as BackendError
     from belljar.errors import BelljarError as BelljarError

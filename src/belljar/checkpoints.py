@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -13,12 +16,16 @@ from pydantic import Field, ValidationError
 from belljar import errors
 from belljar.backends.base import Snapshot
 from belljar.files import seal, unnamed
-from belljar.models import GIB, File, GuestPath, Model
+from belljar.models import GIB, File, GuestPath, Model, format_size, guest_path
 
 _FORMAT = 1
 _PAGE = 4096
 _CHUNK = 1 << 20
 _MOST = 4 * GIB  # of memory, and of files: more cannot have been saved
+_PLACES = ("workspace", "tmp")  # the folders of a box
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, ValidationError, KeyError, EOFError, ValueError, RuntimeError,
+)  # fmt: skip
 
 
 class _Head(Model):
@@ -26,6 +33,7 @@ class _Head(Model):
     binary: str = Field(max_length=200)
     size: int = Field(ge=0, le=_MOST)
     count: int = Field(ge=0, le=_MOST // _PAGE)
+    turns: int = Field(0, ge=0, le=2**53)
     folders: tuple[GuestPath, ...] = Field((), max_length=1_000_000)
     executable: frozenset[str] = frozenset()
 
@@ -33,11 +41,12 @@ class _Head(Model):
 def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     """The whole file or nothing."""
     head = _Head(
-        binary=snapshot.binary, size=snapshot.size, count=snapshot.count, folders=snapshot.folders,
+        binary=snapshot.binary, size=snapshot.size, count=snapshot.count, turns=snapshot.turns,
+        folders=snapshot.folders,
         executable=frozenset(file.path for file in snapshot.files if file.executable),
     )  # fmt: skip
     target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
     try:
         with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             archive.writestr("session.json", head.model_dump_json())
@@ -60,35 +69,67 @@ def _pieces(fd: int) -> Iterator[bytes]:
         offset += len(piece)
 
 
-def load(path: str | os.PathLike[str]) -> Snapshot:
+def check(path: str | os.PathLike[str]) -> None:
+    """Raises `InvalidRequest` if this is no saved session; its contents are left for `load`."""
+    with _opened(path) as archive:
+        _head(archive)
+
+
+def load(path: str | os.PathLike[str], *, memory: int = _MOST, disk: int = _MOST) -> Snapshot:
+    """The checkpoint in a file; one that would take more than this is refused before it is unpacked."""
+    with _opened(path) as archive:
+        return _read(archive, memory, disk)
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
-            return _read(archive)
+            yield archive
     except OSError as error:
         raise errors.InvalidRequest(f"{path}: {error.strerror or error}", fix="check the path") from None
-    except (zipfile.BadZipFile, ValidationError, KeyError, EOFError, ValueError, NotImplementedError) as error:
+    except _DAMAGE as error:
         raise errors.InvalidRequest(
             f"{path} is no saved session, or a damaged one: {str(error).splitlines()[0]}", fix="save it anew"
         ) from None
 
 
-def _read(archive: zipfile.ZipFile) -> Snapshot:
+def _head(archive: zipfile.ZipFile) -> _Head:
     head = _Head.model_validate_json(_member(archive, "session.json", 64 << 20))
     if head.format != _FORMAT:
         raise ValueError(f"its format is {head.format}, and this version reads {_FORMAT}")
     if head.count * _PAGE > head.size:
         raise ValueError("it has more pages than memory")
-    files, room = [], _MOST
+    for folder in head.folders:
+        _in_box(folder)
+    return head
+
+
+def _in_box(path: str) -> str:
+    """The name of something that a box can hold; `guest_path` has no objection to it."""
+    if guest_path(path) != path or path.split("/", maxsplit=1)[0] not in _PLACES:
+        raise ValueError(f"{path[:80]!r} is no name of a box")
+    return path
+
+
+def _read(archive: zipfile.ZipFile, memory: int, disk: int) -> Snapshot:
+    head = _head(archive)
+    if head.size > memory:
+        raise ValueError(f"it needs {format_size(head.size)} of memory, and there is {format_size(memory)}")
+    files, room = [], 2 * disk
     for name in archive.namelist():
         if name.startswith("files/"):
+            inside = _in_box(name.removeprefix("files/"))
+            if "/" not in inside:
+                raise ValueError(f"{inside!r} is a folder")
             content = _member(archive, name, room)
             room -= len(content)
-            inside = name.removeprefix("files/")
             files.append(File(path=inside, content=content, executable=inside in head.executable))
     snapshot = Snapshot(head.binary, head.size, head.count, unnamed(), tuple(files), head.folders)
-    with archive.open("memory") as memory:
-        _copy(memory, snapshot.pages, head.count * (_PAGE + 4))
+    with archive.open("memory") as pages:
+        _copy(pages, snapshot.pages, head.count * (_PAGE + 4))
     seal(snapshot.pages)
+    snapshot.turns = head.turns
     return snapshot
 
 

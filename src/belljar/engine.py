@@ -75,9 +75,14 @@ class Engine:
             self._offers[name] = await self.backend(name).probe()
         return self._offers[name]
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The names of all backends, in the order of preference."""
+        return (*self._extra, *(name for name in backends.NAMES if name not in self._extra))
+
     async def offers(self) -> tuple[Capabilities, ...]:
         """Every backend's word on itself, in the order of preference."""
-        return tuple([await self.offer(name) for name in (*self._extra, *backends.NAMES)])
+        return tuple([await self.offer(name) for name in self.known])
 
     async def spoken(self, name: str) -> tuple[LanguageSupport, ...]:
         if name not in self._spoken:
@@ -156,8 +161,8 @@ class Engine:
 
     async def _candidates(self, plan: Plan, after: Capabilities | None = None) -> tuple[Capabilities, ...]:
         """For `auto` the offers up to the first that suits, for a named backend its own: nobody waits for the rest."""
-        known = (*self._extra, *backends.NAMES)
-        if plan.backend in known:
+        known = self.known
+        if plan.backend in (*known, *backends.NEVER_CHOSEN):
             return (await self._named_offer(plan.backend),)
         if plan.backend != "auto":
             return tuple(Capabilities(backend=name, available=False) for name in known)

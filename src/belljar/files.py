@@ -95,8 +95,8 @@ def collect(root: int, patterns: Sequence[str], *, most: int = MAX_ENTRIES, limi
     return Collected(tuple(files), tuple(left_out))
 
 
-def entries(root: int) -> tuple[Entry, ...]:
-    found = (Entry(node.path, _kind(node.stat.st_mode), node.stat.st_size) for node in _walk(root, []))
+def entries(root: int, *, most: int = MAX_ENTRIES) -> tuple[Entry, ...]:
+    found = (Entry(node.path, _kind(node.stat.st_mode), node.stat.st_size) for node in _walk(root, [], most))
     return tuple(sorted(found))
 
 

@@ -19,6 +19,11 @@ _NEVER_GRANTED = (*_CLOSED, "/var/lib", "/root", "/usr")
 
 
 def decide(request: RunRequest, settings: Settings, *, keep_files: bool = False) -> Plan:
+    if settings.switched_off:  # which never means: run it without a sandbox
+        raise errors.PolicyDenied(
+            f"this project switched Belljar off ({settings.switched_off}: sandbox.enabled is false)",
+            fix="set it to true, or work in another folder; nothing is ever run without a sandbox",
+        )
     return Plan(
         limits=limits(request.limits, settings.defaults, settings.caps),
         egress=request.egress,

@@ -54,6 +54,12 @@ class Child:
         assert self._exit is not None
         return self._exit
 
+    def reap(self, seconds: float) -> bool:
+        """Waits for the end of what was killed, without an event loop; True if it has come."""
+        if self._exit is None and self._pidfd is not None:
+            select.select([self._pidfd], [], [], seconds)
+        return self.ended()
+
     def _reap(self, flags: int) -> None:
         if self._exit is None:
             _, status = os.waitpid(self.pid, flags)

@@ -258,6 +258,7 @@ class Sandbox(portal.Twinned["SyncSandbox"]):
         mine = self._request
         env = {**mine.env, **options.pop("env", {})}
         limits = {**mine.limits.named(), **options.pop("limits", {})}
+        options.setdefault("deterministic", mine.deterministic)
         return request(env=env, limits=limits, backend=mine.backend, **options)
 
     def twice(self) -> Sandbox:

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.resources import files as package_files
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -55,13 +56,17 @@ class Session(portal.Twinned["SyncSession"]):
         for name, value in (("idle", idle), ("lifetime", lifetime)):
             if not (math.isfinite(value) and value > 0):
                 raise errors.InvalidRequest(f"{name}: must be a positive number of seconds (got {value!r})")
+        if options.get("deterministic"):
+            raise errors.InvalidRequest(
+                "deterministic: a session cannot be repeated", fix="use run, with all of its code"
+            )
         self._sandbox = Sandbox(backend=backend, engine=engine, **options)
         self._idle = idle
         self._lifetime = lifetime
         self._stack = AsyncExitStack()
         self._tasks: TaskGroup
         self._talk: _Talk | None = None
-        self._origin: Session | Checkpoint | None = None
+        self._origin: Session | Checkpoint | Path | None = None
 
     async def run(
         self, code: str, *, timeout: float | None = None, on_event: Listener | None = None,
@@ -86,8 +91,11 @@ class Session(portal.Twinned["SyncSession"]):
     async def checkpoint(self) -> Checkpoint:
         """What this session is now, to go back to or to branch from as often as you like."""
         box = self._copyable
-        async with self._conversation.between_turns():
-            return Checkpoint(await box.snapshot())
+        talk = self._conversation
+        async with talk.between_turns():
+            snapshot = await box.snapshot()
+        snapshot.turns = talk.turns
+        return Checkpoint(snapshot)
 
     def fork(self, checkpoint: Checkpoint | None = None) -> Session:
         """An independent session that goes on from a checkpoint of this one, or from how this one is when it is opened:
@@ -100,9 +108,9 @@ class Session(portal.Twinned["SyncSession"]):
     async def rollback(self, checkpoint: Checkpoint) -> None:
         """Makes this session what it was, even if a turn has ended it since."""
         box = self._copyable
+        box.check(checkpoint._snapshot)
         await self._hang_up()
-        await box.restore(checkpoint._snapshot)
-        await self._converse()
+        await self._go_on_from(checkpoint)
 
     async def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a checkpoint to a file, compressed."""
@@ -116,8 +124,9 @@ class Session(portal.Twinned["SyncSession"]):
         A file made by another version of the interpreter is refused. It holds what a guest left: it is run in a
         sandbox like any other code, and believed no further.
         """
+        checkpoints.check(path)
         session = cls(**{"backend": "wasm"} | options)
-        session._origin = Checkpoint.load(path)
+        session._origin = Path(path)
         return session
 
     @property
@@ -157,16 +166,30 @@ class Session(portal.Twinned["SyncSession"]):
             self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
             self._stack.push_async_callback(self._hang_up)
             if self._origin is not None:
-                origin = self._origin if isinstance(self._origin, Checkpoint) else await self._origin.checkpoint()
-                await self._copyable.restore(origin._snapshot)
-            await self._converse()
+                await self._go_on_from(await self._beginning(self._origin))
+            else:
+                await self._converse()
         except BaseException:
             await self._stack.aclose()
             raise
         return self
 
-    async def _converse(self) -> None:
-        talk = _Talk(self._lease, self._sandbox._request.env, self._idle, self._lifetime)
+    async def _beginning(self, origin: Session | Checkpoint | Path) -> Checkpoint:
+        if isinstance(origin, Session):
+            return await origin.checkpoint()
+        if isinstance(origin, Checkpoint):
+            return origin
+        limits = self._lease.plan.limits
+        return Checkpoint(
+            await anyio.to_thread.run_sync(lambda: checkpoints.load(origin, memory=limits.memory, disk=limits.disk))
+        )
+
+    async def _go_on_from(self, checkpoint: Checkpoint) -> None:
+        await self._copyable.restore(checkpoint._snapshot)
+        await self._converse(checkpoint._snapshot.turns)
+
+    async def _converse(self, turns: int = 0) -> None:
+        talk = _Talk(self._lease, self._sandbox._request.env, self._idle, self._lifetime, turns)
         await talk.open(self._tasks)
         self._talk = talk
 
@@ -263,6 +286,8 @@ class _Turn:
                 return
             self.results.append(display)
             await self.emit("display", str(display.get("text/plain", "")))
+        elif "dropped" in frame:
+            self.dropped = True
         elif type(frame.get("done")) is int and frame["done"] == self.number:
             self.verdict = frame
             self.over.set()
@@ -271,13 +296,14 @@ class _Turn:
 class _Talk:
     """The conversation with one agent: a task runs it in the box, turns go in, frames come out."""
 
-    def __init__(self, lease: Lease, env: Any, idle: float, lifetime: float) -> None:
+    def __init__(self, lease: Lease, env: Any, idle: float, lifetime: float, turns: int) -> None:
         self._lease = lease
         self._env = env
         self._idle = idle
         self._lifetime = lifetime
         self._one_at_a_time = anyio.Lock()
-        self._turns = 0
+        self.turns = turns  # of the session; a copy goes on counting, so that no turn's name is used twice
+        self._closed = False
         self._turn: _Turn | None = None
         self._parts: list[str] = []  # of a line that is not whole yet
         self._size = 0
@@ -309,6 +335,7 @@ class _Talk:
 
     async def close(self) -> None:
         """Ends the agent, and returns when nothing of it is left."""
+        self._closed = True
         self._feed.close()
         self._scope.cancel()
         with anyio.CancelScope(shield=True):
@@ -389,6 +416,8 @@ class _Talk:
             self._last_used = time.monotonic()
 
     def _require_life(self) -> None:
+        if self._closed:
+            raise errors.ExecutionFailed("the session was closed or rolled back meanwhile", fix="run it again")
         if self._ended or self._failure:
             raise errors.ExecutionFailed(
                 f"the session has ended: {self._last_words()}", fix="open a new one", context={"ended": True}
@@ -397,8 +426,8 @@ class _Talk:
     async def turn(self, code: str, timeout: float, output: int, emit: Callable[..., Any]) -> Result:
         async with self._one_at_a_time:
             self._require_life()
-            self._turns += 1
-            turn = self._turn = _Turn(self._turns, output, emit)
+            self.turns += 1
+            turn = self._turn = _Turn(self.turns, output, emit)
             started = time.perf_counter()
             try:
                 line = json.dumps({"turn": turn.number, "code": code, "timeout": timeout})

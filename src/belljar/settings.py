@@ -6,6 +6,7 @@ defaults of a run and nothing else: caps, directories and uids are the administr
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import tomllib
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, StrictBool, ValidationError
 
 from belljar import errors
 from belljar.models import GIB, MIB, Limits, Model, Size
@@ -81,6 +82,7 @@ class Settings(Model):
     language_file: str = ""
     docker_socket: str = Field("/var/run/docker.sock", description="or an address: unix://…, tcp://…, ssh://…")
     podman_socket: str = ""
+    switched_off: str = Field("", description="the project file that says so: then nothing is run at all")
     container: Container = Container()
     images: Images = Images()
     path: str = "/usr/local/bin:/usr/bin:/bin"
@@ -112,6 +114,19 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     **{f"BELLJAR_DEFAULT_{name.upper()}": (("defaults", name), str) for name in Limits.model_fields},
 }
 _PROJECT_KEYS = {"backend", "defaults"}
+_PROJECT_FILES = (".belljar.toml", ".belljar.json", "package.json")  # the first of a folder speaks for it
+_JSON_LIMIT = 4 * MIB
+_IMAGE_USES = ("execution", "node-execution", "test-runner", "preview")
+
+
+class SandboxBlock(Model):
+    """The block `sandbox` of a project's JSON. It sets what a run gets by default, and may ask that nothing be run."""
+
+    enabled: StrictBool | None = None
+    backend: str | None = Field(None, min_length=1, max_length=64)
+    image: str | None = Field(None, min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][^\s]*$")
+    memory: Size | None = Field(None, alias="memoryLimit", ge=8 * MIB, le=2**46)
+    cpus: float | None = Field(None, alias="cpuLimit", gt=0, le=1024, allow_inf_nan=False)
 
 
 def load(environ: Mapping[str, str] | None = None, project: Path | None = None, **flags: Any) -> Settings:
@@ -122,9 +137,8 @@ def load(environ: Mapping[str, str] | None = None, project: Path | None = None, 
     for path in (Path("/etc/belljar/config.toml"), _user_file(env, home)):
         if path.is_file():
             layers.append((str(path), _read(path)))
-    project_file = _project_file(_here() if project is None else project)
-    if project_file:
-        layers.append((str(project_file), _project_layer(project_file)))
+    if found := _project_file(_here() if project is None else project):
+        layers.append((str(found[0]), found[1]))
     layers.append(("the environment", _environment_layer(env)))
     layers.append(("the flags", flags))
     cache = env.get("XDG_CACHE_HOME") or f"{home}/.cache"
@@ -172,16 +186,20 @@ def _here() -> Path:
         return Path("/")
 
 
-def _project_file(start: Path) -> Path | None:
+def _project_file(start: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The nearest folder's word, and no further up than the repository's root."""
     for folder in (start, *start.parents):
-        if (file := folder / ".belljar.toml").is_file():
-            return file
+        for name in _PROJECT_FILES:
+            if (file := folder / name).is_file() and (layer := _project_layer(file)) is not None:
+                return file, layer
         if (folder / ".git").exists():
             return None
     return None
 
 
-def _project_layer(path: Path) -> dict[str, Any]:
+def _project_layer(path: Path) -> dict[str, Any] | None:
+    if path.suffix == ".json":
+        return _json_layer(path)
     layer = _read(path)
     if foreign := sorted(set(layer) - _PROJECT_KEYS):
         raise errors.InvalidRequest(
@@ -189,6 +207,43 @@ def _project_layer(path: Path) -> dict[str, Any]:
             fix=f"a project file may set {' and '.join(sorted(_PROJECT_KEYS))}; the rest is the administrator's",
         )
     return layer
+
+
+def _json_layer(path: Path) -> dict[str, Any] | None:
+    """What the block `sandbox` sets; None where there is none."""
+    document = _read_json(path)
+    if not isinstance(document, dict) or "sandbox" not in document:
+        return None
+    given = document["sandbox"]
+    keys = [field.alias or name for name, field in SandboxBlock.model_fields.items()]
+    fix = f"the block may set {', '.join(keys)}; the rest is the administrator's"
+    if not isinstance(given, dict):
+        raise errors.InvalidRequest(f"{path}: sandbox: must be an object (got {str(given)[:60]!r})", fix=fix)
+    if foreign := sorted(set(given) - set(keys)):
+        raise errors.InvalidRequest(f"{path}: sandbox.{foreign[0]} cannot be set by a project", fix=fix)
+    try:
+        block = SandboxBlock.model_validate(given)
+    except ValidationError as error:
+        problem = errors.from_validation(error)
+        wrong = "; ".join(f"sandbox.{part}" for part in problem.message.split("; "))
+        raise errors.InvalidRequest(f"{path}: {wrong}", fix="correct the value", context=problem.context) from None
+    defaults = block.model_dump(include={"memory", "cpus"}, exclude_none=True)
+    layer: dict[str, Any] = {"backend": block.backend} if block.backend else {}
+    layer |= {"defaults": defaults} if defaults else {}
+    layer |= {"container": {"images": dict.fromkeys(_IMAGE_USES, block.image)}} if block.image else {}
+    return layer | ({"switched_off": str(path)} if block.enabled is False else {})
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_JSON_LIMIT + 1)
+        if len(text) > _JSON_LIMIT:
+            raise ValueError("it is larger than any project file")
+        return json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise errors.InvalidRequest(f"{path}: {why}", fix="mend the file or move it away") from None
 
 
 def _environment_layer(env: Mapping[str, str]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _seen(result: belljar.Result) -> tuple[object, ...]:
     return result.status, result.exit_code, result.stdout, result.stderr, result.fuel_consumed
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(program=programs, seed=st.integers(0, 2**64), start=st.integers(0, 2**32))
 def test_a_program_run_twice_without_chance_does_the_same(wasm: Wasm, program: str, seed: int, start: int) -> None:
     world = {"seed": seed, "start": start}
@@ -205,7 +205,7 @@ def _copied(world: World) -> World:
     return dict(world[0]), dict(world[1])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=st.lists(st.tuples(st.integers(0, MOST_BRANCHES - 1), steps), max_size=12))
 def test_every_branch_sees_its_own_history_and_no_other(
     wasm: Wasm, history: list[tuple[int, tuple[str, str, int]]]

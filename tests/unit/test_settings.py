@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from belljar import errors, settings
-from belljar.models import GIB, MIB
+from belljar.models import GIB, MIB, RunRequest
+from belljar.policy import decide
 from belljar.settings import Settings
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
@@ -176,3 +178,94 @@ def test_the_state_directory_is_private_to_the_user(home: Path) -> None:
 def test_flags_of_the_wrong_kind_are_refused_as_flags(home: Path) -> None:
     with pytest.raises(errors.InvalidRequest, match=r"the flags: max_containers: "):
         load(home, max_containers="many")
+
+
+# --- a block in a project's JSON ---
+
+
+def project_json(home: Path, block: object, name: str = "package.json", **others: object) -> None:
+    (home / "project" / name).write_text(json.dumps({**others, "sandbox": block}))
+
+
+@pytest.mark.parametrize("name", ["package.json", ".belljar.json"])
+def test_the_sandbox_block_of_a_project_s_json_sets_the_defaults_of_a_run(home: Path, name: str) -> None:
+    block = {"enabled": True, "backend": "docker", "image": "app:1", "memoryLimit": "256M", "cpuLimit": 0.5}
+    project_json(home, block, name)
+    found = load(home)
+    assert (found.backend, found.defaults.memory, found.defaults.cpus) == ("docker", 256 * MIB, 0.5)
+    assert found.container.images["execution"] == found.container.images["test-runner"] == "app:1"
+    assert (found.switched_off, found.caps, found.defaults.timeout) == ("", Settings().caps, 30)
+
+
+def test_a_project_s_json_without_the_block_says_nothing(home: Path) -> None:
+    (home / "project" / "package.json").write_text('{"name": "app", "version": "1"}')
+    assert load(home) == load(home, project="home")
+
+
+def test_the_user_s_own_word_goes_over_the_block_and_the_caps_stay_the_administrator_s(home: Path) -> None:
+    user_file(home, "[caps]\nmemory = '64M'\n")
+    project_json(home, {"memoryLimit": "8G", "backend": "native"})
+    found = load(home, env={"BELLJAR_BACKEND": "wasm"})
+    assert (found.backend, found.caps.memory) == ("wasm", 64 * MIB)
+    assert decide(RunRequest(code="1"), found).limits.memory == 64 * MIB
+
+
+def test_of_several_project_files_the_nearest_folder_s_first_one_speaks(home: Path) -> None:
+    project_json(home, {"cpuLimit": 3})
+    assert load(home).defaults.cpus == 3
+    project_json(home, {"cpuLimit": 4}, ".belljar.json")
+    assert load(home).defaults.cpus == 4
+    project_file(home, "[defaults]\ncpus = 5\n")
+    assert load(home).defaults.cpus == 5
+    (home / "project" / "deep" / "package.json").write_text('{"sandbox": {"cpuLimit": 6}}')
+    assert load(home).defaults.cpus == 6
+
+
+@pytest.mark.parametrize(
+    "key", ["caps", "state_dir", "user_uid", "max_containers", "memory", "docker_socket", "Enabled"]
+)
+def test_the_block_cannot_set_what_is_the_administrator_s(home: Path, key: str) -> None:
+    project_json(home, {key: 1})
+    with pytest.raises(errors.InvalidRequest, match=rf"package\.json: sandbox\.{key} cannot be set.*administrator"):
+        load(home)
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ({"memoryLimit": "lots"}, r"sandbox\.memoryLimit: .*512M"),
+        ({"memoryLimit": 1}, r"sandbox\.memoryLimit: "),
+        ({"cpuLimit": 0}, r"sandbox\.cpuLimit: "),
+        ({"cpuLimit": "two"}, r"sandbox\.cpuLimit: "),
+        ({"cpuLimit": 1e999}, r"sandbox\.cpuLimit: "),
+        ({"enabled": "false"}, r"sandbox\.enabled: "),
+        ({"enabled": 0}, r"sandbox\.enabled: "),
+        ({"backend": ""}, r"sandbox\.backend: "),
+        ({"image": "--privileged"}, r"sandbox\.image: "),
+        ({"image": 3, "cpuLimit": -1}, r"sandbox\.image: .*; sandbox\.cpuLimit: "),
+        (["enabled"], r"sandbox: must be an object"),
+        (False, r"sandbox: must be an object"),
+    ],
+)
+def test_a_wrong_value_in_the_block_is_refused_naming_file_and_key(home: Path, block: object, said: str) -> None:
+    project_json(home, block)
+    with pytest.raises(errors.InvalidRequest, match=rf"package\.json: .*{said}"):
+        load(home)
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[" * 100_000, b" " * (5 << 20)])
+def test_a_project_s_json_that_cannot_be_read_is_refused_by_name(home: Path, text: bytes) -> None:
+    (home / "project" / "package.json").write_bytes(text)
+    with pytest.raises(errors.InvalidRequest, match=r"package\.json: "):
+        load(home)
+
+
+def test_a_project_that_switched_belljar_off_is_refused_and_never_run_without_a_sandbox(home: Path) -> None:
+    project_json(home, {"enabled": False})
+    found = load(home)
+    for request in (RunRequest(code="print(1)"), RunRequest(command=("true",), backend="native")):
+        with pytest.raises(
+            errors.PolicyDenied, match=r"switched Belljar off \(.*package\.json: sandbox\.enabled"
+        ) as caught:
+            decide(request, found)
+        assert "nothing is ever run without a sandbox" in caught.value.fix

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from belljar.backends.base import Backend
 
 # In the order `auto` prefers them. The fake is not here: it is passed in by hand, never chosen.
-NAMES = ("wasm", "native", "docker", "podman")
+NAMES = ("wasm", "native", "docker", "podman", "apple")
+NEVER_CHOSEN = ("none",)  # asked for by name, it says no
 
 
 def load(name: str, settings: Settings) -> Backend:

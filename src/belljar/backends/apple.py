@@ -6,26 +6,28 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import platform
 import re
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from belljar import errors, languages
+from belljar import errors, images_rules, languages
 from belljar.backends import apple_output, apple_owner, apple_words
 from belljar.backends import owner as owners
-from belljar.backends.apple_box import AppleBox
-from belljar.backends.apple_cli import Cli, Said
+from belljar.backends.apple_box import AppleBox, Host
+from belljar.backends.apple_cli import Cli
 from belljar.backends.apple_owner import Owner
 from belljar.backends.base import Control
+from belljar.images_context import BuildReport
 from belljar.languages import BUILTIN, Language
 from belljar.models import (
-    INPUTS,
     MIB,
-    WORKSPACE,
     Capabilities,
     Command,
     Guarantees,
@@ -33,7 +35,6 @@ from belljar.models import (
     LanguageSupport,
     Limits,
     Plan,
-    format_size,
 )
 from belljar.settings import UNPRIVILEGED_UIDS, Settings
 
@@ -80,7 +81,8 @@ class Apple:
         self._binary = binary
         self._path = path
         self._owner: Owner | None = None
-        self._own_kernel = False
+        self._own_kernel = self._sure = False
+        self._filter = ""
         self._programs: dict[str, dict[str, str]] = {}
 
     # --- what it can do here ---
@@ -103,7 +105,10 @@ class Apple:
         return Capabilities(
             backend=self.name, available=True, version=f"container {version}", guarantees=guarantees,
             sessions=frozenset({"python"} if python else ()), workspace=True, images=True,
-            notes=("granted folders are copied in, and what changed is copied back",),
+            notes=(
+                "granted folders are copied in, and what changed is copied back",
+                "in images that have Python our seccomp profile is added, unpromised",
+            ),
         )  # fmt: skip
 
     async def _installed(self) -> tuple[Cli, str]:
@@ -124,7 +129,8 @@ class Apple:
         if not service.running:
             why = service.words or " ".join(status.words.split())[:200]
             raise errors.NotAvailable(
-                f"the services of Apple's container do not run{f' ({why})' if why else ''}", fix="container system start"
+                f"the services of Apple's container do not run{f' ({why})' if why else ''}",
+                fix="container system start",
             )
         words = (await cli.call(["run", "--help"], deadline=10)).text
         if missing := [word for word in apple_words.NEEDED if word not in words]:
@@ -154,7 +160,7 @@ class Apple:
 
     async def _prove(self) -> tuple[Guarantees, bool]:
         """A guest that prints what its kernel says of it. What is not seen here is not claimed."""
-        heard = ""
+        self._sure, self._filter = False, ""
         async with self.open(Plan(limits=Limits(timeout=20, memory=apple_words.LEAST_MEMORY, disk=MIB))) as box:
             command = Command(argv=("/bin/sh", "-c", apple_words.LOOK), cwd="/")
             heard = (await box.run(command, _ignore, Control())).stdout
@@ -165,16 +171,16 @@ class Apple:
         self._own_kernel = own
         if own:
             walls.insert(0, "a kernel of its own")
+        self._sure, self._filter = "no new privileges" in walls, _filter()
         weaker = [
             "cpus: a machine has whole processors, at least one, so less than one cannot be enforced",
-            f"memory: below {format_size(apple_words.LEAST_MEMORY)} each process is limited by itself",
             "disk: each writable folder is in the machine's memory, and at most three eighths of it",
             "io is not limited",
         ]
-        if "no new privileges" not in walls:
+        if not self._sure:
             weaker.append("a setuid program may change the uid: the image has no setpriv (it gains no capability)")
         if "seccomp filter" not in walls:
-            weaker.append("no seccomp filter: every system call reaches the guest's own kernel")
+            weaker.append("no seccomp filter is promised: system calls reach the guest's own kernel")
         limits = {
             "memory": "memory of the virtual machine", "pids": "rlimit", "cpus": "not limited", "io": "not limited",
             "disk": "tmpfs size", "timeout": "watchdog", "output": "watchdog",
@@ -221,34 +227,34 @@ class Apple:
         async with self.open(Plan(image=image, limits=Limits(timeout=30))) as box:
             command = Command(argv=("/bin/sh", "-c", script, "sh", *programs), cwd="/")
             said = (await box.run(command, _ignore, Control())).stdout
-        return {name: ".".join(map(str, apple_output.version(rest))) for name, rest in re.findall(r"^(\S+)(.*)$", said, re.M)}
+        return {
+            name: ".".join(map(str, apple_output.version(rest)))
+            for name, rest in re.findall(r"^(\S+)(.*)$", said, re.M)
+        }
 
     async def build(
-        self,
-        context_dir: str,
-        tag: str,
-        *,
-        file: str = "",
-        memory: int | None = None,
-        cpus: float | None = None,
-        told: Callable[[str], object] = lambda line: None,
-        deadline: float = _PULL,
-    ) -> None:
-        """Builds an image from a folder with a Dockerfile, telling each line of progress."""
+        self, context_dir: str, tag: str, *, file: str = "Dockerfile", memory: int | None = None,
+        cpus: float | None = None, told: Callable[[str], object] = lambda line: None,
+    ) -> BuildReport:  # fmt: skip
+        """Builds a folder, telling each line of progress. A step that fails is a report, not an exception."""
         if not os.path.isdir(context_dir):
             raise errors.InvalidRequest(f"context_dir: {context_dir} is not a folder", fix="check the path")
-        if tag.startswith("-") or not tag:
-            raise errors.InvalidRequest(f"tag: {tag!r} is no name of an image", fix="write name or name:version")
+        name = str(images_rules.parse(tag))
         cli, _ = await self._installed()
+        began = time.perf_counter()
         context = os.path.abspath(context_dir)  # the program is started in another folder
-        file = os.path.join(context, file) if file else ""
-        words = apple_words.build(context, tag, file=file, memory_bytes=memory, cpus=cpus)
-        said = await _telling(cli, words, told, deadline)
+        file = os.path.join(context, images_rules.build_file(file))
+        words = apple_words.build(context, name, file=file, memory_bytes=memory, cpus=cpus)
+        said = await cli.follow(words, told, deadline=_PULL)
+        spent = round((time.perf_counter() - began) * 1000, 1)
+        lines = tuple(line for line in said.words.splitlines() if line.strip())[-20:]
         if said.code:
-            last = [line for line in said.words.splitlines() if line.strip()][-3:]
-            raise errors.ExecutionFailed(
-                f"{tag} was not built: {' / '.join(last)}", fix="mend the Dockerfile", context={"output": said.words[-4000:]}
-            )
+            code = said.code if said.code > 0 else None
+            return BuildReport(
+                ok=False, tag=name, exit_code=code, problem=lines[-1] if lines else "container said nothing",
+                last_lines=lines, duration_ms=spent,
+            )  # fmt: skip
+        return BuildReport(ok=True, tag=name, last_lines=lines, duration_ms=spent)
 
     # --- sandboxes ---
 
@@ -268,7 +274,9 @@ class Apple:
     async def _reap(self, cli: Cli) -> int:
         def dead(found: Sequence[apple_output.Container]) -> list[str]:
             owned = [one for one in found if apple_words.LABEL in one.labels]
-            return [one.id for one in owned if apple_owner.is_dead(one.labels.get(apple_words.OWNER, ""), self.state_dir)]
+            return [
+                one.id for one in owned if apple_owner.is_dead(one.labels.get(apple_words.OWNER, ""), self.state_dir)
+            ]
 
         left = dead(await self._listed(cli))
         if left:
@@ -276,7 +284,8 @@ class Apple:
         stubborn = dead(await self._listed(cli)) if left else []
         if stubborn:
             raise errors.CleanupFailed(
-                f"{len(stubborn)} machines of a dead Belljar cannot be removed", fix=f"container delete --force {stubborn[0]}"
+                f"{len(stubborn)} machines of a dead Belljar cannot be removed",
+                fix=f"container delete --force {stubborn[0]}",
             )
         apple_owner.forget_dead(self.state_dir)
         return len(left)
@@ -292,44 +301,18 @@ class Apple:
         cli = self._cli()
         if plan.workspace and not os.path.isdir(plan.workspace.path):
             raise errors.InvalidRequest(f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path")
-        image = self.image_for(plan)
-        if image.startswith("-"):
-            raise errors.InvalidRequest(f"image: {image!r} is no name of an image")
+        image = str(images_rules.parse(self.image_for(plan)))
+        if not await self._has(cli, image):  # `run` would fetch it, whatever the policy on that is
+            raise errors.ImageNotFound(f"the image {image} is not here", fix=f"container image pull {image}")
         owner = (await self._prepare(cli)).name
-        box = AppleBox(cli, plan, image, owner, first_uid=self._first_uid, own_kernel=self._own_kernel)
+        host = Host(cli, owner, self._first_uid, self._own_kernel, self._sure, self._filter, self.image_for)
+        box = AppleBox(host, plan, image)
         async with box.running():
             yield box
 
 
 async def _ignore(kind: str, text: str) -> None:
     return None
-
-
-async def _telling(cli: Cli, words: Sequence[str], told: Callable[[str], object], deadline: float) -> Said:
-    """A call whose lines are told as they come."""
-    import anyio
-
-    heard, rest = bytearray(), bytearray()
-
-    async def hear(data: bytes) -> None:
-        heard.extend(data)
-        del heard[: -(1 << 16)]
-        rest.extend(data)
-        *lines, last = rest.split(b"\n")
-        rest[:] = last[-4096:]
-        for line in lines:
-            told(line.decode("utf-8", "replace").rstrip())
-
-    with ExitStack() as fds:
-        call = cli.start(words, fds)
-        try:
-            with anyio.fail_after(deadline):
-                code = await call.drain(hear, hear)
-        except TimeoutError:
-            raise errors.BackendTimeout(f"container {words[0]} did not end within {deadline:g} s") from None
-        finally:
-            await call.end()
-    return Said(code, b"", bytes(heard))
 
 
 def _parts(said: str) -> dict[str, str]:
@@ -359,6 +342,13 @@ def _walls(said: str, parts: Mapping[str, str]) -> list[str]:
             raise errors.NotAvailable(f"the probe could not prove: {wall}", context={"output": said[:2000]})
     optional = {"no new privileges": r"^NoNewPrivs:\s+1$", "seccomp filter": r"^Seccomp:\s+2$"}
     return [*required, *(wall for wall, pattern in optional.items() if re.search(pattern, said, re.MULTILINE))]
+
+
+def _filter() -> str:
+    """Our seccomp profile for the guests' processor, which is the host's."""
+    machine = {"arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    path = Path(__file__).with_name("profiles") / f"guest.{machine}.bpf"
+    return base64.b64encode(path.read_bytes()).decode() if path.is_file() else ""
 
 
 def _boot_id() -> str | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 import re
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -20,7 +20,7 @@ from belljar import errors, files, process
 from belljar.backends import apple_output, apple_words, docker_files
 from belljar.backends.apple_cli import Call, Cli, Said
 from belljar.backends.apple_run import AppleRun, Figures, Job, figures
-from belljar.backends.apple_words import Machine
+from belljar.backends.apple_words import Machine, Watch
 from belljar.backends.base import Control, Emit
 from belljar.backends.docker_spec import KEEPER
 from belljar.models import WORKSPACE, Collected, Command, Entry, File, FileTree, Plan, Result
@@ -31,35 +31,47 @@ _INSIDE = 30.0
 _UIDS = 65_536
 
 
+class Host(NamedTuple):
+    """What a box needs of the backend that opened it."""
+
+    cli: Cli
+    owner: str
+    first_uid: int
+    own_kernel: bool
+    sure: bool  # were "no new privileges" promised?
+    filter: str
+    image_for: Callable[[Plan], str]
+
+
 class AppleBox:
     """One virtual machine."""
 
-    def __init__(self, cli: Cli, plan: Plan, image: str, owner: str, *, first_uid: int, own_kernel: bool) -> None:
+    def __init__(self, host: Host, plan: Plan, image: str) -> None:
         self.id = plan.id
         self.plan = plan
-        self.machine = Machine(plan.id, image, plan.limits, owner, plan.workspace)
-        self._cli = cli
-        self._own_kernel = own_kernel
-        self._uid = first_uid + random.randrange(_UIDS)
+        self.machine = Machine(plan.id, image, plan.limits, host.owner, plan.workspace)
+        self._host = host
+        self._cli = host.cli
+        self._uid = host.first_uid + random.randrange(_UIDS)
         self._one_at_a_time = anyio.Lock()
         self._seen = Figures()
         self._copied: FileTree = ()
         self._used = False
         self._gone = ""
-        self._opening_ms = 0.0
 
     # --- the machine ---
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        began = time.perf_counter()
         with ExitStack() as fds:
             call = self._cli.start(apple_words.run(self.machine), fds, stdin=True)
             try:
                 await self._boot(call)
+                if spare := apple_words.ballast(self.plan.limits):
+                    said = await self._inside(apple_words.FILL, apple_words.BALLAST, str(spare), uid=0)
+                    _fit(said, "the ballast")
                 if self.plan.workspace:
                     await self._copy_in(self.plan.workspace.path)
-                self._opening_ms = (time.perf_counter() - began) * 1000
                 yield
             finally:
                 with anyio.CancelScope(shield=True):
@@ -101,7 +113,7 @@ class AppleBox:
         said = await self._inside(apple_words.SWEEP, uid=self._uid)
         if not said.text.endswith("end:\n"):
             raise errors.ExecutionFailed(f"its virtual machine does not answer: {said.words[-200:].strip()}")
-        self._seen = figures(said.text, own_kernel=self._own_kernel)
+        self._seen = figures(said.text, own_kernel=self._host.own_kernel)
         return self._seen
 
     async def _inside(
@@ -119,17 +131,23 @@ class AppleBox:
             return await self._run(command, emit, control)
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
+        wanted = self._host.image_for(self.plan.model_copy(update={"language": command.language or self.plan.language}))
+        if wanted != self._host.image_for(self.plan):
+            raise errors.NotAvailable(
+                f"this sandbox has the image {self.machine.image}, and {command.language} runs in {wanted}",
+                fix=f'open one of its own, or one with image="{wanted}"',
+            )
         await self._deliver(command)
         limits = command.limits or self.plan.limits
         fed = bool(command.stdin) or control.feed is not None
 
         def words(mark: str) -> Sequence[str]:
+            watch = Watch(mark, self._host.sure, self._host.filter)
             return apple_words.guest(
-                self.id, self._uid, mark, limits, argv=command.argv, env=command.env, cwd=command.cwd, stdin=fed
+                self.id, self._uid, watch, limits.pids, argv=command.argv, env=command.env, cwd=command.cwd, stdin=fed
             )
 
-        opening, self._opening_ms = self._opening_ms, 0.0
-        job = Job(self.id, words, command.stdin, limits, self._seen, opening, self.sweep, self.destroy)
+        job = Job(self.id, words, command.stdin, limits, self._seen, self.sweep, self.destroy)
         result = await AppleRun(self._cli, job, emit, control).go()
         if self._used:  # the peak is the machine's, and an earlier command may have reached it
             result = result.model_copy(update={"memory_used_mb": None})
@@ -155,6 +173,8 @@ class AppleBox:
     async def put(self, files_in: Sequence[File]) -> None:
         names, data = [file.path for file in files_in], docker_files.archive(files_in)
         said = await self._inside(docker_files.REPLACE, WORKSPACE, *names, uid=self._uid, data=data)
+        if said.code == docker_files.NOT_A_FOLDER:
+            raise errors.InvalidRequest(f"path: {names[0]!r} lies below what is not a folder in the sandbox")
         _fit(said, "the file")
 
     async def get(self, patterns: Sequence[str]) -> Collected:
@@ -182,8 +202,7 @@ class AppleBox:
     async def _copy_in(self, path: str) -> None:
         """A granted folder is copied: what Apple's shared folders do with owners and links, we could not see."""
         limit = apple_words.disk(self.plan.limits)
-        read: Callable[[], FileTree] = lambda: files.tree(path, limit=limit)  # noqa: E731
-        self._copied = await anyio.to_thread.run_sync(read)
+        self._copied = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
         uid = self._uid if self.plan.workspace and self.plan.workspace.write else 0
         data = docker_files.archive(self._copied)
         _fit(await self._inside(docker_files.LAY, WORKSPACE, uid=uid, data=data), "the granted folder")

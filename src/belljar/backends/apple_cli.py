@@ -15,6 +15,7 @@ from belljar.backends.base import lone_errors
 
 Hear = Callable[[bytes], Awaitable[object]]
 _PATIENCE = 60.0
+_KEPT = 1 << 16
 
 
 class Said(NamedTuple):
@@ -119,3 +120,27 @@ class Cli:
             finally:
                 await call.end()
         return Said(code, bytes(heard[1]), bytes(heard[2]))
+
+    async def follow(self, words: Sequence[str], told: Callable[[str], object], *, deadline: float) -> Said:
+        """A call whose lines, of either stream, are told as they come; the last of them are kept."""
+        heard, rest = bytearray(), bytearray()
+
+        async def hear(data: bytes) -> None:
+            heard.extend(data)
+            del heard[:-_KEPT]
+            rest.extend(data)
+            *lines, last = rest.split(b"\n")
+            rest[:] = last[-_KEPT:]
+            for line in lines:
+                told(line.decode("utf-8", "replace").rstrip())
+
+        with ExitStack() as fds:
+            call = self.start(words, fds)
+            try:
+                with lone_errors(), anyio.fail_after(deadline):
+                    code = await call.drain(hear, hear)
+            except TimeoutError:
+                raise errors.BackendTimeout(f"container {words[0]} did not end within {deadline:g} s") from None
+            finally:
+                await call.end()
+        return Said(code, b"", bytes(heard))

@@ -44,7 +44,6 @@ class Job(NamedTuple):
     stdin: bytes
     limits: Limits
     before: Figures
-    opening_ms: float
     sweep: Callable[[], Awaitable[Figures]]  # ends whatever the guest's uid runs
     destroy: Callable[[], Awaitable[None]]  # ends the machine
 
@@ -109,7 +108,9 @@ class AppleRun:
             watchers.start_soon(self._watch_clock, watchers)
             watchers.start_soon(self._watch_control, watchers)
             watchers.start_soon(self._feed, call)
-            code = await call.drain(lambda data: self._read("stdout", data, watchers), lambda d: self._errors(d, watchers))
+            code = await call.drain(
+                lambda data: self._read("stdout", data, watchers), lambda d: self._errors(d, watchers)
+            )
             watchers.cancel_scope.cancel()
         return code
 
@@ -184,12 +185,13 @@ class AppleRun:
             await self._job.destroy()
 
     def _elapsed_ms(self) -> float:
-        return (time.perf_counter() - self._started) * 1000 + self._job.opening_ms
+        return (time.perf_counter() - self._started) * 1000
 
     def _never_ran(self, code: int) -> errors.BelljarError:
         said = (self._before_mark or b"").decode("utf-8", "replace")
         if code == _OURS:
-            return errors.StartFailed(f"the command could not be started: {' '.join(said.split())}")
+            why = " ".join(said.split())
+            return errors.StartFailed(f"the command could not be started: {why}", fix="choose another image")
         return apple_output.failure(said, "the command could not be started")
 
     def _result(self, code: int) -> Result:
@@ -199,7 +201,7 @@ class AppleRun:
             raise errors.ExecutionFailed(f"the sandbox was lost while the command ran: {self._lost}")
         cut, killed = bool(out.cut or err.cut), now.oom_kills > before.oom_kills
         cpu = None if now.cpu_ms is None else now.cpu_ms - (before.cpu_ms or 0)
-        reasons = ()
+        reasons: tuple[str, ...] = ()
         if killed and code != _KILLED and self._verdict is None:
             reasons = ("a process that the guest had started was killed for memory; the guest itself went on",)
         return Result(

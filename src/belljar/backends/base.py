@@ -110,6 +110,7 @@ class Snapshot:
         self.pages = pages
         self.files = files
         self.folders = folders
+        self.turns = 0  # that the session had had
 
     @property
     def bytes(self) -> int:
@@ -137,6 +138,7 @@ class Copyable(Box, Protocol):
     """A box whose session can be copied: `Capabilities.checkpoints`."""
 
     async def snapshot(self) -> Snapshot: ...
+    def check(self, snapshot: Snapshot) -> None: ...
     async def restore(self, snapshot: Snapshot) -> None: ...
 
 

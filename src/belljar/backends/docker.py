@@ -216,8 +216,10 @@ class Containers:
             uid, copies = await anyio.to_thread.run_sync(self._who, plan, facts, stack.callback)
             runtime = self._runtime(plan)
             own_kernel = not _SHARED_KERNEL.fullmatch(runtime or facts.default)
+            old = facts.cgroup == "cgroup v1" and address.local
             host = Host(
-                client, address.flavour, self.image_for, runtime, self._owner(), self.broom, own_kernel, copies
+                client, address.flavour, self.image_for, runtime, self._owner(), self.broom, own_kernel,
+                small_buffers=old and not own_kernel, count_deaths=old and address.flavour.silent, copies=copies,
             )  # fmt: skip
             box = DockerBox(host, plan, uid)
             if plan.keep_files or box.copies:
@@ -265,7 +267,7 @@ class Containers:
         filters = {"label": [f"{docker_spec.LABEL}=1"]}
         async with asking("the list of containers"):
             containers = [each._container for each in await client.containers.list(all=True, filters=filters)]
-            volumes = (await client.volumes.list(filters=filters)).get("Volumes") or []
+            volumes = (await client.volumes.list(filters=filters)).get("Volumes") or []  # type: ignore[no-untyped-call]
         dead = [
             str(each["Id"]) for each in containers if _is_orphan(each.get("Labels"), each.get("State") == "running")
         ]

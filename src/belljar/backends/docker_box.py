@@ -42,6 +42,8 @@ class Host(NamedTuple):
     owner: str
     broom: Broom
     own_kernel: bool  # is the runtime one with a kernel of its own?
+    small_buffers: bool
+    count_deaths: bool
     copies: bool  # must granted folders be copied, because the guest could not use them where they are?
 
 
@@ -90,7 +92,7 @@ class DockerBox:
         for name in self._volumes:
             body = docker_spec.volume(name, self.plan.limits.disk, self._host.owner, self.id)
             async with asking("the sandbox's folders could not be made", errors.StartFailed):
-                await self._host.client.volumes.create(body)
+                await self._host.client.volumes.create(body)  # type: ignore[no-untyped-call]
 
     def _holder_facts(self) -> docker_spec.Guest:
         room = 3 * self.plan.limits.disk + 64 * MIB  # what is written through it counts as its own
@@ -171,7 +173,15 @@ class DockerBox:
             if given or self._holder:  # in a kept folder the last command's files have to go
                 await self._deliver(self._holder or container, given)
 
-        job = Job(self.id, name, self._body(command, limits, bool(given)), command.stdin, limits, deliver)
+        job = Job(
+            self.id,
+            name,
+            self._body(command, limits, bool(given)),
+            command.stdin,
+            limits,
+            deliver,
+            self._host.count_deaths,
+        )
         try:
             return await DockerRun(self._host.client, job, emit, control).go()
         except errors.ImageNotFound as error:
@@ -187,7 +197,7 @@ class DockerBox:
             self._host.flavour, self._image(command.language), argv, self.uid, limits, self._host.owner, self.id,
             runtime=self._host.runtime, env=docker_spec.GUEST_ENV | dict(command.env), volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
-            locked=locked, own_kernel=self._host.own_kernel,
+            locked=locked, own_kernel=self._host.own_kernel, small_buffers=self._host.small_buffers,
         )  # fmt: skip
         return docker_spec.container(guest)
 
@@ -224,6 +234,8 @@ async def execute(
                         out += data
                 tasks.cancel_scope.cancel()
         code = (await call.inspect()).get("ExitCode")
+    if code == docker_files.NOT_A_FOLDER:
+        raise errors.InvalidRequest("path: a name on the way to it is not a folder in the sandbox")
     if strict and code != 0:
         said = complaint.decode("utf-8", "replace").strip().splitlines()
         raise errors.ExecutionFailed(f"{what} could not be moved: {said[-1] if said else f'exit code {code}'}")

@@ -35,7 +35,9 @@ class Flavour(NamedTuple):
     init: str = ""  # how to get the init that reaps zombies, where it is a package of its own
     profile_by_path: bool = False  # does it want the seccomp profile's path, instead of its text?
     one_runtime: bool = False  # does its API ignore which runtime a container asks for?
+    silent: bool = False  # does it not tell, with control groups version 1, that the OOM killer struck?
     ulimits: tuple[tuple[str, int], ...] = ()
+    folders: tuple[tuple[str, str], ...] = ()
 
 
 DOCKER = Flavour("docker", "start it (systemctl start docker), or set DOCKER_SOCKET_PATH or DOCKER_HOST")
@@ -45,8 +47,11 @@ PODMAN = Flavour(
     init="apt install catatonit",
     profile_by_path=True,
     one_runtime=True,
+    silent=True,
     # Its own default is over what an ordinary host lets it set. Our limit on processes is the control group's.
     ulimits=(("nproc", 16_384),),
+    # Under a read-only root it would make these writable, each of any size.
+    folders=(("/run", "ro,size=64k"), ("/var/tmp", "ro,size=64k")),
 )
 
 

@@ -29,11 +29,14 @@ DELIVER = (
     f"find . -xdev -mindepth 1 -depth -uid {KEEPER} -type d -exec rmdir {{}} + 2>/dev/null; exec tar -xpf -"
 )
 LAY = 'cd "$0" && umask 022 && exec tar -xf -'
-# Whole or not at all: unpacked beside, then moved over what was there.
+NOT_A_FOLDER = 20
+# Whole or not at all: unpacked beside, then moved over what was there. No link is followed on the way.
 REPLACE = (
     'cd "$0" && umask 022 && draft=$(mktemp -d ./.belljar-XXXXXX) || exit 1; trap \'rm -rf "$draft"\' EXIT; '
-    'tar -xf - -C "$draft" || exit 1; for path; do '
-    'case $path in */*) mkdir -p -- "./${path%/*}" || exit 1;; esac; '
+    'tar -xf - -C "$draft" || exit 1; for path; do at=.; rest=$path; while :; do case $rest in '
+    "*/*) at=$at/${rest%%/*}; rest=${rest#*/};; *) break;; esac; "
+    f'if [ -L "$at" ]; then exit {NOT_A_FOLDER}; fi; if [ -d "$at" ]; then continue; fi; '
+    f'if [ -e "$at" ]; then exit {NOT_A_FOLDER}; fi; mkdir -- "$at" || exit 1; done; '
     'if [ -L "./$path" ]; then rm -f -- "./$path"; elif [ -d "./$path" ]; then rmdir -- "./$path" || exit 1; fi; '
     'mv -f -- "$draft/$path" "./$path" || exit 1; done'
 )

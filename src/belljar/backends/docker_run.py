@@ -6,6 +6,8 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
@@ -35,6 +37,7 @@ class Job(NamedTuple):
     stdin: bytes
     limits: Limits
     deliver: Callable[[DockerContainer], Awaitable[None]]  # puts the files in place
+    count_deaths: bool = False  # must we look for ourselves whether the OOM killer struck?
 
 
 class DockerRun:
@@ -53,6 +56,8 @@ class DockerRun:
         self._started = time.perf_counter()
         self._startup_ms = 0.0
         self._ended = False
+        self._deaths: Path | None = None
+        self._died_of_hunger = False
         self.container: DockerContainer
 
     async def go(self) -> Result:
@@ -85,9 +90,26 @@ class DockerRun:
     async def _start(self) -> None:
         async with asking("the container could not be started", errors.StartFailed):
             await self.container.start()
-        await self._job.deliver(self.container)
+        self._deaths = await self._count_of_deaths()
+        try:
+            await self._job.deliver(self.container)
+        except errors.BelljarError:
+            if self._verdict is None:
+                raise
         if self._verdict:  # its end came before its beginning
             await self._kill()
+
+    async def _count_of_deaths(self) -> Path | None:
+        """The kernel's own count, for an engine that does not tell: Podman, with control groups version 1."""
+        if not self._job.count_deaths:
+            return None
+        async with asking("the container's state", errors.StartFailed):
+            pid = int((await self.container.show())["State"]["Pid"])
+        with suppress(OSError, StopIteration):
+            rows = [row.split(":", 2) for row in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+            group = next(path for _, kinds, path in rows if "memory" in kinds.split(","))
+            return Path(f"/sys/fs/cgroup/memory{group}/memory.oom_control")
+        return None
 
     async def _talk(self, wire: Wire) -> None:
         await wire.send(self._word + b"\n" + self._job.stdin)
@@ -104,6 +126,7 @@ class DockerRun:
             if self._streams[name].flooded and self._verdict is None:
                 self._verdict = Status.OUTPUT_LIMIT
                 start_soon(self._kill)
+        self._died_of_hunger = self._deaths is not None and _oom_kills(self._deaths) > 0
         for each in STREAMS:
             await hear(self._streams[each], each, b"", self._emit)
 
@@ -132,6 +155,8 @@ class DockerRun:
         return code
 
     async def _was_starved(self, code: int) -> bool:
+        if self._died_of_hunger:
+            return True
         for pause in _LATE_WORD if code == _KILLED and self._verdict is None else (0.0,):
             await anyio.sleep(pause)
             async with asking("the container's state"):
@@ -172,6 +197,13 @@ class DockerRun:
             reasons=("a process that the guest had started was killed for memory; the guest itself went on",)
             if went_on else (),
         )  # fmt: skip
+
+
+def _oom_kills(control: Path) -> int:
+    with suppress(OSError):  # the engine was faster, and has removed the group
+        found = re.search(r"^oom_kill (\d+)$", control.read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
 
 
 def _judge(code: int | None, starved: bool, stderr: str, cut: bool) -> Status:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -21,6 +22,8 @@ _SHM = 64 * MIB
 _PROFILE = Path(__file__).with_name("profiles") / "guest.json"
 _OWN_PROCESSES = 1  # the init counts against the pids limit
 _KERNEL_PROCESSES = 1024  # what a kernel in user space needs for itself, on the host
+# Control groups version 1 count what waits in sockets apart, and engines set no limit for it: so a thousand must fit.
+_SMALL_BUFFERS = {f"net.ipv4.tcp_{way}mem": "4096 65536 65536" for way in "rw"}
 _PERIOD = 100_000
 _LEAST_QUOTA = 1000
 
@@ -49,6 +52,7 @@ class Guest(NamedTuple):
     workspace: Workspace | None = None
     inputs: bool = False  # does it need a place for inputs beside a granted folder?
     locked: Sequence[str] = ()  # which of the volumes' places are read-only
+    small_buffers: bool = False  # is what waits in sockets not counted as its memory?
     own_kernel: bool = False  # is there a kernel between it and the host's, with processes of its own on the host?
 
 
@@ -76,7 +80,7 @@ def container(guest: Guest) -> dict[str, Any]:
 
 def _walls(guest: Guest) -> dict[str, Any]:
     limits = guest.limits
-    profile = str(_PROFILE) if guest.flavour.profile_by_path else _profile()
+    profile = str(_PROFILE) if guest.flavour.profile_by_path else _profile(guest.own_kernel)
     walls = {
         "NetworkMode": "none",
         "IpcMode": "private",
@@ -103,6 +107,8 @@ def _walls(guest: Guest) -> dict[str, Any]:
         walls["Mounts"] = [_grant(guest.workspace)]
     if guest.runtime:
         walls["Runtime"] = guest.runtime
+    if guest.small_buffers:
+        walls["Sysctls"] = _SMALL_BUFFERS
     return walls
 
 
@@ -117,7 +123,7 @@ def _folders(guest: Guest) -> dict[str, str]:
     taken = {*guest.volumes.values(), *((WORKSPACE,) if guest.workspace else ())}
     wanted = ("/tmp", WORKSPACE, *((INPUTS,) if guest.inputs else ()))
     options = f"rw,nosuid,nodev,exec,mode=1777,size={guest.limits.disk}"
-    return {path: options for path in wanted if path not in taken}
+    return {path: options for path in wanted if path not in taken} | dict(guest.flavour.folders)
 
 
 def _grant(workspace: Workspace) -> dict[str, Any]:
@@ -158,5 +164,17 @@ def boot() -> str:
 
 
 @cache
-def _profile() -> str:
-    return _PROFILE.read_text()
+def _profile(own_kernel: bool) -> str:
+    """The profile; for gVisor with clone3 let through.
+
+    gVisor answers every refused call with EPERM, whatever the profile says, and a C library that hears that of clone3
+    starts no thread. What clone3 can make there are namespaces of gVisor's own kernel.
+    """
+    if not own_kernel:
+        return _PROFILE.read_text()
+    profile = json.loads(_PROFILE.read_text())
+    for rule in profile["syscalls"]:
+        rule["names"] = [name for name in rule["names"] if name != "clone3"]
+    profile["syscalls"] = [rule for rule in profile["syscalls"] if rule["names"]]
+    profile["syscalls"].append({"names": ["clone3"], "action": "SCMP_ACT_ALLOW"})
+    return json.dumps(profile)

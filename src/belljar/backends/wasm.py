@@ -94,6 +94,11 @@ class Wasm:
         await self._build_profiles(told)
 
     async def _build_profiles(self, told: Callable[[str], object]) -> None:
+        lock = await anyio.to_thread.run_sync(self._store.locked)
+        with lock:
+            await self._build_missing_profiles(told)
+
+    async def _build_missing_profiles(self, told: Callable[[str], object]) -> None:
         built, self._facts = self._store.profiles(), {}
         for name, modules in wasm_profiles.PROFILES.items():
             if name not in built:
@@ -111,7 +116,8 @@ class Wasm:
         project = await self._copy_of_project(plan)
         if project is not None:
             plan = plan.model_copy(update={"keep_files": True})
-        box = WasmBox(await self._worker(plan), plan, self._worker, self._profile(plan), project)
+        profile = self._profile(plan)
+        box = WasmBox(await self._worker(plan), plan, self._worker, profile, project)
         try:
             if plan.keep_files:
                 box.prepare()
@@ -183,6 +189,9 @@ class Wasm:
         for worker in [worker for idle in self._idle.values() for worker in idle]:
             worker.abandon()
         self._idle.clear()
+        for profile in self._profiles.values():
+            os.close(profile.file)
+        self._profiles.clear()
 
     def _put_back(self, worker: Worker) -> None:
         self._idle.setdefault(worker.kind, []).append(worker)

@@ -32,9 +32,11 @@ from belljar.models import (
     Plan,
     Result,
     Status,
+    format_size,
 )
 
 PROJECT = "/mnt/project"
+_OWN = ("workspace/", "tmp/")
 _VERDICT = '{"done"'  # how the agent's last words of a turn begin
 _COPY_SECONDS = 60.0
 _IDLE_TURN = 10.0  # seconds for what is no guest's work: opening a session, measuring a memory
@@ -66,11 +68,14 @@ class WasmBox:
         for folder in ("workspace", "tmp"):  # in this thread: a hand-over to another costs more than two mkdirs
             files.make_folder(self.worker.tmp, f"{self.id}/{folder}", owner=self.worker.uid)
         self._root = self._stack.enter_context(files.below(self.worker.tmp, self.id))
-        self._workspace = self._stack.enter_context(files.below(self._root, "workspace"))
+        if self.plan.workspace:
+            files.make_folder(self._root, "inputs", owner=self.worker.uid)
         if self._project is not None:
             copied = [file.model_copy(update={"path": f"project/{file.path}"}) for file in self._project]
             files.make_folder(self._root, "project", owner=self.worker.uid)
             files.write(self._root, copied, owner=self.worker.uid)
+        workspace = "workspace" if self._project is None else "project"
+        self._workspace = self._stack.enter_context(files.below(self._root, workspace))
 
     @property
     def kept(self) -> bool:
@@ -92,10 +97,16 @@ class WasmBox:
                     await anyio.to_thread.run_sync(lambda: self._lay(*self._tree(old)))
             await gone.end()
 
-    def _tree(self, root: int) -> tuple[FileTree, tuple[str, ...]]:
-        """/workspace and /tmp, empty folders too; links stay behind."""
-        folders = tuple(entry.path for entry in files.entries(root) if entry.kind == "folder")
-        return files.collect(root, ["**"], most=files.MANY, limit=2 * self.plan.limits.disk).files, folders
+    def _tree(self, root: int, *, whole: bool = False) -> tuple[FileTree, tuple[str, ...]]:
+        """/workspace and /tmp, empty folders too; links stay behind, and nothing else if it must be `whole`."""
+        folders = tuple(entry.path for entry in files.entries(root, most=files.MANY) if entry.kind == "folder")
+        found = files.collect(root, ["**"], most=files.MANY, limit=2 * self.plan.limits.disk)
+        lost = [left for left in found.left_out if ": link, " not in left]
+        if whole and lost:
+            raise errors.ExecutionFailed(
+                f"the session's files cannot all be copied: {lost[0]}", fix="remove it, or give it a plainer name"
+            )
+        return found.files, folders
 
     def _lay(self, tree: FileTree, folders: tuple[str, ...]) -> None:
         for folder in folders:
@@ -135,10 +146,14 @@ class WasmBox:
             if not self.worker.alive:
                 await self._revive()
             result = await self._run(command, emit, control)
-            if self._project is not None and self.plan.workspace and self.plan.workspace.write:
-                left_out = await anyio.to_thread.run_sync(self._copy_back, self.plan.workspace.path)
+            if left_out := await self._copy_back_project():
                 result = result.model_copy(update={"reasons": tuple(f"not copied back: {what}" for what in left_out)})
             return result
+
+    async def _copy_back_project(self) -> tuple[str, ...]:
+        if self._project is None or self.plan.workspace is None or not self.plan.workspace.write:
+            return ()
+        return await anyio.to_thread.run_sync(self._copy_back, self.plan.workspace.path)
 
     def _copy_back(self, path: str) -> tuple[str, ...]:
         assert self._project is not None
@@ -231,22 +246,23 @@ class WasmBox:
         """The life of a session: the agent goes in, and then one request for each line of the feed."""
         assert control.feed is not None
         started = time.perf_counter()
-        control.tell(lambda reason: self.worker.kill())
-        async with self._turn:
-            self._conversed = True
-            if not self._restored:
-                await self._open(command)
-            self._restored = False
-        await emit("started", self.id)
-        await emit("stdout", '{"ready": true}\n')
         verdict: Status | None = None
-        async for line in control.feed:
-            turn = json.loads(line)
+        with anyio.move_on_after(command.limits.timeout if command.limits else None) as life:
+            control.tell(lambda reason: life.cancel())
             async with self._turn:
-                if verdict := await self._take_turn(command, turn, emit):
-                    break
-        if control.stopping:
-            verdict = control.reason
+                self._conversed = True
+                if not self._restored:
+                    await self._open(command)
+                self._restored = False
+            await emit("started", self.id)
+            await emit("stdout", '{"ready": true}\n')
+            async for line in control.feed:
+                async with self._turn:
+                    if verdict := await self._take_turn(json.loads(line), emit):
+                        break
+        if life.cancelled_caught:
+            verdict = control.reason if control.stopping else Status.TIMEOUT
+            self.worker.kill()
         elapsed = (time.perf_counter() - started) * 1000
         return Result(status=verdict or Status.SUCCESS, duration_ms=round(elapsed, 3), container_id=self.id)
 
@@ -260,7 +276,7 @@ class WasmBox:
         if frame.get("trap") or frame.get("exit_code"):
             raise errors.StartFailed(f"the session did not start: {frame.get('trap') or frame.get('exit_code')}")
 
-    async def _take_turn(self, command: Command, turn: dict[str, Any], emit: Emit) -> Status | None:
+    async def _take_turn(self, turn: dict[str, Any], emit: Emit) -> Status | None:
         """One turn; a status if the session cannot go on after it."""
         limits = self.plan.limits
         request = {"do": "turn", "turn": turn, "timeout": turn["timeout"], "memory": limits.memory, "fuel": limits.fuel}
@@ -277,9 +293,14 @@ class WasmBox:
         except TimeoutError:
             self.worker.kill()
             return Status.TIMEOUT
-        if held:  # only now is the worker idle again: whoever hears it may close the session at once
-            await emit("stdout", held.replace("\n", " ") + "\n")
-        return judge_trap(str(done.get("trap", ""))) if done else self.worker.ending()
+        if not done:
+            return self.worker.ending()
+        await self._copy_back_project()
+        if done.get("ended") or done.get("exit_code") or not held:  # the agent itself is gone
+            return judge_trap(str(done.get("trap", ""))) or Status.ERROR
+        # Only now is the worker idle again: whoever hears this may close the session at once.
+        await emit("stdout", held.replace("\n", " ") + "\n")
+        return None
 
     # --- copying a session ---
 
@@ -303,26 +324,39 @@ class WasmBox:
                 os.posix_fallocate(copy.pages, 0, count * (4096 + 4))
             await self.worker.answer({"do": "copy_out"}, _COPY_SECONDS, [copy.pages])
             files.seal(copy.pages)  # branches map it
-            copy.files, copy.folders = await anyio.to_thread.run_sync(self._tree, self._root)
+            tree, folders = await anyio.to_thread.run_sync(lambda: self._tree(self._root, whole=True))
+            copy.files = tuple(file for file in tree if file.path.startswith(_OWN))  # not what was granted
+            copy.folders = tuple(folder for folder in folders if f"{folder}/".startswith(_OWN))
         return copy
 
-    async def restore(self, snapshot: Snapshot) -> None:
-        """Makes this box what another was; its session then goes on from there."""
+    def check(self, snapshot: Snapshot) -> None:
+        """Raises if `restore` could not use it."""
+        if snapshot.size > self.plan.limits.memory:
+            raise errors.ExecutionFailed(
+                f"the checkpoint needs {format_size(snapshot.size)} of memory, more than this session may have",
+                fix=f'ask for memory="{format_size(snapshot.size)}" or more',
+            )
         if snapshot.binary != wasm_cache.binary():
             raise errors.InvalidRequest(
                 f"this checkpoint was made by {snapshot.binary}, and here is {wasm_cache.binary()}",
                 fix="use it where it was made",
             )
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Makes this box what another was; its session then goes on from there."""
+        self.check(snapshot)
         async with self._turn:
             if not self.worker.alive:
                 await self._revive()
             await anyio.to_thread.run_sync(self._replace_files, snapshot)
+            if self.plan.workspace:
+                self._write_inputs(dict(self.plan.files), Command(argv=("python3",)))
             request = self.request(Command(argv=("python3",)), self.plan.limits)
             request |= {"do": "copy_in", "size": snapshot.size, "pages": snapshot.count}
             with _only_read(snapshot.pages) as pages:
                 frame = await self.worker.answer(request, _COPY_SECONDS, [pages])
         if refused := frame.get("refused"):
-            raise errors.ExecutionFailed(f"the checkpoint cannot be used here: {refused}", fix="give it more memory")
+            raise errors.ExecutionFailed(f"the checkpoint cannot be used: {refused}", fix="make a new one")
         self._restored = True
 
     def _replace_files(self, snapshot: Snapshot) -> None:

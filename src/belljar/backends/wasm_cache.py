@@ -21,7 +21,7 @@ from importlib.metadata import version as installed
 from importlib.resources import files as package_files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from belljar import errors
 from belljar.settings import Settings
@@ -111,6 +111,10 @@ class Store(NamedTuple):
             if not path.exists():
                 raise errors.NotAvailable("its interpreter is not compiled yet (once, about two minutes)", fix=_FIX)
             self._ours(path)
+        for part in ("parts.json", *_FOLDERS.values()):
+            if not os.path.lexists(self.folder / part):
+                raise errors.NotAvailable(f"{self.folder} is not whole", fix=_FIX)
+            self._ours(self.folder / part)
         try:
             parts = json.loads((self.folder / "parts.json").read_text())
             sizes = {name: (self.folder / name).lstat().st_size for name in parts["sizes"]}
@@ -126,7 +130,9 @@ class Store(NamedTuple):
         kind = stat.S_IFMT(facts.st_mode)
         own = not hasattr(os, "geteuid") or facts.st_uid == os.geteuid()
         if not own or kind not in (stat.S_IFREG, stat.S_IFDIR) or facts.st_mode & 0o022:
-            raise errors.NotAvailable(f"{path} could have been written by somebody else", fix=_FIX)
+            raise errors.NotAvailable(
+                f"{path} could have been written by somebody else", fix=f"remove it, then: {_FIX}"
+            )
 
     def places(self) -> dict[str, str]:
         """What a worker needs, by the names it knows."""
@@ -144,12 +150,10 @@ class Store(NamedTuple):
 
     def build(self, told: Callable[[str], object] = lambda step: None) -> bool:
         """Builds what is missing or cannot be trusted; two that build at once do it once. Was there anything to do?"""
-        import fcntl
-
         private = 0o755 if os.geteuid() == 0 else 0o700
         self.root.mkdir(mode=private, parents=True, exist_ok=True)
-        with (self.root / "build.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        self._ours(self.root)
+        with self.locked():
             with suppress(errors.NotAvailable):
                 self.check()
                 return False
@@ -163,6 +167,14 @@ class Store(NamedTuple):
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         return True
+
+    def locked(self) -> IO[str]:
+        """Waits until nobody else builds here; closing it lets the next one in."""
+        import fcntl
+
+        lock = (self.root / "build.lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return lock
 
     def _fill(self, draft: Path, told: Callable[[str], object]) -> None:
         readable = 0o644 if os.geteuid() == 0 else 0o600

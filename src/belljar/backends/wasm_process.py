@@ -30,6 +30,7 @@ ENV = {
 _WORKER = "wasm_worker.py"
 _OVERHEAD = 64 * MIB  # what wasmtime, the worker and the next guest's interpreter may take beside the guest
 _START_SECONDS = 30.0
+_REAP_SECONDS = 1.0
 _FRAME = 64 * MIB
 
 
@@ -98,7 +99,9 @@ class Worker:
         self.tmp = self._fds.enter_context(files.opened(inside))
 
     def _facts(self, places: dict[str, str]) -> str:
-        return json.dumps(places | {"memory": self.kind.memory, "private": self.private, "env": ENV})
+        return json.dumps(
+            places | {"memory": self.kind.memory, "private": self.private, "env": ENV, "plain": self._native is None}
+        )
 
     def _spawn_jailed(self, native: Native) -> int:
         """Starts it in the native jail; returns the pipe on which bubblewrap tells its pid."""
@@ -225,8 +228,10 @@ class Worker:
             self.group.kill()
 
     def abandon(self) -> None:
-        """`end`, where nobody can wait."""
+        """`end`, where nobody can wait for long."""
         self.kill()
+        if self._child:
+            self._child.reap(_REAP_SECONDS)
         self._fds.close()
         if self.group:
             self.group.destroy()

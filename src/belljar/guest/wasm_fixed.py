@@ -19,6 +19,7 @@ _ARGUMENTS = {
 _TICK = 1_000  # nanoseconds that pass between one look at the clock and the next
 _SUBSCRIPTION, _EVENT, _DIRENT = 48, 32, 24
 _CLOCK = 0
+_FOLDER = 3
 _ABSOLUTE = 1
 
 
@@ -56,11 +57,11 @@ class Fixed:
         return self.now
 
     def chance(self, size):
-        while len(self._pool) < size:
-            self._pool += hashlib.sha256(self._key + self._blocks.to_bytes(8, "little")).digest()
-            self._blocks += 1
-        taken, self._pool = self._pool[:size], self._pool[size:]
-        return taken
+        last = self._blocks + max(0, size - len(self._pool) + 31) // 32
+        more = (hashlib.sha256(self._key + n.to_bytes(8, "little")).digest() for n in range(self._blocks, last))
+        pool, self._blocks = b"".join((self._pool, *more)), last
+        self._pool = pool[size:]
+        return pool[:size]
 
     def inode(self, real):
         return self._inodes.setdefault(real, len(self._inodes) + 1)
@@ -131,9 +132,10 @@ class Shadows:
     def _patch_stat(self, caller, memory, *args):
         """filestat: device, inode, type, links, size, then three times."""
         at = args[-1] & 0xFFFFFFFF
-        (inode,) = struct.unpack("<Q", _read(caller, memory, at + 8, 8))
+        inode, kind, size = struct.unpack("<QB15xQ", _read(caller, memory, at + 8, 32))
         _write(caller, at, struct.pack("<QQ", 1, self.world.inode(inode)))
-        _write(caller, at + 40, struct.pack("<QQQ", *[self.world.start] * 3))
+        size = 0 if kind == _FOLDER else size  # a folder's size and links are the file system's affair
+        _write(caller, at + 24, struct.pack("<QQQQQ", 1, size, *[self.world.start] * 3))
 
     def _patch_entries(self, caller, memory, fd, at, size, cookie, used):
         """dirent: the next one's cookie, inode, length of the name, type; then the name."""

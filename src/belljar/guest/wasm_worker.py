@@ -23,6 +23,7 @@ import contextlib
 import json
 import math
 import os
+import select
 import shutil
 import socket
 import sys
@@ -145,6 +146,7 @@ class Worker:
         module = wasmtime.Module.deserialize_file(self._engine, facts["python"])
         self._python = Python(self._engine, module, facts)
         self._facts = facts
+        self.private, self.plain = facts["private"], facts["plain"]
         self._scripts = {}
         self._spare = None
         self._session = None
@@ -270,16 +272,16 @@ class Worker:
             return {"exit_code": None, "trap": "there is no session"}
 
         def hear(frame):
-            if len(frame) <= WORDS:
-                self.voice.say(words=frame.decode(errors="replace"))
+            too_long = json.dumps({"dropped": len(frame)})
+            self.voice.say(words=frame.decode(errors="replace") if len(frame) <= WORDS else too_long)
 
         instance = self._session
         return self._in_session(request, lambda: self._python.take_turn(instance, request["turn"], hear))
 
     def _in_session(self, request, go):
-        """An instance that trapped is in the middle of something, for good."""
+        """An instance that trapped, or left by `os._exit`, is in the middle of something, for good."""
         said = self._watched(self._session.store, request, go, self._session.size)
-        if said["trap"]:
+        if said["ended"]:
             self._leftovers.append(self._session.close)
             self._session = None
         return said
@@ -318,19 +320,19 @@ class Worker:
     def _watched(self, store, request, go, size=lambda: 0):
         fuel = FOREVER if request["fuel"] is None else request["fuel"]
         self._limit(store, request["memory"], fuel)
-        exit_code, trap, cpu = None, "", time.process_time()
+        exit_code, trap, ended, cpu = None, "", False, time.process_time()
         self._bell.set(time.monotonic() + request["timeout"])
         try:
             exit_code = go()
         except wasmtime.ExitTrap as end:
-            exit_code = end.code
+            exit_code, ended = end.code, True
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
             trap = str(error)[:2000]
         finally:
             self._bell.set()
         return {
-            "exit_code": exit_code, "trap": trap, "memory": size(), "fuel": fuel - store.get_fuel(),
-            "cpu_ms": round((time.process_time() - cpu) * 1000, 3),
+            "exit_code": exit_code, "trap": trap, "ended": ended or bool(trap), "memory": size(),
+            "fuel": fuel - store.get_fuel(), "cpu_ms": round((time.process_time() - cpu) * 1000, 3),
         }  # fmt: skip
 
     def _lay_out(self, request):
@@ -365,8 +367,19 @@ def requests(door):
         pending, fds = pending + data, fds + more
 
 
+def leave_with_the_host(private):
+    """For a worker without a jail, which nobody would end: when the other end of the socket is gone, so are we."""
+    hangup = select.poll()
+    hangup.register(0, getattr(select, "POLLRDHUP", select.POLLHUP))
+    hangup.poll()
+    shutil.rmtree(private, ignore_errors=True)
+    os._exit(1)
+
+
 def main():
     worker = Worker(json.loads(sys.argv[1]))
+    if worker.plain:
+        threading.Thread(target=leave_with_the_host, args=(worker.private,), daemon=True).start()
     worker.rest()
     worker.voice.say(ready=True)
     for request, fds in requests(socket.socket(fileno=0)):

@@ -1,0 +1,45 @@
+"""The backend `none`: known by name, chosen by nobody, and able to do nothing.
+
+Who asks for it asks to run code without a sandbox. There is no such thing here, and every call says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from belljar import errors
+from belljar.backends.base import Box
+from belljar.models import Capabilities, LanguageSupport, Plan
+from belljar.settings import Settings
+
+WHY = "no sandbox was asked for"
+FIX = "choose a backend (`belljar doctor` shows which work here): there is no execution without a sandbox"
+
+
+def create(settings: Settings) -> NoSandbox:
+    return NoSandbox()
+
+
+class NoSandbox:
+    """The backend `none`."""
+
+    name = "none"
+
+    async def probe(self) -> Capabilities:
+        return Capabilities(backend=self.name, available=False, why_not=WHY, fix=FIX)
+
+    async def languages(self) -> tuple[LanguageSupport, ...]:
+        raise _refusal()
+
+    @asynccontextmanager
+    async def open(self, plan: Plan) -> AsyncIterator[Box]:
+        raise _refusal()
+        yield
+
+    async def reap(self) -> int:
+        raise _refusal()
+
+
+def _refusal() -> errors.NotAvailable:
+    return errors.NotAvailable(f"none: {WHY}", fix=FIX)

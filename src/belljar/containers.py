@@ -1,0 +1,150 @@
+"""Conveniences: what works here (`detect`), and containers without further questions. Each has an async twin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from belljar import backends, errors, portal
+from belljar.engine import Engine
+from belljar.models import Isolation, Result, parse_size
+from belljar.sandbox import arun, default_engine
+
+if TYPE_CHECKING:
+    from belljar.images_context import BuildReport
+
+CONTAINERS = ("docker", "podman", "apple")
+
+
+class Detected(NamedTuple):
+    """One backend's word on itself."""
+
+    backend: str
+    available: bool
+    reason: str  # why not; or, if it works, what it is
+    fix: str = ""
+    isolation: Isolation | None = None
+
+
+class Detection(NamedTuple):
+    """All backends in the order in which `auto` prefers them."""
+
+    backend: str  # the first that works, or "none"
+    order: tuple[Detected, ...]
+
+
+async def adetect(*, engine: Engine | None = None) -> Detection:
+    """What works here, in order, and why the rest does not. It never raises."""
+    engine = engine or default_engine()
+    order = tuple([await _ask(engine, name) for name in engine.known])
+    return Detection(next((one.backend for one in order if one.available), "none"), order)
+
+
+def detect(*, engine: Engine | None = None) -> Detection:
+    """`adetect` for blocking code."""
+    return portal.call(lambda: adetect(engine=engine))
+
+
+async def _ask(engine: Engine, name: str) -> Detected:
+    try:
+        offer = await engine.offer(name)
+    except Exception as error:  # a backend of a third party may break its promise; we keep ours
+        return Detected(name, False, f"its probe failed: {error!r}"[:300], "tell its authors")
+    held = offer.guarantees.isolation if offer.guarantees else None
+    reason = offer.version or "it works" if offer.available else offer.why_not or "not available here"
+    return Detected(name, offer.available, reason, offer.fix, held)
+
+
+# --- containers ---
+
+
+async def _container_backend(engine: Engine, wanted: str) -> str:
+    """The first container engine that works here, or the one that was asked for."""
+    if wanted not in ("auto", *CONTAINERS):
+        raise errors.InvalidRequest(
+            f"backend: {wanted!r} has no containers", fix=f"choose from: auto, {', '.join(CONTAINERS)}"
+        )
+    names = [name for name in backends.NAMES if name in CONTAINERS] if wanted == "auto" else [wanted]
+    found = [await _ask(engine, name) for name in names]
+    for one in found:
+        if one.available:
+            return one.backend
+    raise errors.NotAvailable(
+        "no container engine works here: " + "; ".join(f"{one.backend}: {one.reason}" for one in found),
+        fix="; ".join(f"{one.backend}: {one.fix}" for one in found if one.fix),
+    )
+
+
+async def ais_container_available(*, backend: str = "auto", engine: Engine | None = None) -> bool:
+    try:
+        await _container_backend(engine or default_engine(), backend)
+    except errors.NotAvailable:
+        return False
+    return True
+
+
+def is_container_available(*, backend: str = "auto", engine: Engine | None = None) -> bool:
+    """Whether Docker, Podman or Apple's container (or the one named) can run something here now."""
+    return portal.call(lambda: ais_container_available(backend=backend, engine=engine))
+
+
+async def arun_in_container(
+    command: Iterable[str], *, image: str | None = None, backend: str = "auto", engine: Engine | None = None,
+    auto_remove: bool = True, **options: Any,
+) -> Result:  # fmt: skip
+    """Runs a command in a container of its own: `arun(command=...)`, but never on a backend without containers."""
+    if not auto_remove:
+        raise errors.InvalidRequest(
+            "auto_remove: a used sandbox is always removed", fix="name what you want to keep: collect=[...]"
+        )
+    engine = engine or default_engine()
+    name = await _container_backend(engine, backend)
+    return await arun(command=command, image=image, backend=name, engine=engine, **options)
+
+
+def run_in_container(
+    command: Iterable[str], *, image: str | None = None, backend: str = "auto", engine: Engine | None = None,
+    auto_remove: bool = True, **options: Any,
+) -> Result:  # fmt: skip
+    """`arun_in_container` for blocking code."""
+    options |= {"image": image, "backend": backend, "engine": engine, "auto_remove": auto_remove}
+    return portal.call(lambda: arun_in_container(command, **options))
+
+
+@runtime_checkable
+class _Builds(Protocol):
+    """A backend that builds images by itself."""
+
+    async def build(
+        self, context_dir: str, tag: str, *, file: str, memory: int | None, cpus: float | None,
+        told: Callable[[str], object],
+    ) -> BuildReport: ...  # fmt: skip
+
+
+async def abuild_image(
+    context_dir: str | os.PathLike[str], tag: str, *, file: str = "Dockerfile", memory: str | int | None = None,
+    cpus: float | None = None, backend: str = "auto", engine: Engine | None = None,
+    on_progress: Callable[[str], object] = lambda line: None,
+) -> BuildReport:  # fmt: skip
+    """Builds an image from a folder. A step that fails is told in the report; only our own failures are raised."""
+    engine = engine or default_engine()
+    name = await _container_backend(engine, backend)
+    folder = os.fspath(context_dir)
+    chosen = engine.backend(name)
+    if isinstance(chosen, _Builds):
+        try:
+            size = None if memory is None else int(str(parse_size(memory)))
+        except ValueError as error:
+            raise errors.InvalidRequest(f"memory: {error}") from None
+        return await chosen.build(folder, tag, file=file, memory=size, cpus=cpus, told=on_progress)
+    from belljar.images import Images  # it brings the engine's API with it
+
+    url = engine.settings.podman_socket if name == "podman" else ""
+    images = Images(engine.settings, url=url)
+    return await images.build(folder, tag, file, memory, cpus, listener=lambda progress: on_progress(progress.step))
+
+
+def build_image(context_dir: str | os.PathLike[str], tag: str, **options: Any) -> BuildReport:
+    """`abuild_image` for blocking code."""
+    return portal.call(lambda: abuild_image(context_dir, tag, **options))

@@ -1,0 +1,268 @@
+"""What is special to container engines: clients and daemons that die, images that vanish, nonsense for an answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import SocketStream
+
+import belljar
+from belljar import errors
+from belljar.backends import docker_spec
+from belljar.backends.docker import Containers
+from belljar.backends.docker_engine import DOCKER, Address, connected
+from belljar.engine import Engine
+from belljar.models import Isolation
+from belljar.sandbox import Cancel, request
+from belljar.settings import load
+from engines import FLAVOURS, IMAGE, SCRIPT, engines
+
+pytestmark = [pytest.mark.anyio, pytest.mark.engine]
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(60)"
+
+
+@pytest.fixture(params=FLAVOURS)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return engines().engine(request.param)
+
+
+@pytest.fixture
+def docker() -> Engine:
+    return engines().engine("docker")
+
+
+def backend_of(engine: Engine) -> Containers:
+    backend = engine.backend(engine.settings.backend)
+    assert isinstance(backend, Containers)
+    return backend
+
+
+async def left_behind(engine: Engine) -> list[str]:
+    """The names of our containers and volumes, whoever made them."""
+    wanted = {"label": [f"{docker_spec.LABEL}=1"]}
+    async with connected(backend_of(engine)._address) as client:
+        found = [each._container["Names"][0] for each in await client.containers.list(all=True, filters=wanted)]
+        volumes = (await client.volumes.list(filters=wanted)).get("Volumes") or []
+    return [*found, *(each["Name"] for each in volumes)]
+
+
+async def nothing_left(engine: Engine) -> bool:
+    deadline = time.monotonic() + 30
+    while (left := await left_behind(engine)) and time.monotonic() < deadline:
+        await anyio.sleep(0.05)
+    assert left == []
+    return True
+
+
+async def run(engine: Engine, code: str, **options: Any) -> belljar.Result:
+    return await belljar.arun(code, engine=engine, backend=engine.settings.backend, **options)
+
+
+# --- the walls, as the engine itself sees them ---
+
+
+async def test_every_container_has_all_its_walls(engine: Engine) -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def look(_: str) -> None:
+        async with connected(backend_of(engine)._address) as client:
+            for each in await client.containers.list(filters={"label": [f"{docker_spec.LABEL}=1"]}):
+                seen.append(await each.show())
+
+    await run(engine, "import time\nprint('up', flush=True)\ntime.sleep(1)", on_stdout=look, memory="200M")
+    [container] = seen
+    walls, config = container["HostConfig"], container["Config"]
+    assert walls["ReadonlyRootfs"] is True
+    assert walls["Privileged"] is False
+    assert walls["Memory"] == walls["MemorySwap"] == 200 * 2**20
+    assert walls["NetworkMode"] == "none"
+    assert not walls.get("CapAdd")
+    assert not walls.get("Binds")
+    assert [mount for mount in container["Mounts"] if mount["Type"] == "bind"] == []
+    assert int(config["User"].split(":")[0]) >= 1000
+    assert config["Labels"][f"{docker_spec.LABEL}.owner"].split(".")[1] == str(os.getpid())
+
+
+async def test_numpy_threads_and_subprocesses_run_unharmed_behind_the_profile(engine: Engine) -> None:
+    code = (
+        "import numpy, subprocess, threading\n"
+        "t = threading.Thread(target=lambda: print('thread')); t.start(); t.join()\n"
+        "print(numpy.linalg.det(numpy.eye(3)))\n"
+        "print(subprocess.run(['node', '-e', 'console.log(6*7)'], capture_output=True, text=True).stdout, end='')"
+    )
+    result = await run(engine, code, memory="1G", timeout=60)
+    assert (result.stdout, result.stderr) == ("thread\n1.0\n42\n", "")
+
+
+async def test_kernel_isolation_is_gvisor_or_a_refusal() -> None:
+    engine = engines().engine("gvisor", container={"images": {"execution": IMAGE}})
+    assert (await engine.offer("docker")).guarantees.isolation is Isolation.NAMESPACE
+    result = await run(engine, "import os; print(os.uname().release)", isolation="kernel")
+    assert result.guarantees
+    assert result.guarantees.isolation is Isolation.KERNEL
+    assert result.stdout.strip() != os.uname().release
+    named = await run(engine, "import os; print(os.uname().release)", runtime="runsc")
+    assert named.stdout == result.stdout
+    with pytest.raises(errors.PolicyDenied, match="it has no runtime 'kata'"):
+        await run(engine, "print(1)", runtime="kata")
+
+
+async def test_kernel_isolation_is_refused_where_no_runtime_has_a_kernel_of_its_own() -> None:
+    engine = engines().engine("podman")
+    with pytest.raises(errors.PolicyDenied, match="isolation namespace is weaker than kernel"):
+        await run(engine, "print(1)", isolation="kernel")
+
+
+# --- what dies, and what is left ---
+
+
+async def test_a_container_that_ignores_sigterm_is_gone_at_once(engine: Engine) -> None:
+    cancel = Cancel()
+    code = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)"
+    result = await run(engine, code, cancel=cancel, on_stdout=lambda _: cancel.cancel())
+    assert (result.status, result.stdout) == ("aborted", "up\n")
+    assert result.duration_ms < 9000  # an engine that asks politely waits ten seconds
+    assert await nothing_left(engine)
+
+
+async def test_a_sandbox_and_a_session_that_are_closed_leave_nothing(engine: Engine) -> None:
+    name = engine.settings.backend
+    async with belljar.Sandbox(engine=engine, backend=name) as box:
+        await box.write("a.txt", b"hi")
+        assert (await box.exec(["cat", "a.txt"])).stdout == "hi"
+    async with belljar.Session(engine=engine, backend=name) as session:
+        await session.run("x = 1")
+        assert (await session.run("print(x)")).stdout == "1\n"
+    assert await nothing_left(engine)
+
+
+def _client(engine: Engine, flavour: str) -> subprocess.Popen[bytes]:
+    backend, runtime, _ = FLAVOURS[flavour]
+    environment = os.environ | {
+        "DOCKER_SOCKET_PATH": engine.settings.docker_socket, "CONTAINER_HOST": engine.settings.podman_socket,
+        "BELLJAR_IMAGE": IMAGE, "BELLJAR_RUNTIME": runtime,
+    }  # fmt: skip
+    line = [sys.executable, "-m", "belljar", "exec", "--backend", backend, "--collect", "*", "--", "sleep", "60"]
+    return subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_what_kill_9_of_the_client_leaves_is_removed_by_the_next(flavour: str) -> None:
+    engine = engines().engine(flavour)
+    client = _client(engine, flavour)
+    deadline = time.monotonic() + 60
+    while len(await left_behind(engine)) < 4 and time.monotonic() < deadline:  # holder, guest, two volumes
+        await anyio.sleep(0.05)
+    assert len(await left_behind(engine)) >= 4
+    assert await backend_of(engine).reap() == 0, "its owner is alive"
+    client.kill()
+    client.wait()
+    await backend_of(engine).reap()
+    assert await nothing_left(engine)
+
+
+async def test_dockerd_killed_in_mid_run_is_our_failure_and_the_next_run_works(docker: Engine) -> None:
+    folder = engines().folder
+    pid = int((folder / "docker" / "pid").read_text())
+    try:
+        with pytest.raises(errors.ExecutionFailed):
+            await run(docker, SLEEP, on_stdout=lambda _: os.kill(pid, signal.SIGKILL))
+    finally:
+        subprocess.run(["sh", str(SCRIPT), "again", str(folder)], check=True, timeout=120, stdout=subprocess.DEVNULL)
+    assert (await run(docker, "print('again')")).stdout == "again\n"
+    await backend_of(docker).reap()  # what could not be removed while nobody was there
+    assert await nothing_left(docker)
+
+
+async def test_an_image_that_is_removed_after_the_probe_is_image_not_found() -> None:
+    name = "belljar-test/passing:latest"
+    engine = engines().engine("docker", container={"images": {"execution": name}})
+    async with connected(backend_of(engine)._address) as client:
+        await client.images.tag(IMAGE, repo="belljar-test/passing", tag="latest")
+        assert (await engine.offer("docker")).available
+        await client.images.delete(name)
+    with pytest.raises(errors.ImageNotFound) as caught:
+        await run(engine, "print(1)")
+    assert caught.value.fix == f"docker pull {name}"
+    assert await nothing_left(engine)
+
+
+async def test_an_image_that_is_not_here_is_said_by_the_probe_with_what_to_do() -> None:
+    engine = engines().engine("docker", container={"images": {"execution": "belljar-test/absent:1"}})
+    offer = await engine.offer("docker")
+    assert (offer.available, offer.why_not) == (False, "the image belljar-test/absent:1 is not here")
+    assert offer.fix == "docker pull belljar-test/absent:1"
+
+
+async def test_fifty_runs_at_once_get_each_its_own_answer_and_leave_nothing() -> None:
+    engine = engines().engine("docker", max_containers=50)
+    said: dict[int, str] = {}
+
+    async def one(number: int) -> None:
+        said[number] = (await run(engine, f"print({number})", timeout=120)).stdout
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(50):
+            tasks.start_soon(one, number)
+    assert said == {number: f"{number}\n" for number in range(50)}
+    assert await nothing_left(engine)
+
+
+# --- an engine that is none ---
+
+NONSENSE: dict[str, bytes] = {
+    "a web page": b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>",
+    "JSON of another kind": b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 7\r\n\r\n[1,2,3]",
+    "an error without words": b"HTTP/1.1 500 No\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
+    "no HTTP at all": b"\x00\xff\x17nonsense\n",
+    "nothing": b"",
+}
+
+
+@asynccontextmanager
+async def answering(path: Path, answer: bytes) -> AsyncIterator[Engine]:
+    async def serve(connection: SocketStream) -> None:
+        async with connection:
+            await connection.receive()
+            await connection.send(answer)
+
+    async with await anyio.create_unix_listener(path) as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        yield Engine(load(docker_socket=str(path)))
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+async def test_an_engine_that_answers_nonsense_is_not_available_and_says_so(what: str, tmp_path: Path) -> None:
+    async with answering(tmp_path / "s", NONSENSE[what]) as engine:
+        offer = await engine.offer("docker")
+        assert not offer.available
+        assert offer.why_not.startswith("docker at unix://")
+        with pytest.raises(errors.NotAvailable):
+            await engine.run(request("print(1)", backend="docker"))
+
+
+async def test_no_engine_is_not_available_with_what_to_do(tmp_path: Path) -> None:
+    engine = Engine(load(docker_socket=str(tmp_path / "none.sock"), podman_socket=str(tmp_path / "none.sock")))
+    for name, remedy in (("docker", "DOCKER_HOST"), ("podman", "CONTAINER_HOST")):
+        offer = await engine.offer(name)
+        assert not offer.available
+        assert remedy in offer.fix
+
+
+def test_an_address_is_a_path_or_whatever_the_client_understands(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: Callable[..., Any] = load
+    assert settings(environ={"DOCKER_HOST": "tcp://127.0.0.1:1"}).docker_socket == "tcp://127.0.0.1:1"
+    both = {"DOCKER_HOST": "tcp://127.0.0.1:1", "DOCKER_SOCKET_PATH": "/run/d.sock"}
+    assert settings(environ=both).docker_socket == "/run/d.sock"
+    assert not Address(DOCKER, "tcp://127.0.0.1:1").local

@@ -1,0 +1,258 @@
+"""Images built on a real dockerd: our own five, users' projects, what their failures look like, and the garbage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar import __version__, errors
+from belljar.images import LANGUAGES
+from belljar.images_engine import Progress
+from belljar.images_rules import parse
+from engines import IMAGE
+from images_bench import Bench, belljar, docker_socket
+
+pytestmark = pytest.mark.engine
+TOOLCHAINS = "belljar-test/toolchains:latest"
+_INSIDE = "bash,ca-certificates,golang-go,rustc,gcc,libc6-dev"
+_PROGRAMS = {
+    "python": "python3 -c 'print(40 + 2)'",
+    "node": "node -e 'console.log(40 + 2)'",
+    "bash": "bash -c 'echo $((40 + 2))'",
+    "go": """printf 'package main\\nimport "fmt"\\nfunc main() { fmt.Println(40 + 2) }\\n' >/tmp/m.go && go run /tmp/m.go""",
+    "rust": """printf 'fn main() { println!("{}", 40 + 2); }' >/tmp/m.rs && rustc -o /tmp/m /tmp/m.rs && /tmp/m""",
+}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(docker_socket(), tmp_path)
+
+
+def base_for(language: str, bench: Bench) -> str:
+    """The tests' own base; for compilers another one made like it, from Debian's packages, once per machine."""
+    if language not in ("go", "rust"):
+        return IMAGE
+    if bench.has(TOOLCHAINS):
+        return TOOLCHAINS
+    archive = Path.home() / ".cache" / "belljar-tests" / "toolchains.tar"
+    if not archive.exists():
+        if shutil.which("mmdebstrap") is None:
+            pytest.skip(f"the {language} image was NOT built: apt install mmdebstrap, to make its base")
+        draft = archive.with_suffix(".draft.tar")
+        words = ["--quiet", "--variant=essential", f"--include={_INSIDE}", "bookworm", str(draft)]
+        done = subprocess.run(["mmdebstrap", *words], capture_output=True, text=True, timeout=900, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"the {language} image was NOT built, its base cannot be made: {done.stderr[-300:]}")
+        draft.rename(archive)
+    bench.docker("import", str(archive), TOOLCHAINS)
+    return TOOLCHAINS
+
+
+# --- our own -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_our_image_runs_its_language_as_nobody_with_a_read_only_root(language: str, bench: Bench) -> None:
+    seen: list[Progress] = []
+    base = base_for(language, bench)
+    report = await bench.images().build_language(language, "test", base=base, listener=seen.append)
+    assert report.ok, report
+    assert report.tag == f"belljar/{language}:test"
+    assert seen[-1].current == seen[-1].total > 5
+
+    def inside(command: str) -> str:
+        flags = ["--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp:exec,mode=1777", "--cap-drop", "ALL"]
+        return bench.docker("run", *flags, report.tag, "sh", "-c", command)
+
+    assert inside(_PROGRAMS[language]) == "42"
+    assert inside("id -u; id -g; pwd") == "65532\n65532\n/workspace"
+    assert inside("find / -xdev -perm /6000 2>/dev/null || true") == ""
+    managers = "apt apt-get dpkg dpkg-deb apk pip pip3 npm npx yarn corepack rustup"
+    assert inside(f"for name in {managers}; do command -v $name; done; true") == ""
+    # Scanners still learn what is installed; and nothing that was removed hides in a layer below.
+    assert "Package: bash" in inside("cat /var/lib/dpkg/status")
+    facts = json.loads(bench.docker("inspect", report.tag))[0]
+    assert len(facts["RootFS"]["Layers"]) <= 2  # all of it, and the folder of WORKDIR
+    assert facts["Config"]["Labels"]["belljar"] == "1"
+    assert facts["Config"]["User"] == "65532:65532"
+
+
+async def test_a_base_comes_in_under_the_image_policy_or_not_at_all(bench: Bench) -> None:
+    with pytest.raises(errors.ImageRefused, match="not in the lock file"):
+        await bench.images(require_lock=True).build_language("bash", "test", base=IMAGE)
+    project = bench.project(f"FROM {IMAGE}\n")
+    with pytest.raises(errors.ImageRefused, match="not in the lock file"):
+        await bench.images(require_lock=True).build(project, "policy:1")
+    with pytest.raises(errors.ImageNotFound, match="policy pulls nothing"):
+        await bench.images(image_pull_policy="never").build(bench.project("FROM nobody/has:this\n"), "policy:1")
+    with pytest.raises(errors.InvalidRequest, match="has no image of ours"):
+        await bench.images().build_language("cobol", "test")
+
+
+# --- users' projects ---------------------------------------------------------------------------
+
+
+async def test_a_project_is_built_with_its_files_and_without_what_it_ignores(bench: Bench) -> None:
+    project = bench.project(f"FROM {IMAGE}\nCOPY . /app\nRUN ls -A /app\n", **{"keep.txt": b"x", "secret.env": b"y"})
+    (project / ".dockerignore").write_text("*.env\n")
+    lines: list[str] = []
+    report = await bench.images().build(str(project), "mine/app:1", listener=lambda step: lines.append(step.step))
+    assert report.ok, report
+    assert "keep.txt" in lines
+    assert "secret.env" not in lines
+    assert bench.docker("run", "--rm", "--network", "none", "mine/app:1", "ls", "/app") == "Dockerfile\nkeep.txt"
+    bench.docker("rmi", "-f", report.id)
+
+
+async def test_a_step_that_fails_is_told_with_its_last_lines_and_leaves_no_image_and_no_container(bench: Bench) -> None:
+    before = bench.docker("ps", "-aq")
+    project = bench.project(f"FROM {IMAGE}\nRUN echo fine\nRUN echo the reason; echo more >&2; exit 7\nRUN never\n")
+    report = await bench.images().build(project, "broken:1")
+    assert (report.ok, report.exit_code, report.id) == (False, 7, "")
+    assert report.step == "Step 3/6 : RUN echo the reason; echo more >&2; exit 7"
+    assert {"the reason", "more"} <= {line.strip("\x1b[0m91") for line in report.last_lines}
+    assert "fine" not in report.last_lines
+    assert "returned a non-zero code: 7" in report.problem
+    assert not bench.has("broken:1")
+    assert bench.docker("ps", "-aq") == before
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "said"),
+    [
+        (f"FROM {IMAGE}\nCOPY nothing /\n", "nothing"),
+        (f"FROM {IMAGE}\nWHAT is this\n", "unknown instruction"),
+        ("RUN before any base\n", "no build stage"),
+    ],
+)
+async def test_what_a_dockerfile_does_wrong_is_a_report_and_not_an_exception(
+    dockerfile: str, said: str, bench: Bench
+) -> None:
+    report = await bench.images().build(bench.project(dockerfile), "broken:1")
+    assert not report.ok
+    assert said in report.problem.lower()
+
+
+async def test_a_build_has_no_network_and_no_more_memory_than_it_was_given(bench: Bench) -> None:
+    interfaces = bench.project(f"FROM {IMAGE}\nRUN tail -n +3 /proc/net/dev | cut -d: -f1 && date +%N\n")
+    lines: list[str] = []
+    report = await bench.images().build(interfaces, "quiet:1", listener=lambda step: lines.append(step.step.strip()))
+    assert report.ok
+    shown = lines[lines.index(next(line for line in lines if line.startswith("Step 2"))) :]
+    assert "lo" in shown and not [line for line in shown if line.startswith(("eth", "en", "docker"))]
+    bench.docker("rmi", "-f", report.id)
+    greedy = bench.project(f"FROM {IMAGE}\nRUN python3 -c 'x = bytearray(300 << 20); print(len(x))'\n")
+    assert (await bench.images().build(greedy, "greedy:1", memory="64M")).exit_code == 137
+    report = await bench.images().build(greedy, "greedy:1", memory="1G", cpus=1)
+    assert report.ok
+    bench.docker("rmi", "-f", report.id)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"memory": "999G"}, "the caps are"),
+        ({"cpus": 9999}, "the caps are"),
+        ({"network": True}, "builds have no network here"),
+    ],
+)
+async def test_a_build_that_asks_for_too_much_is_refused(options: dict[str, Any], said: str, bench: Bench) -> None:
+    with pytest.raises(errors.PolicyDenied, match=said):
+        await bench.images(build_network="never").build(bench.project("FROM scratch\n"), "app:1", **options)
+
+
+async def test_a_build_that_never_ends_is_ended_and_its_container_with_it(bench: Bench) -> None:
+    project = bench.project(f"FROM {IMAGE}\nRUN sleep 300\n")
+    with pytest.raises(errors.BackendTimeout, match="no end after 3 s"):
+        await bench.images(build_timeout=3).build(project, "slow:1")
+    deadline = time.monotonic() + 30
+    while bench.docker("ps", "-q") and time.monotonic() < deadline:
+        pass  # each look takes a while
+    assert bench.docker("ps", "-q") == ""
+
+
+# --- garbage -----------------------------------------------------------------------------------
+
+
+async def test_only_our_own_unused_unpinned_old_images_are_collected(bench: Bench) -> None:
+    images = bench.images()
+
+    async def make(tag: str, content: bytes) -> str:
+        report = await images.build(bench.project('FROM scratch\nCOPY data /\nCMD ["/data"]\n', data=content), tag)
+        assert report.ok
+        return report.id
+
+    old, superseded = await make("ours/old:1", b"1"), await make("ours/new:1", b"2")
+    newest, used, pinned = (
+        await make("ours/new:1", b"3"),
+        await make("ours/used:1", b"4"),
+        await make("ours/pinned:1", b"5"),
+    )
+    await images.lock(["ours/pinned:1"])
+    container = bench.docker("create", "--network", "none", "ours/used:1")
+    child = bench.project("FROM ours/old:1\nENV a=b\n")
+    bench.docker("build", "-q", "-t", "theirs/child:1", str(child))
+    theirs = bench.docker("inspect", "-f", "{{.Id}}", "theirs/child:1")
+
+    none = await images.gc(older_than=3600)
+    assert not {image.id for image in none.removed} & {old, superseded, newest, used, pinned, theirs}
+    planned = await images.gc(older_than=0, dry_run=True)
+    assert bench.has("ours/old:1")
+    done = await images.gc(older_than=0)
+    gone = {image.id for image in done.removed}
+    assert gone == {image.id for image in planned.removed}
+    assert {superseded, newest} <= gone
+    assert not gone & {used, pinned, theirs}
+    assert bench.has("theirs/child:1") and bench.has("ours/used:1") and bench.has("ours/pinned:1") and bench.has(IMAGE)
+    assert not bench.has("ours/new:1")
+    assert done.kept["theirs/child:1"] == "it was made from one of ours, by somebody else"
+    bench.docker("rm", container)
+    for name in ("theirs/child:1", "ours/used:1", "ours/pinned:1"):
+        bench.docker("rmi", "-f", name)
+
+
+async def test_an_image_in_use_is_not_removed_without_force_and_the_error_says_so(bench: Bench) -> None:
+    images = bench.images()
+    report = await images.build(bench.project('FROM scratch\nCOPY data /\nCMD ["/data"]\n', data=b"x"), "busy:1")
+    container = bench.docker("create", "--network", "none", report.tag)
+    with pytest.raises(errors.CleanupFailed):
+        await images.remove("busy:1")
+    assert bench.has("busy:1")
+    bench.docker("rm", container)
+    assert (await images.remove("busy:1")).id == report.id
+    assert report.id not in images.store.built()
+    with pytest.raises(errors.ImageNotFound):
+        await images.remove("busy:1")
+
+
+# --- the command line --------------------------------------------------------------------------
+
+
+def test_the_command_builds_a_project_and_tells_a_failing_step_with_exit_code_1(bench: Bench) -> None:
+    broken = bench.project(f"FROM {IMAGE}\nRUN echo because; exit 3\n")
+    done = belljar(bench, "build", "--context", str(broken), "--tag", "cli:1")
+    assert done.returncode == 1
+    assert "RUN echo because; exit 3" in done.stderr
+    assert "│ because" in done.stderr
+    told = json.loads(belljar(bench, "build", "--json", "--context", str(broken), "--tag", "cli:1").stdout)
+    assert (told["builds"][0]["ok"], told["builds"][0]["exit_code"]) == (False, 3)
+    fine = bench.project("FROM scratch\nCOPY data /\n", data=b"x")
+    assert belljar(bench, "build", "--context", str(fine), "--tag", "cli:1").stdout.startswith("✓ cli:1 sha256:")
+    assert "removed cli:1" in belljar(bench, "gc", "--older-than", "0s").stdout
+    assert belljar(bench, "build", "--context", str(fine)).returncode == 125
+    assert belljar(bench, "build", "--context", str(fine), "--tag", "x:1", "--memory", "999G").returncode == 126
+
+
+def test_the_command_builds_our_own_image_under_belljars_version(bench: Bench) -> None:
+    done = belljar(bench, "build", "bash", "--base", IMAGE)
+    assert done.returncode == 0, done.stderr
+    assert parse(done.stdout.split()[1]).key == f"belljar/bash:{__version__}"
+    rows = json.loads(belljar(bench, "list", "--ours", "--json").stdout)["images"]
+    assert f"belljar/bash:{__version__}" in [tag for row in rows for tag in row["tags"]]

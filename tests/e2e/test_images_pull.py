@@ -1,0 +1,425 @@
+"""Images on a real dockerd with a real registry on loopback: fetched, pinned, vouched for, thrown away.
+
+No cosign and no scanner can be had where these tests run: the ones here are stand-ins, small scripts that print and
+exit as the real ones do. What is proved is that they are asked, with what words, and that their answer counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pty
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from belljar import errors
+from belljar.images import Images, Pulled
+from belljar.images_engine import Progress
+from engines import IMAGE
+from images_bench import Bench, Registry, belljar, docker_socket, free_port, serving
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    with serving(tmp_path_factory.mktemp("registry")) as found:
+        yield found
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(docker_socket(), tmp_path)
+
+
+@pytest.fixture
+def name(registry: Registry, bench: Bench) -> Iterator[str]:
+    """A name in the registry that no other test uses."""
+    name = registry.name(f"app{time.monotonic_ns()}:1")
+    yield name
+    for image in bench.docker("images", "-q", "--no-trunc", name.rpartition(":")[0]).split():
+        bench.docker("rmi", "-f", image, check=False)
+
+
+# --- pulling -----------------------------------------------------------------------------------
+
+
+async def test_each_pull_policy_does_what_its_name_says(bench: Bench, name: str) -> None:
+    first = await bench.publish(name, b"one")
+    images = bench.images()
+    with pytest.raises(errors.ImageNotFound, match="policy pulls nothing"):
+        await images.pull(name, policy="never")
+    done = await images.pull(name, policy="if-not-present")
+    assert (done.pulled, done.image.digest) == (True, first)
+    assert bench.docker("inspect", "-f", "{{.Id}}", name) == done.image.id
+    again = await images.pull(name, policy="never")
+    assert (again.pulled, again.image.id) == (False, done.image.id)
+    old = done.image.id
+
+    bench.docker("tag", name, "kept:1")
+    second = await bench.publish(name, b"two")
+    bench.docker("tag", "kept:1", name)
+    assert (await images.pull(name, policy="if-not-present")).image.id == old
+    newer = await images.pull(name, policy="always")
+    assert (newer.pulled, newer.image.digest) == (True, second)
+    assert bench.docker("inspect", "-f", "{{.Id}}", name) == newer.image.id != old
+    bench.docker("rmi", "-f", "kept:1")
+
+
+async def test_a_pull_tells_its_progress_in_bytes_layer_by_layer(bench: Bench, name: str) -> None:
+    await bench.publish(name, os.urandom(8 << 20))
+    seen: list[Progress] = []
+    await bench.images().pull(name, listener=seen.append)
+    moving = [p for p in seen if p.step == "Downloading" and p.layer and 0 < p.current <= p.total]
+    assert moving, [p.step for p in seen]
+    assert moving[0].total > 8 << 20
+    assert any(p.step == "Pull complete" for p in seen)
+
+
+async def test_an_image_that_no_registry_has_is_not_found_and_a_dead_registry_is_a_failed_pull(
+    bench: Bench, registry: Registry
+) -> None:
+    with pytest.raises(errors.ImageNotFound):
+        await bench.images().pull(registry.name("nobody/has/this:1"))
+    with pytest.raises(errors.BackendError) as caught:
+        await bench.images().pull(f"127.0.0.1:{free_port()}/app:1")
+    assert "refused" in caught.value.message
+    assert not isinstance(caught.value, errors.ImageNotFound)
+
+
+async def test_a_damaged_layer_is_a_failed_pull_and_nothing_is_left_of_it(
+    bench: Bench, registry: Registry, name: str
+) -> None:
+    digest = await bench.publish(name, os.urandom(1 << 20))
+    manifest = json.loads(registry.blob(digest).read_text())
+    layer = registry.blob(manifest["layers"][0]["digest"])
+    whole = layer.read_bytes()
+    before = bench.docker("images", "-aq", "--no-trunc")
+    layer.write_bytes(whole[:5000] + bytes(byte ^ 0xFF for byte in whole[5000:6000]) + whole[6000:])
+    with pytest.raises(errors.PullFailed) as caught:
+        await bench.images().pull(name)
+    assert (caught.value.kind, caught.value.exit_code) == ("start_failed", 125)
+    assert bench.docker("images", "-aq", "--no-trunc") == before
+    layer.write_bytes(whole)
+    assert (await bench.images().pull(name)).image.digest == digest
+
+
+async def test_a_registry_that_never_answers_ends_in_a_timeout_and_the_engine_goes_on(bench: Bench, name: str) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as mute:  # connections are made, and nothing is ever said
+        began = time.monotonic()
+        with pytest.raises(errors.BackendTimeout, match="no end after 1 s"):
+            await bench.images(stall_timeout=1).pull(f"127.0.0.1:{mute.getsockname()[1]}/app:1")
+        assert time.monotonic() - began < 15
+    await bench.publish(name, b"x")
+    assert (await bench.images().pull(name)).pulled
+
+
+async def test_a_registry_that_falls_silent_in_the_middle_of_a_layer_ends_in_a_timeout(bench: Bench) -> None:
+    """It answers for the manifest, as a registry does, and of the layer it sends the first bytes only."""
+    layer = f"sha256:{'1' * 64}"
+    config = b"{}"
+    row = {"mediaType": "application/vnd.docker.container.image.v1+json", "size": 2}
+    body = json.dumps(
+        {
+            "schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+            "config": {**row, "digest": f"sha256:{hashlib.sha256(config).hexdigest()}"},
+            "layers": [
+                {"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip", "size": 10**6, "digest": layer},
+            ],
+        }
+    ).encode()  # fmt: skip
+    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+    kind = "application/vnd.docker.distribution.manifest.v2+json"
+
+    async def answer(stream: Any) -> None:
+        async with stream:
+            while data := await stream.receive():
+                if not data.startswith((b"GET ", b"HEAD ")):  # TLS is tried first
+                    return
+                path = data.split(b" ")[1].decode()
+                head = f"HTTP/1.1 200 OK\r\nDocker-Content-Digest: {digest}\r\nContent-Type: {kind}\r\nContent-Length: "
+                if layer in path:
+                    await stream.send(f"{head}1000000\r\n\r\n".encode() + b"x" * 1000)
+                    await anyio.sleep_forever()
+                content = b"" if path == "/v2/" else config if "/blobs/" in path else body
+                sent = b"" if data.startswith(b"HEAD") else content
+                await stream.send(f"{head}{len(content)}\r\n\r\n".encode() + sent)
+
+    async def serve(stream: Any) -> None:
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            await answer(stream)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    seen: list[Progress] = []
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        with pytest.raises(errors.BackendTimeout, match="without any progress"):
+            await bench.images(stall_timeout=2).pull(f"127.0.0.1:{port}/app:1", listener=seen.append)
+        tasks.cancel_scope.cancel()
+    assert any(progress.layer for progress in seen), seen
+    assert not bench.has(f"127.0.0.1:{port}/app")
+
+
+async def test_prepulling_goes_on_past_one_that_fails(bench: Bench, registry: Registry, name: str) -> None:
+    digest = await bench.publish(name, b"x")
+    absent = registry.name("absent:1")
+    found = await bench.images(prepull=[absent, name]).prepull()
+    assert [(outcome.ok, outcome.digest) for outcome in found] == [(False, ""), (True, digest)]
+    assert found[0].error and found[0].error["kind"] == "image_not_found"
+
+
+async def test_an_engine_that_is_not_there_or_answers_garbage_is_our_failure(tmp_path: Path) -> None:
+    bench = Bench(str(tmp_path / "none.sock"), tmp_path)
+    with pytest.raises(errors.NotAvailable):
+        await bench.images().pull("app:1")
+
+    async def babble(stream: Any) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n[garbage!"
+            )
+
+    async with await anyio.create_unix_listener(tmp_path / "none.sock") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, babble)
+        with pytest.raises(errors.ExecutionFailed, match="makes no sense"):
+            await bench.images().pull("app:1")
+        tasks.cancel_scope.cancel()
+
+
+# --- pins --------------------------------------------------------------------------------------
+
+
+async def test_a_pinned_name_that_changed_in_the_registry_is_refused_until_the_pin_is_moved(
+    bench: Bench, name: str
+) -> None:
+    first = await bench.publish(name, b"one")
+    images = bench.images()
+    old = (await images.pull(name)).image.id
+    lock = await images.lock([name], by="ada")
+    assert (lock.images[name].digest, lock.images[name].by, lock.images[name].of) == (first, "ada", "registry")
+    bench.docker("rmi", "-f", old)
+    second = await bench.publish(name, b"two")
+
+    with pytest.raises(errors.ImageRefused) as caught:
+        await images.pull(name)
+    assert caught.value.context["rule"] == "digest"
+    assert (caught.value.context["pinned"], caught.value.context["found"]) == (first, second)
+    assert not bench.has(name)
+
+    (told,) = await images.update(check=True)
+    assert (told.ok, told.digest) == (True, second)
+    assert images.store.lock().images[name].digest == first
+    (moved,) = await images.update()
+    assert (moved.ok, moved.text, moved.digest) == (True, "updated", second)
+    assert (await images.pull(name, policy="always")).image.digest == second
+    assert (await images.update())[0].text == "up to date"
+
+
+async def test_a_name_that_was_changed_on_the_engine_is_refused_or_mended(bench: Bench, name: str) -> None:
+    digest = await bench.publish(name, b"one")
+    images = bench.images()
+    right = (await images.pull(name)).image.id
+    await images.lock([name])
+    bench.docker("tag", IMAGE, name)
+    with pytest.raises(errors.ImageRefused):
+        await images.pull(name, policy="never")
+    with pytest.raises(errors.ImageRefused):
+        await images.verify(name)
+    mended = await images.pull(name, policy="if-not-present")
+    assert (mended.image.id, mended.image.digest) == (right, digest)
+    assert (await images.verify(name)).id == right
+
+
+async def test_what_is_not_in_the_lock_is_refused_where_a_lock_is_required_and_leaves_no_name(
+    bench: Bench, name: str
+) -> None:
+    await bench.publish(name, b"one")
+    with pytest.raises(errors.ImageRefused, match="not in the lock file"):
+        await bench.images(require_lock=True).pull(name)
+    assert not bench.has(name)
+    await bench.images().pull(name)
+    await bench.images().lock([name])
+    assert (await bench.images(require_lock=True).pull(name)).image.id
+
+
+async def test_an_update_policy_of_never_moves_no_pin(bench: Bench) -> None:
+    with pytest.raises(errors.PolicyDenied, match="update_policy"):
+        await bench.images(update_policy="never").update(["app:1"])
+
+
+# --- signatures: cosign is a stand-in here ------------------------------------------------------
+
+
+def signed(bench: Bench, script: str, **more: Any) -> Images:
+    path, sha256 = bench.program("cosign", script)
+    rules = {
+        "cosign": path,
+        "cosign_sha256": sha256,
+        "cosign_arguments": ["--key", "/k.pub"],
+        "require_signature": True,
+    }
+    return bench.images(**{**rules, **more})
+
+
+async def refused(work: Any, rule: str, said: str) -> None:
+    with pytest.raises(errors.ImageRefused) as caught:
+        await work
+    assert caught.value.context["rule"] == rule
+    assert said in caught.value.message
+
+
+async def test_an_image_that_cosign_accepts_is_pulled_and_cosign_was_asked_about_its_digest(
+    bench: Bench, name: str
+) -> None:
+    digest = await bench.publish(name, b"one")
+    asked = bench.folder / "asked"
+    done: Pulled = await signed(bench, f'echo "$@" >>{asked}').pull(name)
+    assert done.image.digest == digest
+    assert asked.read_text() == f"verify --key /k.pub {name.rpartition(':')[0]}@{digest}\n"
+
+
+async def test_without_cosigns_consent_an_image_is_refused_before_it_is_pulled(bench: Bench, name: str) -> None:
+    await bench.publish(name, b"one")
+    await refused(signed(bench, "echo no matching signatures >&2; exit 1").pull(name), "signature", "no matching")
+    await refused(signed(bench, "exit 0", cosign_sha256="0" * 64).pull(name), "signature", "has changed")
+    await refused(signed(bench, "exit 0", cosign="/no/such/cosign").pull(name), "signature", "No such file")
+    await refused(signed(bench, "exit 0", cosign="").pull(name), "signature", "not configured")
+    assert not bench.has(name)
+    with pytest.raises(errors.BackendTimeout):
+        await signed(bench, "exec sleep 60", tool_timeout=0.5).pull(name)
+    assert not bench.has(name)
+
+
+async def test_an_image_that_is_here_needs_its_signature_just_the_same(bench: Bench, name: str) -> None:
+    await bench.publish(name, b"one")
+    await bench.images().pull(name)
+    await refused(signed(bench, "exit 1").pull(name), "signature", "cosign refuses it")
+    await refused(signed(bench, "exit 1").verify(name), "signature", "cosign refuses it")
+    await refused(signed(bench, "exit 0").pull(IMAGE), "signature", "never in a registry")
+
+
+# --- scans: the scanner is a stand-in here ------------------------------------------------------
+
+
+def scanned(bench: Bench, script: str, **more: Any) -> Images:
+    path, sha256 = bench.program("scanner", script)
+    rules = {"scanner": [path, "{reference}", "{id}"], "scanner_sha256": sha256, "require_scan": True}
+    return bench.images(**{**rules, **more})
+
+
+def printing(bench: Bench, *severities: str, then: str = "", **more: Any) -> str:
+    """A script that prints what grype would, and notes that it was asked."""
+    found = [{"vulnerability": {"id": f"CVE-{n}", "severity": s}, "artifact": {}} for n, s in enumerate(severities)]
+    report = bench.folder / f"report-{time.monotonic_ns()}"
+    report.write_text(json.dumps({"matches": found, **more}))
+    return f'echo "$@" >>{bench.folder}/scans; cat {report}; {then}'
+
+
+def scans(bench: Bench) -> list[str]:
+    path = bench.folder / "scans"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+async def test_a_clean_scan_lets_an_image_in_once_and_is_kept_with_its_digest(bench: Bench, name: str) -> None:
+    digest = await bench.publish(name, b"one")
+    images = scanned(bench, printing(bench, "Low", "Medium"))
+    facts = (await images.pull(name)).image
+    assert scans(bench) == [f"{name.rpartition(':')[0]}@{digest} {facts.id}"]
+    record = images.store.scan(facts.id)
+    assert record is not None
+    assert (record.digest, record.counts) == (digest, {"low": 1, "medium": 1})
+    assert abs(time.time() - record.at) < 60
+    await images.pull(name)
+    assert len(scans(bench)) == 1
+    await refused(scanned(bench, printing(bench, "Low"), scan_threshold="low").pull(name), "scan", "low")
+
+
+async def test_a_scan_over_the_threshold_refuses_the_image_and_takes_it_away_again(bench: Bench, name: str) -> None:
+    await bench.publish(name, b"one")
+    await refused(scanned(bench, printing(bench, "Critical")).pull(name), "scan", "CVE-0 (critical)")
+    assert not bench.has(name.rpartition(":")[0])
+    await refused(scanned(bench, printing(bench, "High", then="exit 1")).pull(name), "scan", "CVE-0 (high)")
+
+
+async def test_a_scanner_that_breaks_lies_or_is_not_the_pinned_one_refuses_the_image(bench: Bench, name: str) -> None:
+    await bench.publish(name, b"one")
+    other = {"source": {"target": {"imageID": f"sha256:{'9' * 64}"}}}
+    for script, said in (
+        ("echo nothing found", "cannot be used"),
+        (printing(bench, then="exit 2"), "ended with 2"),
+        (printing(bench, **other), "about another image"),
+    ):
+        await refused(scanned(bench, script).pull(name), "scan", said)
+    await refused(scanned(bench, "exit 0", scanner_sha256="0" * 64).pull(name), "scan", "has changed")
+    await refused(scanned(bench, "exit 0", scanner=[]).pull(name), "scan", "no scanner")
+    await refused(scanned(bench, "exec sleep 60", tool_timeout=0.5).pull(name), "scan", "took longer")
+    assert not bench.has(name)
+
+
+async def test_a_stale_scan_is_repeated_or_refused_as_policy_says(bench: Bench, name: str) -> None:
+    await bench.publish(name, b"one")
+    script = printing(bench, "Low")
+    images = scanned(bench, script)
+    facts = (await images.pull(name)).image
+    fresh = images.store.scan(facts.id)
+    assert fresh is not None
+    images.store.save_scan(fresh.model_copy(update={"at": time.time() - 8 * 86400}))
+    await refused(scanned(bench, script, scan_when_stale="refuse").pull(name), "scan", "stale")
+    await images.pull(name)
+    assert len(scans(bench)) == 2
+    assert (await scanned(bench, script, scan_when_stale="refuse").pull(name)).image.id == facts.id
+
+
+# --- the command line --------------------------------------------------------------------------
+
+
+async def test_the_commands_pull_lock_verify_list_and_remove_with_exit_codes_that_mean_something(
+    bench: Bench, name: str
+) -> None:
+    digest = await bench.publish(name, b"one")
+    assert belljar(bench, "pull", "--policy", "never", name).returncode == 125
+    pulled = json.loads(belljar(bench, "pull", "--json", name).stdout)
+    assert (pulled["pulled"], pulled["image"]["digest"]) == (True, digest)
+    assert json.loads(belljar(bench, "lock", "--json", name).stdout)["images"][name]["digest"] == digest
+    assert bench.lock_file.exists()
+    assert belljar(bench, "verify", name).returncode == 0
+    rows = json.loads(belljar(bench, "list", "--json").stdout)["images"]
+    assert [row["pinned"] for row in rows if name in row["tags"]] == [True]
+    assert json.loads(belljar(bench, "update", "--check", "--json").stdout)["images"][0]["text"] == "up to date"
+    bench.docker("tag", IMAGE, name)
+    denied = belljar(bench, "verify", "--json", name)
+    assert denied.returncode == 126
+    assert json.loads(denied.stdout)["error"]["context"]["rule"] == "digest"
+    assert belljar(bench, "remove", name).stdout == f"removed {name}\n"
+    assert not bench.has(name)
+    assert belljar(bench, "remove", name).returncode == 125
+    assert belljar(bench, "pull", "Not A Name").returncode == 125
+    assert belljar(bench, "prepull", name).returncode == 0
+    assert belljar(bench, "scan", name).returncode == 126  # no scanner is configured, and so nobody vouches
+
+
+async def test_a_terminal_is_shown_bars_while_an_image_comes(bench: Bench, name: str) -> None:
+    await bench.publish(name, os.urandom(4 << 20))
+    ours, theirs = pty.openpty()
+    done = belljar(bench, "pull", name, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(ours, 1 << 16):
+            shown += data
+    except OSError:  # the other end is closed, and all was read
+        pass
+    os.close(ours)
+    assert done.returncode == 0
+    assert "━".encode() in shown
+    assert done.stdout.startswith(f"✓ {name}")

@@ -1,0 +1,47 @@
+"""The backend `apple` over the stand-in, on an engine of the tests."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.backends.apple import Apple
+from belljar.engine import Engine
+from belljar.settings import load
+from engines import IMAGE, engines
+
+SCRIPT = Path(__file__).with_name("container.py")
+
+
+def docker_socket() -> str:
+    """Of the tests' own Docker, or a loud skip."""
+    found = engines()
+    if why := found.missing.get("docker"):
+        pytest.skip(f"NOTHING of apple was checked: its stand-in needs Docker: {why}")
+    if not shutil.which("docker"):
+        pytest.skip("NOTHING of apple was checked: its stand-in needs the program `docker` (apt install docker.io)")
+    return found.sockets["docker"]
+
+
+def stand_in(folder: Path, socket: str, style: str = "1.0") -> str:
+    """A program `container` that speaks as that release does. Its engine is in the program, not in a variable."""
+    path = folder / f"container-{style}"
+    words = [sys.executable, "-I", str(SCRIPT), str(shutil.which("docker")), f"unix://{socket}", style]
+    path.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + ' "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def backend(folder: Path, *, style: str = "1.0", socket: str = "", **more: Any) -> Apple:
+    images = {"execution": IMAGE, "node-execution": IMAGE}
+    program = stand_in(folder, socket or docker_socket(), style)
+    return Apple(folder / "state", images=images, platform="darwin", binary=program, **more)
+
+
+def engine(folder: Path, **more: Any) -> Engine:
+    """An engine of Belljar's whose `apple` is the stand-in's."""
+    return Engine(load(state_dir=str(folder / "state")), extra=(backend(folder, **more),))

@@ -1,0 +1,587 @@
+"""Names, locks, pulls, signatures, scans, garbage and build contexts, as decisions: no engine is asked here."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import settings as trials
+from hypothesis import strategies as st
+
+from belljar import errors, images_context, images_engine, images_reports, images_rules, settings
+from belljar.images_context import BuildLog, Ignore
+from belljar.images_rules import ImageFacts, Lock, Pin, Reference, ScanRecord, parse
+from belljar.images_store import Distrusted, Store, new_pin, run_pinned
+from belljar.settings import Images as ImageSettings
+
+D1, D2, D3 = (f"sha256:{digit * 64}" for digit in "123")
+patient = trials(deadline=None, max_examples=200)
+
+
+def facts(**changes: Any) -> ImageFacts:
+    return ImageFacts(**{"reference": "app:1", "id": D1, "digest": D2, **changes})
+
+
+def refused(rule: str, function: Any, *args: Any, **options: Any) -> errors.ImageRefused:
+    with pytest.raises(errors.ImageRefused) as caught:
+        function(*args, **options)
+    assert caught.value.context["rule"] == rule
+    assert (caught.value.kind, caught.value.exit_code) == ("policy_denied", 126)
+    return caught.value
+
+
+# --- names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "tag", "digest"),
+    [
+        ("python", "python", "latest", ""),
+        ("python:3.12-slim", "python", "3.12-slim", ""),
+        ("team/app_one/x--y:V1", "team/app_one/x--y", "V1", ""),
+        ("localhost/app", "localhost/app", "latest", ""),
+        ("127.0.0.1:5000/app:1", "127.0.0.1:5000/app", "1", ""),
+        ("[::1]:5000/app", "[::1]:5000/app", "latest", ""),
+        (f"r.example/app@{D1}", "r.example/app", "", D1),
+        (f"app:1@{D1}", "app", "1", D1),
+    ],
+)
+def test_a_name_is_taken_apart_into_name_tag_and_digest(text: str, name: str, tag: str, digest: str) -> None:
+    assert parse(text) == Reference(name, tag, digest)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "-rm", "--key=x", "App", "a b", "a//b", "/a", "a/", "a:", "a:b:c", "a@", "a@sha256:12", f"a@{D1.upper()}",
+        "a:" + "t" * 129, "a" * 300, "a\nb", "a:1\n", "../a", "a/../b",
+        "x.example:port/a", "a;id", "$(id)", "ä", "a:tag\0",
+        f"a@md5:{'1' * 32}", ".hidden/a", "a__-b",
+    ],
+)  # fmt: skip
+def test_what_is_not_a_name_is_refused_by_field(text: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="not an image's name"):
+        parse(text)
+
+
+def test_a_short_name_gets_the_administrators_registry_and_a_full_one_keeps_its_own() -> None:
+    assert str(parse("app:1", "registry.example/team/")) == "registry.example/team/app:1"
+    assert str(parse("other.example/app:1", "registry.example")) == "other.example/app:1"
+
+
+@patient
+@given(st.text(max_size=60))
+@example("a/" * 130 + "a")
+def test_whatever_is_accepted_can_be_no_option_and_reads_the_same_again(text: str) -> None:
+    try:
+        found = parse(text)
+    except errors.InvalidRequest:
+        return
+    assert parse(str(found)) == found
+    assert not str(found).startswith("-")
+    assert not set(str(found)) & set(" \t\n\0;$`'\"\\")
+
+
+def test_the_digest_is_the_one_of_the_images_own_repository() -> None:
+    entries = [f"other.example/app@{D3}", f"app@{D1}", "garbage", f"app@sha256:{'x' * 64}"]
+    assert images_rules.digest_of(parse("app:1"), entries) == D1
+    assert images_rules.digest_of(parse("unknown:1"), entries) == ""
+    assert images_rules.digest_of(parse("library/app:1"), [f"hub.example/library/app@{D2}"]) == D2
+
+
+# --- the lock ----------------------------------------------------------------------------------
+
+
+def test_a_lock_file_keeps_digest_time_and_person_and_is_the_same_when_written_again(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache", tmp_path / "belljar.images.lock")
+    assert store.lock() == Lock()
+    store.save_lock(
+        Lock().moved(parse("b:1"), new_pin(D1, in_registry=True, by="ada")).moved(parse("a:1"), Pin(digest=D2))
+    )
+    text = store.lock_file.read_text()
+    found = store.lock()
+    assert found.images["b:1"].by == "ada"
+    assert (
+        abs(time.mktime(time.strptime(found.images["b:1"].at, "%Y-%m-%dT%H:%M:%SZ")) - time.mktime(time.gmtime())) < 60
+    )
+    assert list(json.loads(text)["images"]) == ["a:1", "b:1"]
+    assert images_rules.write_lock(found) == text
+    assert [path.name for path in tmp_path.iterdir()] == ["belljar.images.lock"]
+
+
+def locked(key: str, digest: str = D1) -> str:
+    return json.dumps({"version": 1, "images": {key: {"digest": digest}}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "null", '{"version": 2, "images": {}}',
+        locked("a:1", "latest"),
+        locked("a"), '{"version": 1, "images": {}, "more": 1}',
+        locked("--x"), "[" * 100_000,
+        locked("a:1", D1 + chr(10)),
+    ],
+)  # fmt: skip
+def test_a_damaged_lock_refuses_everything_instead_of_nothing(text: str, tmp_path: Path) -> None:
+    store = Store(tmp_path, tmp_path / "lock")
+    store.lock_file.write_text(text)
+    refused("lock", store.lock)
+
+
+def test_a_lock_file_too_large_or_unreadable_is_a_refusal_too(tmp_path: Path) -> None:
+    store = Store(tmp_path, tmp_path / "lock")
+    store.lock_file.write_bytes(b" " * (images_rules.MAX_LOCK + 1) + b'{"version": 1}')
+    refused("lock", store.lock)
+    refused("lock", Store(tmp_path, tmp_path).lock)
+
+
+# --- pulling -----------------------------------------------------------------------------------
+
+ABSENT, HERE, OTHER = None, facts(), facts(digest=D3, id=D3)
+PIN = Pin(digest=D2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "present", "pin", "pull"),
+    [
+        ("always", ABSENT, None, "app:1"),
+        ("always", HERE, None, "app:1"),
+        ("always", HERE, PIN, f"app@{D2}"),
+        ("if-not-present", ABSENT, None, "app:1"),
+        ("if-not-present", HERE, None, ""),
+        ("if-not-present", HERE, PIN, ""),
+        ("if-not-present", OTHER, PIN, f"app@{D2}"),
+        ("if-not-present", ABSENT, PIN, f"app@{D2}"),
+        ("never", HERE, None, ""),
+        ("never", HERE, PIN, ""),
+        ("always", facts(digest=""), Pin(digest=D1, of="engine"), ""),
+    ],
+)
+def test_what_is_pulled_depends_on_policy_presence_and_pin(policy: Any, present: Any, pin: Any, pull: str) -> None:
+    assert images_rules.pull_step(parse("app:1"), policy, present, pin).pull == pull
+
+
+def test_never_pulling_makes_an_absent_image_not_found_and_a_changed_one_refused() -> None:
+    with pytest.raises(errors.ImageNotFound, match="policy pulls nothing"):
+        images_rules.pull_step(parse("app:1"), "never", ABSENT, None)
+    refused("digest", images_rules.pull_step, parse("app:1"), "never", OTHER, PIN)
+
+
+def test_an_image_pinned_by_its_id_is_never_looked_for_in_a_registry() -> None:
+    pin = Pin(digest=D1, of="engine")
+    with pytest.raises(errors.ImageNotFound):
+        images_rules.pull_step(parse("app:1"), "always", ABSENT, pin)
+    refused("digest", images_rules.pull_step, parse("app:1"), "always", OTHER, pin)
+
+
+def test_a_name_that_means_something_else_in_the_registry_than_in_the_lock_is_refused() -> None:
+    error = refused("digest", images_rules.check_remote, parse("app:1"), PIN, D3)
+    assert error.context["pinned"] == D2 and error.context["found"] == D3
+    images_rules.check_remote(parse("app:1"), PIN, D2)
+    images_rules.check_remote(parse("app:1"), PIN, "")  # nobody knows: what is pulled is the pinned digest anyway
+    images_rules.check_remote(parse("app:1"), None, D3)
+
+
+def test_what_arrived_is_held_against_the_pin_and_against_the_digest_that_was_asked_for() -> None:
+    rules = ImageSettings()
+    images_rules.check_pin(parse("app:1"), PIN, facts(), rules)
+    refused("digest", images_rules.check_pin, parse("app:1"), PIN, facts(digest=D3), rules)
+    refused("digest", images_rules.check_pin, parse(f"app@{D3}"), None, facts(), rules)
+    refused("digest", images_rules.check_pin, parse(f"app:1@{D3}"), PIN, facts(digest=D3), rules)
+    refused("lock", images_rules.check_pin, parse("app:1"), None, facts(), ImageSettings(require_lock=True))
+
+
+# --- signatures --------------------------------------------------------------------------------
+
+SIGNED = ImageSettings(cosign="/opt/cosign", cosign_sha256="0" * 64, cosign_arguments=("--key", "/etc/key.pub"))
+
+
+def test_cosign_is_asked_about_the_digest_and_never_about_a_tag() -> None:
+    argv = images_rules.signature_command(parse("r.example/app:1"), D2, SIGNED)
+    assert argv == ["/opt/cosign", "verify", "--key", "/etc/key.pub", f"r.example/app@{D2}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "digest", "said"),
+    [
+        ({"cosign": ""}, D2, "not configured"),
+        ({"cosign_arguments": ()}, D2, "name no signer"),
+        ({"cosign_arguments": ("--insecure-ignore-tlog",)}, D2, "name no signer"),
+        ({}, "", "never in a registry"),
+    ],
+)
+def test_without_a_program_a_signer_or_a_digest_no_signature_can_hold(changes: Any, digest: str, said: str) -> None:
+    rules = SIGNED.model_copy(update=changes)
+    assert said in refused("signature", images_rules.signature_command, parse("app:1"), digest, rules).message
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program"
+    path.write_text("#!/bin/sh\necho out; echo err >&2; exit 3\n")
+    path.chmod(0o755)
+    return path
+
+
+async def test_a_pinned_program_runs_and_a_changed_absent_unpinned_or_relative_one_does_not(program: Path) -> None:
+    sha256 = hashlib.sha256(program.read_bytes()).hexdigest()
+    said = await run_pinned([str(program)], sha256, deadline=10, limit=100)
+    assert said == (3, "out\n", "err\n")
+    for argv, pin, problem in (
+        ([str(program)], "", "not pinned"),
+        (["program"], sha256, "absolute"),
+        ([str(program) + "x"], sha256, "No such file"),
+        ([str(program)], "0" * 64, f"has changed: its sha256 is {sha256}"),
+    ):
+        with pytest.raises(Distrusted, match=problem):
+            await run_pinned(argv, pin, deadline=10, limit=100)
+    program.chmod(0o644)
+    with pytest.raises(Distrusted, match="cannot be started"):
+        await run_pinned([str(program)], sha256, deadline=10, limit=100)
+
+
+async def test_a_program_that_never_ends_is_a_timeout_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "slow"
+    path.write_text("#!/bin/sh\nexec sleep 60\n")
+    path.chmod(0o755)
+    with pytest.raises(errors.BackendTimeout, match="took longer than"):
+        await run_pinned([str(path)], hashlib.sha256(path.read_bytes()).hexdigest(), deadline=0.2, limit=100)
+
+
+# --- scans -------------------------------------------------------------------------------------
+
+
+def sarif(*results: dict[str, Any], rules: tuple[dict[str, Any], ...] = ()) -> str:
+    return json.dumps({"version": "2.1.0", "runs": [{"tool": {"driver": {"rules": rules}}, "results": results}]})
+
+
+def grype(*severities: str, **more: Any) -> str:
+    found = [{"vulnerability": {"id": f"CVE-{n}", "severity": s}, "artifact": {"name": "libx", "version": "1"}}
+             for n, s in enumerate(severities)]  # fmt: skip
+    return json.dumps({"matches": found, **more})
+
+
+def test_sarif_is_read_by_score_then_level_of_result_or_rule() -> None:
+    rules = ({"id": "A", "properties": {"security-severity": "9.8"}}, {"id": "B"},
+             {"id": "C", "defaultConfiguration": {"level": "error"}})  # fmt: skip
+    place = {"physicalLocation": {"artifactLocation": {"uri": "usr/lib/libx.so"}}}
+    report = images_reports.read(
+        sarif(
+            {"ruleId": "A", "level": "note", "locations": [place]}, {"ruleIndex": 1, "level": "note"}, {"ruleId": "C"},
+            {"ruleId": "new"}, {"ruleId": "odd", "properties": {"security-severity": "nan"}}, rules=rules,
+        )
+    )  # fmt: skip
+    assert report.counts == {"critical": 1, "low": 1, "high": 1, "medium": 1, "unknown": 1}
+    assert report.findings[0] == "A (critical) in usr/lib/libx.so"
+
+
+def test_the_json_of_grype_and_of_trivy_is_read_with_the_image_it_speaks_of() -> None:
+    target = {"imageID": D1, "manifestDigest": D2, "repoDigests": [f"app@{D3}"]}
+    report = images_reports.read(grype("High", "Negligible", "Unknown", "Weird", source={"target": target}))
+    assert report.counts == {"high": 1, "negligible": 1, "unknown": 2}
+    assert report.subjects == {D1, D2, D3}
+    assert report.findings[0] == "CVE-0 (high) in libx 1"
+    flaw = {"VulnerabilityID": "CVE-9", "PkgName": "bash", "InstalledVersion": "5", "Severity": "CRITICAL"}
+    trivy = {"SchemaVersion": 2, "ArtifactName": "app", "Metadata": {"ImageID": D1},
+             "Results": [{"Vulnerabilities": [flaw]}, {"Vulnerabilities": None}]}  # fmt: skip
+    report = images_reports.read(json.dumps(trivy))
+    assert (report.counts, report.subjects) == ({"critical": 1}, {D1})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "no vulnerabilities found", "[]", "{}", "null", '{"matches": null}', '{"matches": [1]}', '{"runs": []}',
+        '{"runs": [{"tool": {"driver": {}}}]}', '{"runs": [{"results": []}]}', '{"SchemaVersion": 2}',
+        '{"SchemaVersion": 2, "Results": {}, "ArtifactName": "x"}'[:-1], '{"matches": [{}]}', "[" * 100_000,
+        '{"runs": [{"tool": {"driver": {"rules": [{}]}}, "results": []}]}', grype("High")[:-5],
+    ],
+)  # fmt: skip
+def test_a_report_that_is_none_never_looks_like_a_clean_one(text: str) -> None:
+    with pytest.raises(images_reports.Unreadable):
+        images_reports.read(text)
+
+
+@patient
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["runs", "matches", "Results", "SchemaVersion", "tool", "results"]), inner
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_a_scanner_can_print_anything_and_get_no_worse_than_unreadable(data: Any) -> None:
+    try:
+        report = images_reports.read(json.dumps(data))
+    except images_reports.Unreadable:
+        return
+    assert all(count > 0 for count in report.counts.values())
+
+
+def record(age: float = 0, **changes: Any) -> ScanRecord:
+    given = {"id": D1, "reference": "app:1", "at": time.time() - age, "scanner": "/s", "scanner_sha256": "a" * 64}
+    return ScanRecord(**{**given, **changes})
+
+
+def test_the_threshold_is_the_first_severity_that_is_refused() -> None:
+    high = record(counts={"high": 1, "low": 9}, findings=("CVE-1 (high) in libx",))
+    assert "CVE-1" in refused("scan", images_rules.check_scan, high, ImageSettings(scan_threshold="high")).message
+    images_rules.check_scan(high, ImageSettings(scan_threshold="critical"))
+    images_rules.check_scan(record(), ImageSettings(scan_threshold="low"))
+    images_rules.check_scan(record(counts={"critical": 0}), ImageSettings(scan_threshold="low"))
+
+
+def test_what_nobody_has_rated_counts_as_the_administrator_says() -> None:
+    unknown = record(counts={"unknown": 1})
+    images_rules.check_scan(unknown, ImageSettings(scan_threshold="high", scan_unknown_as="medium"))
+    refused("scan", images_rules.check_scan, unknown, ImageSettings(scan_threshold="high", scan_unknown_as="high"))
+
+
+def test_a_scan_is_stale_when_old_or_from_the_future_or_by_another_scanner() -> None:
+    rules = ImageSettings(scan_max_age=100, scanner_sha256="a" * 64)
+    now = time.time()
+    assert not images_rules.is_stale(record(50), rules, now)
+    assert images_rules.is_stale(record(200), rules, now)
+    assert images_rules.is_stale(record(-50), rules, now)
+    assert images_rules.is_stale(record(50, scanner_sha256="b" * 64), rules, now)
+
+
+def test_a_scan_record_is_kept_by_id_and_a_damaged_or_exchanged_one_is_none(tmp_path: Path) -> None:
+    store = Store(tmp_path, tmp_path / "lock")
+    assert store.scan(D1) is None
+    store.save_scan(record(counts={"low": 1}))
+    kept = store.scan(D1)
+    assert kept is not None and kept.counts == {"low": 1}
+    path = tmp_path / "scans" / D1[7:]
+    assert path.stat().st_mode & 0o077 == 0
+    (tmp_path / "scans" / D2[7:]).write_bytes(path.read_bytes())  # of another image
+    assert store.scan(D2) is None
+    path.write_text("{")
+    assert store.scan(D1) is None
+    with pytest.raises(errors.ExecutionFailed, match="not an id"):
+        store.scan("sha256:../../etc/passwd")
+
+
+def test_the_scanners_words_are_filled_in_once_and_only_by_us() -> None:
+    rules = ImageSettings(scanner=("/s", "-o", "json", "docker:{reference}", "{id}", "{socket}"))
+    argv = images_rules.scan_command(facts(), rules, "/run/{id}.sock")
+    assert argv == ["/s", "-o", "json", f"docker:app@{D2}", D1, "/run/{id}.sock"]
+    refused("scan", images_rules.scan_command, facts(), ImageSettings(), "")
+    refused("scan", images_rules.scan_command, facts(), ImageSettings(scanner=("/s", "app")), "")
+
+
+# --- garbage -----------------------------------------------------------------------------------
+
+
+def test_only_what_is_ours_unused_unpinned_and_old_is_garbage() -> None:
+    def image(digit: str, tags: tuple[str, ...], **changes: Any) -> ImageFacts:
+        labels = {"belljar": "1", "belljar.tag": "belljar/python:1"}
+        own = {"id": f"sha256:{digit * 64}", "digest": "", "tags": tags, "labels": labels, "created": 10}
+        return facts(reference=digit, **(own | changes))
+
+    images = [
+        image("1", ("belljar/python:1",)),
+        image("2", ("mine:1",)),  # FROM one of ours, so it has our labels
+        image("3", ()), image("4", ()),
+        image("5", ("belljar/python:1",), created=99),
+        image("6", ("belljar/python:1",)), image("7", ("belljar/python:1",)),
+        image("8", ("other:1",), labels={}), image("9", ("belljar/python:1", "mine:2")),
+    ]  # fmt: skip
+    lock = Lock(images={"belljar/python:1": Pin(digest=images[6].id, of="engine")})
+    found = images_rules.collect(images, used={images[5].id}, built={images[2].id}, lock=lock, older_than=50)
+    assert [image.reference for image in found.remove] == ["1", "3"]
+    assert {image.reference: why for image, why in found.kept} == {
+        "2": "it was made from one of ours, by somebody else", "4": "it was made from one of ours, by somebody else",
+        "5": "it is not old enough", "6": "a container uses it", "7": "it is pinned",
+        "9": "it was made from one of ours, by somebody else",
+    }  # fmt: skip
+
+
+# --- Dockerfiles and contexts ------------------------------------------------------------------
+
+
+def test_the_images_a_dockerfile_takes_from_are_found_and_its_own_stages_are_not() -> None:
+    text = """
+        # FROM comment:1
+        ARG BASE=python:3.12
+        FROM --platform=linux/amd64 ${BASE} AS first
+        FROM node:20 \\
+            as Second
+        COPY --from=first /a /b
+        COPY --from=0 /a /b
+        COPY --chown=1 --from=tools:9 /a /b
+        FROM second
+        FROM scratch
+        COPY --from=other/tools:9 /a /b
+    """
+    assert images_rules.bases(text) == ("python:3.12", "node:20", "tools:9", "other/tools:9")
+    assert images_rules.bases(text, {"BASE": D1})[0] == D1
+
+
+@pytest.mark.parametrize("text", ["ARG X\nFROM $X", "FROM ${X:-a}", "FROM $X", "FROM", "# escape=`\nFROM a"])
+def test_a_dockerfile_whose_base_cannot_be_told_is_refused(text: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="Dockerfile"):
+        images_rules.bases(text)
+
+
+@pytest.mark.parametrize("file", ["/etc/passwd", "../Dockerfile", "a/../../b", ".", "", "a\0b"])
+def test_a_dockerfile_outside_the_context_is_refused(file: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="not in the context"):
+        images_rules.build_file(file)
+
+
+@pytest.mark.parametrize(
+    ("rules", "ignored", "kept"),
+    [
+        ("node_modules", ["node_modules", "node_modules/x/y"], ["src/node_modules", "node_modules2"]),
+        ("**/node_modules", ["node_modules", "a/b/node_modules/c"], ["node_module"]),
+        ("*.log\n!keep.log", ["a.log"], ["keep.log", "sub/a.log"]),
+        ("secrets/\n!secrets/public.txt", ["secrets/key"], ["secrets/public.txt"]),
+        ("# comment\n\n/top", ["top"], ["sub/top"]),
+        ("a[^b]c", ["axc"], ["abc"]),
+        ("**.pyc", ["x.pyc", "deep/down/x.pyc"], ["x.py"]),
+        (r"a\*b", ["a*b"], ["axb"]),
+        ("*", ["a", "a/b"], []),
+        ("a\n!a\na", ["a"], []),
+        ("./x/../y", ["y"], ["x"]),
+        (".\n!", [], ["a"]),
+    ],
+)  # fmt: skip
+def test_dockerignore_means_what_docker_means_by_it(rules: str, ignored: list[str], kept: list[str]) -> None:
+    found = Ignore(rules)
+    assert [path for path in ignored + kept if found.ignores(path)] == ignored
+
+
+def test_a_hostile_dockerignore_takes_neither_long_nor_much() -> None:
+    began = time.monotonic()
+    assert not Ignore("**/*a*a*a*a*a*a*a*a*b/**/**/**/c\n" * 50).ignores("/".join(["a" * 200] * 20))
+    assert time.monotonic() - began < 10
+    for text in ("a**b/c**d", "x\n" * 2001):
+        with pytest.raises(errors.InvalidRequest):
+            Ignore(text)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "src").mkdir(parents=True)
+    (folder / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
+    (folder / "src" / "main.py").write_text("print(1)\n")
+    return folder
+
+
+def packed(folder: Path, limit: int = 1 << 20, file: str = "Dockerfile") -> tuple[images_context.Packed, list[Any]]:
+    out = io.BytesIO()
+    found = images_context.pack(str(folder), file, out, limit=limit)
+    out.seek(0)
+    with tarfile.open(fileobj=out) as tar:
+        return found, tar.getmembers()
+
+
+def test_a_context_is_packed_without_what_is_ignored_and_without_owners_or_setuid(project: Path) -> None:
+    (project / ".dockerignore").write_text("Dockerfile\n.env\nlogs\n!logs/keep\n")
+    (project / ".env").write_text("SECRET=1")
+    (project / "logs").mkdir()
+    (project / "logs" / "keep").write_text("x")
+    (project / "logs" / "drop").write_text("x")
+    (project / "src" / "main.py").chmod(0o4755)
+    (project / "src" / "link").symlink_to("main.py")
+    os.mkfifo(project / "pipe")
+    found, members = packed(project)
+    names = [member.name for member in members]
+    assert names == [".dockerignore", "Dockerfile", "logs", "logs/keep", "src", "src/link", "src/main.py"]
+    assert {(member.uid, member.gid, member.mode & 0o7000) for member in members} == {(0, 0, 0)}
+    assert found.left_out == ("pipe: neither a file nor a folder nor a link",)
+    assert found.dockerfile.startswith("FROM scratch")
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../outside", "../..", "../../project/src/main.py"])
+def test_a_link_out_of_the_context_is_refused_by_name_unless_it_is_ignored(project: Path, target: str) -> None:
+    (project / "src" / "link").symlink_to(target)
+    with pytest.raises(errors.PolicyDenied, match="src/link is a link out of the context"):
+        packed(project)
+    (project / ".dockerignore").write_text("src/link\n")
+    assert "src/link" not in [member.name for member in packed(project)[1]]
+
+
+def test_a_context_over_its_cap_is_refused_and_a_missing_dockerfile_or_folder_named(project: Path) -> None:
+    (project / "big").write_bytes(b"x" * 5000)
+    with pytest.raises(errors.PolicyDenied, match="more than"):
+        packed(project, limit=4000)
+    with pytest.raises(errors.InvalidRequest, match="no readable other"):
+        packed(project, file="other")
+    with pytest.raises(errors.InvalidRequest, match="is not a folder"):
+        packed(project / "none")
+    (project / "linked").symlink_to("Dockerfile")
+    with pytest.raises(errors.InvalidRequest, match="no readable linked"):
+        packed(project, file="linked")
+
+
+def test_a_build_log_knows_its_step_and_the_last_lines_of_it() -> None:
+    log = BuildLog()
+    assert log.feed({"stream": "Step 1/2 : FROM a\n ---> 0123456789ab\nStep 2/2 : RUN x\n"})
+    log.feed({"stream": "half"})
+    log.feed({"stream": " a line\n\x1b[2Jmore\nStep 9/9 : forged\n"})
+    log.feed({"aux": {"ID": D1}})
+    for hostile in (None, [], {"stream": 1}, {"aux": "x"}, {"aux": {"ID": 1}}):
+        assert log.feed(hostile) == ()
+    assert (log.step, log.number, log.total, log.id) == ("Step 2/2 : RUN x", 2, 2, D1)
+    assert log.last_lines == ("half a line", "\x1b[2Jmore", "Step 9/9 : forged")
+    log.feed({"stream": "y\n" * 1000 + "z" * 100_000})
+    assert len(log.last_lines) <= 31 and max(map(len, log.last_lines)) <= 2000
+
+
+# --- what engines say --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        (900, "Cannot connect", errors.NotAvailable),
+        (404, "manifest for x:1 not found: manifest unknown", errors.ImageNotFound),
+        (0, "pull access denied for x, repository does not exist", errors.ImageNotFound),
+        (0, "filesystem layer verification failed for digest sha256:1", errors.PullFailed),
+        (500, "Get https://x/v2/: net/http: TLS handshake timeout", errors.BackendTimeout),
+        (409, "conflict: image is being used by container", errors.CleanupFailed),
+        (500, "no space left on device", errors.ExecutionFailed),
+    ],
+)
+def test_an_engines_words_become_the_right_one_of_our_errors(status: int, message: str, kind: type) -> None:
+    assert type(images_engine.translated(status, message)) is kind
+
+
+def test_a_project_file_may_not_say_which_images_are_trusted(tmp_path: Path) -> None:
+    (tmp_path / ".belljar.toml").write_text("[images]\nrequire_signature = false\n")
+    with pytest.raises(errors.InvalidRequest, match="images cannot be set by a project"):
+        settings.load({"HOME": str(tmp_path)}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'image_pull_policy = "sometimes"',
+        'cosign_sha256 = "abc"',
+        "scan_max_age = 0",
+        "unknown = 1",
+        'scan_threshold = ""',
+    ],
+)
+def test_a_wrong_image_setting_is_named(line: str) -> None:
+    import tomllib
+
+    with pytest.raises(errors.InvalidRequest, match=r"images\."):
+        settings.load({"HOME": "/nowhere"}, Path("/"), images=tomllib.loads(line))
