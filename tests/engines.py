@@ -7,6 +7,7 @@ crash or are killed, the kernel closes it, and the engines are stopped and clear
 from __future__ import annotations
 
 import atexit
+import os
 import subprocess
 import tempfile
 import time
@@ -57,7 +58,12 @@ class Engines(NamedTuple):
 
 @cache
 def engines() -> Engines:
-    """The engines of this test process; the first call starts them."""
+    """The engines of this test process; the first call starts them.
+
+    BELLJAR_TEST_ENGINES names the folder of some that run already (`test_engines.sh start FOLDER`), for a quick try.
+    """
+    if running := os.environ.get("BELLJAR_TEST_ENGINES"):
+        return _told(Path(running))
     subprocess.run(["sh", str(SCRIPT), "install"], timeout=_START_SECONDS, check=False)
     folder = Path(tempfile.mkdtemp(prefix="bj-"))  # short: a socket's path has at most 107 characters
     server = subprocess.Popen(["sh", str(SCRIPT), "serve", str(folder)], stdin=subprocess.PIPE, start_new_session=True)
@@ -74,7 +80,11 @@ def engines() -> Engines:
         assert server.poll() is None, "scripts/test_engines.sh ended early"
         assert time.monotonic() < deadline, "the engines did not start"
         time.sleep(0.05)
-    lines = [line.split(maxsplit=2) for line in ready.read_text().splitlines()]
+    return _told(folder)
+
+
+def _told(folder: Path) -> Engines:
+    lines = [line.split(maxsplit=2) for line in (folder / "ready").read_text().splitlines()]
     sockets = {line[0]: line[1] for line in lines if line[0] != "missing"}
     missing = {line[1]: line[2] for line in lines if line[0] == "missing"}
     for name, why in missing.items():

@@ -321,7 +321,9 @@ def _walk(root: int, left_out: list[str], most: int = MAX_ENTRIES) -> Iterator[_
                 left_out.append(f"{path.encode('utf-8', 'backslashreplace').decode()!r}: an unusable name")
                 continue
             yield _Node(path, folder, name, facts)
-            if stat.S_ISDIR(facts.st_mode) and depth < MAX_DEPTH:
+            if stat.S_ISDIR(facts.st_mode) and depth >= MAX_DEPTH:
+                left_out.append(f"{path}: lies {MAX_DEPTH} folders deep, what is in it was not looked at")
+            elif stat.S_ISDIR(facts.st_mode):
                 try:
                     inner = os.open(name, _DIRECTORY, dir_fd=folder)
                 except OSError:

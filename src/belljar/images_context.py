@@ -24,6 +24,7 @@ _LONGEST_LINE = 2000
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _STEP = re.compile(r"step (\d{1,4})/(\d{1,4}) ?: (.*)", re.IGNORECASE)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # engines paint what a step says on stderr
 _MADE = re.compile(r" ---> ([0-9a-f]{12})")
 
 
@@ -251,7 +252,7 @@ class BuildLog:
             return ()
         *lines, self._rest = (self._rest + text).split("\n")
         self._rest = self._rest[:_LONGEST_LINE]
-        return [line for raw in lines if (line := self._line(raw.rstrip("\r")[:_LONGEST_LINE]))]
+        return [line for raw in lines if (line := self._line(_COLOUR.sub("", raw.rstrip("\r")[:_LONGEST_LINE])))]
 
     def _line(self, line: str) -> str:
         match = _STEP.fullmatch(line)
@@ -268,4 +269,5 @@ class BuildLog:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        return (*self._lines, *([self._rest] if self._rest.strip() else []))
+        rest = _COLOUR.sub("", self._rest)
+        return (*self._lines, *([rest] if rest.strip() else []))

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -27,6 +28,7 @@ class Child:
         )
         self.pid = self._popen.pid
         self._exit: int | None = None
+        self._reaping = threading.Lock()
         try:
             self._pidfd: int | None = os.pidfd_open(self.pid)
         except (AttributeError, OSError):  # not Linux, or a kernel before 5.3
@@ -61,9 +63,10 @@ class Child:
         return self.ended()
 
     def _reap(self, flags: int) -> None:
-        if self._exit is None:
-            _, status = os.waitpid(self.pid, flags)
-            self._exit = self._popen.returncode = os.waitstatus_to_exitcode(status)
+        with self._reaping:  # where there are no pidfds, a wait that was given up goes on in its thread
+            if self._exit is None:
+                _, status = os.waitpid(self.pid, flags)
+                self._exit = self._popen.returncode = os.waitstatus_to_exitcode(status)
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None

@@ -79,8 +79,8 @@ async def test_every_container_has_all_its_walls(engine: Engine) -> None:
             for each in await client.containers.list(filters={"label": [f"{docker_spec.LABEL}=1"]}):
                 seen.append(await each.show())
 
-    await run(engine, "import time\nprint('up', flush=True)\ntime.sleep(1)", on_stdout=look, memory="200M")
-    [container] = seen
+    result = await run(engine, "import time\nprint('up', flush=True)\ntime.sleep(1)", on_stdout=look, memory="200M")
+    [container] = [each for each in seen if each["Config"]["Labels"]["belljar.run"] == result.container_id]
     walls, config = container["HostConfig"], container["Config"]
     assert walls["ReadonlyRootfs"] is True
     assert walls["Privileged"] is False

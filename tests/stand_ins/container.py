@@ -169,7 +169,7 @@ def become(argv: list[str]) -> NoReturn:
 
 
 def main(program: str, address: str, style: str, command: str, *words: str) -> None:
-    engine = [program, "--url" if "podman" in program else "--host", address]
+    engine = [program, *(["--remote", "--url"] if "podman" in program else ["--host"]), address]
     rest = list(words)
     match command:
         case "--version":

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from belljar import errors
+from belljar import errors, process
 from belljar.backends import apple_output, apple_owner, apple_words
 from belljar.backends.apple import Apple
 from belljar.backends.apple_run import Figures, figures
@@ -294,3 +296,23 @@ def test_a_living_owner_is_not_dead_and_one_that_resigned_or_died_is(tmp_path: P
 def test_owners_of_another_state_directory_cannot_be_judged(tmp_path: Path) -> None:
     for name in ("", "/elsewhere/1-a.apple", str(tmp_path / "1-a.other"), f"{tmp_path}/x/../1-a.apple"):
         assert not apple_owner.is_dead(name, tmp_path)
+
+
+# --- a Mac's ways ---
+
+
+async def test_where_there_are_no_pidfds_a_wait_that_was_given_up_does_not_spoil_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(pid: int) -> int:
+        raise OSError("there is no such call on a Mac")
+
+    monkeypatch.setattr(os, "pidfd_open", missing, raising=False)
+    null = subprocess.DEVNULL
+    for _ in range(20):
+        child = process.Child(["sleep", "60"], stdin=null, stdout=null, stderr=null)
+        with anyio.move_on_after(0.02):
+            await child.wait()
+        child.kill()
+        with anyio.fail_after(10):
+            assert await child.wait() == -9

@@ -163,21 +163,40 @@ async def test_a_container_is_always_removed(tmp_path: Path) -> None:
         await belljar.arun_in_container(["true"], auto_remove=False, engine=engine(Told("docker"), state=tmp_path))
 
 
+class Docker(Fake):
+    """Plays Docker, which is asked for by its name."""
+
+    name = "docker"
+
+    async def probe(self) -> Capabilities:
+        return (await super().probe()).model_copy(update={"backend": "docker", "images": True})
+
+
+async def _greet(process: Any) -> None:
+    await process.out(f"{process.limits.memory >> 20} {process.env['WHO']}\n")
+
+
+def with_docker(state: Path) -> Engine:
+    return Engine(load({"HOME": "/"}, state, state_dir=str(state)), extra=(Docker({"greet me": _greet}),))
+
+
 async def test_the_command_and_its_options_reach_the_engine(tmp_path: Path) -> None:
-    class Docker(Fake):
-        name = "docker"
-
-        async def probe(self) -> Capabilities:
-            return (await super().probe()).model_copy(update={"backend": "docker", "images": True})
-
-    async def play(process: Any) -> None:
-        await process.out(f"{process.limits.memory >> 20} {process.env['WHO']}\n")
-
-    here = Engine(load({"HOME": "/"}, tmp_path, state_dir=str(tmp_path)), extra=(Docker({"greet me": play}),))
-    result = await belljar.arun_in_container(
-        ["greet", "me"], image="any:1", memory="64M", env={"WHO": "you"}, engine=here
-    )
+    options: dict[str, Any] = {"image": "any:1", "memory": "64M", "env": {"WHO": "you"}}
+    result = await belljar.arun_in_container(["greet", "me"], engine=with_docker(tmp_path), **options)
     assert (result.backend, result.stdout) == ("docker", "64 you\n")
+
+
+def test_blocking_code_has_the_same(tmp_path: Path) -> None:
+    here = with_docker(tmp_path)
+    assert belljar.is_container_available(engine=here)
+    assert not belljar.is_container_available(backend="apple", engine=engine(state=tmp_path))
+    assert belljar.run_in_container(["greet", "me"], memory="64M", env={"WHO": "me"}, engine=here).stdout == "64 me\n"
+    with pytest.raises(errors.InvalidRequest, match="has no containers"):
+        belljar.build_image(tmp_path, "app", backend="native", engine=here)
+
+
+def test_a_backend_that_is_passed_in_takes_the_place_of_ours_of_that_name(tmp_path: Path) -> None:
+    assert with_docker(tmp_path).known == ("docker", "wasm", "native", "podman", "apple")
 
 
 async def test_a_size_that_makes_no_sense_builds_nothing(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from belljar.output import Capture
 
 _START = 60.0
 _GRACE = 10.0  # for a call whose guest was ended; then the whole machine goes
+_EARLY = 1 << 20
 _KILLED = 137
 _OURS = 125  # of the shell inside, before it has said its mark
 # A guest that prints these words and fails is believed: its own disk and memory are all it can lie about.
@@ -76,7 +77,9 @@ class AppleRun:
         self._streams = {name: Capture(keep) for name in STREAMS}
         self._mark = f"belljar-{secrets.token_hex(16)}"
         self._before_mark: bytes | None = b""  # the CLI's own words; None: the guest has started
+        self._early = b""  # of stdout, until its start was told: the two streams come as they like
         self._began = anyio.Event()
+        self._told = anyio.Event()
         self._verdict: Status | None = None
         self._figures: Figures | None = None
         self._started = time.perf_counter()
@@ -108,9 +111,7 @@ class AppleRun:
             watchers.start_soon(self._watch_clock, watchers)
             watchers.start_soon(self._watch_control, watchers)
             watchers.start_soon(self._feed, call)
-            code = await call.drain(
-                lambda data: self._read("stdout", data, watchers), lambda d: self._errors(d, watchers)
-            )
+            code = await call.drain(lambda data: self._output(data, watchers), lambda d: self._errors(d, watchers))
             watchers.cancel_scope.cancel()
         return code
 
@@ -119,6 +120,14 @@ class AppleRun:
         await hear(capture, name, data, self._emit)
         if capture.flooded and self._verdict is None:
             self._end(Status.OUTPUT_LIMIT, tasks)
+
+    async def _output(self, data: bytes, tasks: TaskGroup) -> None:
+        if self._told.is_set():
+            await self._read("stdout", data, tasks)
+            return
+        self._early += data
+        if len(self._early) > _EARLY:
+            await self._told.wait()
 
     async def _errors(self, data: bytes, tasks: TaskGroup) -> None:
         """What comes before the mark is the CLI's word, what comes after it the guest's."""
@@ -132,6 +141,10 @@ class AppleRun:
             self._startup_ms = self._elapsed_ms()
             self._began.set()
             await self._emit("started", self._job.id)
+            while self._early:
+                early, self._early = self._early, b""
+                await self._read("stdout", early, tasks)
+            self._told.set()
         if data:
             await self._read("stderr", data, tasks)
 

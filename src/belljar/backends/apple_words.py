@@ -32,8 +32,8 @@ RUN = (
     'set -- "$one" --no-new-privs "$@"; sure=; break; fi; done; [ -z "$sure" ] || no "the image has no setpriv"; '
     'printf "%s\\n" "$0" >&3; "$@" 2>&3 3>&-; code=$?; kill -9 -1; exit "$code"'
 )
-# Puts our seccomp profile in place, where the image has a Python that can. It is no wall that is promised: the machine's
-# own kernel is. So where it cannot be done, the guest is run without it.
+# Puts our seccomp profile in place, where the image has a Python that can. It is no wall that is promised: the
+# machine's own kernel is. So where it cannot be done, the guest is run without it.
 LOADER = """
 import os, sys
 try:

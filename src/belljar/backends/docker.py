@@ -111,7 +111,7 @@ class Containers:
 
     async def _ask(self, client: Docker) -> Facts:
         flavour = self._address.flavour
-        async with asking(f"{self.name} at {self._address}", errors.NotAvailable, seconds=10, fix=flavour.start):
+        async with asking(f"{self.name} at {self._address}", errors.NotAvailable, seconds=30, fix=flavour.start):
             version = await client.version()
             said: dict[str, Any] = dict(await client.system.info())
             api = tuple(int(part) for part in str(version["ApiVersion"]).split("."))
@@ -219,7 +219,8 @@ class Containers:
             old = facts.cgroup == "cgroup v1" and address.local
             host = Host(
                 client, address.flavour, self.image_for, runtime, self._owner(), self.broom, own_kernel,
-                small_buffers=old and not own_kernel, count_deaths=old and address.flavour.silent, copies=copies,
+                small_buffers=old and not own_kernel, count_deaths=old and (address.flavour.silent or own_kernel),
+                copies=copies,
             )  # fmt: skip
             box = DockerBox(host, plan, uid)
             if plan.keep_files or box.copies:

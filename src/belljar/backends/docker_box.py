@@ -195,11 +195,18 @@ class DockerBox:
         locked = (WORKSPACE,) if self.copies and self.plan.workspace and not self.plan.workspace.write else ()
         guest = docker_spec.Guest(
             self._host.flavour, self._image(command.language), argv, self.uid, limits, self._host.owner, self.id,
-            runtime=self._host.runtime, env=docker_spec.GUEST_ENV | dict(command.env), volumes=self._volumes,
+            runtime=self._host.runtime, env=self._env(command), volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
             locked=locked, own_kernel=self._host.own_kernel, small_buffers=self._host.small_buffers,
         )  # fmt: skip
         return docker_spec.container(guest)
+
+    def _env(self, command: Command) -> dict[str, str]:
+        env = docker_spec.GUEST_ENV | dict(command.env)
+        if self._host.own_kernel:
+            # gVisor may take only a part of a large write, and Python without buffers then drops the rest, silently.
+            env.pop("PYTHONUNBUFFERED", None)
+        return env
 
     async def _deliver(self, container: DockerContainer, given: dict[str, bytes]) -> None:
         """As the keeper's, whom the guest cannot touch; below a folder that the guest made, as the guest's own."""

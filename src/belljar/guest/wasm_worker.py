@@ -378,8 +378,9 @@ def leave_with_the_host(private):
 
 def main():
     worker = Worker(json.loads(sys.argv[1]))
+    watch = threading.Thread(target=leave_with_the_host, args=(worker.private,), daemon=True)
     if worker.plain:
-        threading.Thread(target=leave_with_the_host, args=(worker.private,), daemon=True).start()
+        watch.start()
     worker.rest()
     worker.voice.say(ready=True)
     for request, fds in requests(socket.socket(fileno=0)):
@@ -388,6 +389,8 @@ def main():
             continue
         worker.voice.say(done=request["run"], **getattr(worker, f"do_{request['do']}")(request, fds))
         worker.rest()
+    if worker.plain:
+        watch.join()  # it removes our folder
 
 
 if __name__ == "__main__":
