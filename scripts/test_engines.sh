@@ -202,8 +202,9 @@ case $command in
         cat "$folder/ready"
         ;;
     again)
-        # The killed one left its pid, and a socket that nobody listens on.
-        rm -f "$folder/docker/pid" "$folder/docker.sock"
+        # The killed ones left their pids, which may be zombies for a while, and sockets that nobody listens on.
+        rm -f "$folder/docker/pid" "$folder/docker.sock" "$folder"/docker/exec/containerd/containerd.pid
+        : >"$folder/found"
         start_docker
         grep -v '^missing' "$folder/found" || { cat "$folder/found"; exit 1; }
         rm -f "$folder/found"

@@ -6,6 +6,7 @@ digest, scanned, and only then tagged: what was refused on the way never had a n
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -458,4 +459,7 @@ def _build_failure(error: Any) -> dict[str, Any]:
     if isinstance(told, errors.NotAvailable | errors.ImageNotFound) or error.status >= 500:
         raise told from None
     code = detail.get("code")
-    return {"problem": error.message.strip()[:1000], "exit_code": code if isinstance(code, int) else None}
+    if not isinstance(code, int):  # Podman says it in words only
+        words = re.search(r"exit status (\d{1,3})$", error.message.strip())
+        code = int(words[1]) if words else None
+    return {"problem": error.message.strip()[:1000], "exit_code": code}

@@ -23,9 +23,9 @@ _KEPT_LINES = 30
 _LONGEST_LINE = 2000
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_STEP = re.compile(r"step (\d{1,4})/(\d{1,4}) ?: (.*)", re.IGNORECASE)
+_STEP = re.compile(r"(?:\[(\d{1,3})/\d{1,3}\] )?step (\d{1,4})/(\d{1,4}) ?: (.*)", re.IGNORECASE)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # engines paint what a step says on stderr
-_MADE = re.compile(r" ---> ([0-9a-f]{12})")
+_MADE = re.compile(r" ?-{2,3}> ([0-9a-f]{11,12})")
 
 
 # --- .dockerignore -----------------------------------------------------------------------------
@@ -234,6 +234,7 @@ class BuildLog:
     def __init__(self) -> None:
         self.step = ""
         self.number = self.total = 0
+        self._stage = 1  # Podman counts the steps of each stage, Docker those of all
         self.id = ""
         self.stages: list[str] = []  # the last image of each stage but the last: nameless, and nobody's
         self._made = ""
@@ -256,16 +257,20 @@ class BuildLog:
 
     def _line(self, line: str) -> str:
         match = _STEP.fullmatch(line)
-        if match and int(match[1]) == self.number + 1:  # what a step prints may look like the announcement of one
-            self.number, self.total, self.step = int(match[1]), int(match[2]), line
+        if match and self._is_next(int(match[1] or 1), int(match[2])):
+            self._stage, self.number, self.total, self.step = int(match[1] or 1), int(match[2]), int(match[3]), line
             self._lines.clear()
-            if match[3].upper().startswith("FROM ") and self._made:
+            if match[4].upper().startswith("FROM ") and self._made:
                 self.stages.append(self._made)
         elif made := _MADE.fullmatch(line):
             self._made = made[1]
         elif line.strip():
             self._lines.append(line)
         return line
+
+    def _is_next(self, stage: int, number: int) -> bool:
+        """What a step prints may look like the announcement of one."""
+        return (stage, number) in ((self._stage, self.number + 1), (self._stage + 1, 1))
 
     @property
     def last_lines(self) -> tuple[str, ...]:

@@ -334,8 +334,10 @@ def collect(
 
 
 def _keep(image: ImageFacts, used: Collection[str], built: Collection[str], pins: set[str], older_than: float) -> str:
-    own = {image.labels.get(TAG_LABEL, "")}
-    if not (set(image.tags) <= own if image.tags else image.id in built):
+    own = image.labels.get(TAG_LABEL, "")
+    # Podman writes a registry before every name, so there only our own record tells.
+    same = all(tag == own or (image.id in built and tag.endswith(f"/{own}")) for tag in image.tags)
+    if not (same if image.tags else image.id in built):
         return "it was made from one of ours, by somebody else"
     if image.id in used:
         return "a container uses it"

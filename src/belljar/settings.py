@@ -39,7 +39,6 @@ class Container(Model):
 
     runtime: str = Field("", description="the engine's own default, runsc for gVisor, or another it has registered")
     images: Mapping[str, str] = Field(default_factory=dict, description="container type or language -> image")
-    pool_size: int = Field(0, ge=0, le=1000, description="containers kept ready for each image")
 
 
 class Images(Model):

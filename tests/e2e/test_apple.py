@@ -34,6 +34,12 @@ NOT_ON_DOCKER = {"socket buffers": "Docker does not count what waits in sockets 
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """One loop for all: the attacks are carried out together."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("apple")
 
@@ -120,6 +126,14 @@ async def test_every_release_s_words_are_understood(style: str, tmp_path: Path, 
     assert (offer.available, offer.version) == (True, f"container {style}.0")
     assert (await arun("print(6 * 7)", backend="apple", engine=engine)).stdout == "42\n"
     assert await engine.backend("apple").reap() == 0
+
+
+async def test_the_stand_in_runs_on_podman_as_well(tmp_path: Path) -> None:
+    engine = stand_ins.engine(tmp_path, program="podman")
+    offer = await engine.offer("apple")
+    assert offer.available, offer.why_not
+    result = await arun("import os\nprint(os.getuid() > 1000)", backend="apple", engine=engine, memory="128M")
+    assert (result.status, result.stdout) == ("success", "True\n")
 
 
 async def test_a_service_that_is_not_running_is_said_with_its_remedy(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_run_json_prints_one_document_with_the_missions_field_names() -> None:
     ("args", "code"),
     [
         (["run", "-c", "while True: pass", "--timeout", "0.5"], 124),
-        (["run", "-c", "x = bytearray(10**9)", "--memory", "64M"], 137),
+        (["run", "-b", "native", "-c", "x = bytearray(10**9)", "--memory", "64M"], 137),
         (["run", "-c", "print(1)", "--memory", "100G"], 126),
         (["run", "-c", "print(1)", "--net", "10.0.0.1"], 125),
         (["run", "-c", "print(1)", "--backend", "nonsense"], 125),

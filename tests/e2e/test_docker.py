@@ -28,7 +28,9 @@ from belljar.settings import load
 from engines import FLAVOURS, IMAGE, SCRIPT, engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
-SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(60)"
+# One write: `print` without a buffer makes two, and is heard twice.
+UP = "import os, time\nos.write(1, b'up\\n')\ntime.sleep(1)"
+SLEEP = "import os, time\nos.write(1, b'up\\n')\ntime.sleep(60)"
 
 
 @pytest.fixture(params=FLAVOURS)
@@ -76,10 +78,10 @@ async def test_every_container_has_all_its_walls(engine: Engine) -> None:
 
     async def look(_: str) -> None:
         async with connected(backend_of(engine)._address) as client:
-            for each in await client.containers.list(filters={"label": [f"{docker_spec.LABEL}=1"]}):
+            for each in await client.containers.list(all=True, filters={"label": [f"{docker_spec.LABEL}=1"]}):
                 seen.append(await each.show())
 
-    result = await run(engine, "import time\nprint('up', flush=True)\ntime.sleep(1)", on_stdout=look, memory="200M")
+    result = await run(engine, UP, on_stdout=look, memory="200M")
     [container] = [each for each in seen if each["Config"]["Labels"]["belljar.run"] == result.container_id]
     walls, config = container["HostConfig"], container["Config"]
     assert walls["ReadonlyRootfs"] is True
@@ -128,7 +130,7 @@ async def test_kernel_isolation_is_refused_where_no_runtime_has_a_kernel_of_its_
 
 async def test_a_container_that_ignores_sigterm_is_gone_at_once(engine: Engine) -> None:
     cancel = Cancel()
-    code = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)"
+    code = f"import signal\nsignal.signal(15, signal.SIG_IGN)\n{SLEEP}"
     result = await run(engine, code, cancel=cancel, on_stdout=lambda _: cancel.cancel())
     assert (result.status, result.stdout) == ("aborted", "up\n")
     assert result.duration_ms < 9000  # an engine that asks politely waits ten seconds
@@ -152,7 +154,20 @@ def _client(engine: Engine, flavour: str) -> subprocess.Popen[bytes]:
         "DOCKER_SOCKET_PATH": engine.settings.docker_socket, "CONTAINER_HOST": engine.settings.podman_socket,
         "BELLJAR_IMAGE": IMAGE, "BELLJAR_RUNTIME": runtime,
     }  # fmt: skip
-    line = [sys.executable, "-m", "belljar", "exec", "--backend", backend, "--collect", "*", "--", "sleep", "60"]
+    line = [
+        sys.executable,
+        "-m",
+        "belljar",
+        "exec",
+        "--backend",
+        backend,
+        "--collect",
+        "*",
+        "--json",
+        "--",
+        "sleep",
+        "60",
+    ]
     return subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL)
 
 

@@ -15,7 +15,7 @@ from belljar import __version__, errors
 from belljar.images import LANGUAGES
 from belljar.images_engine import Progress
 from belljar.images_rules import parse
-from engines import IMAGE
+from engines import IMAGE, engines
 from images_bench import Bench, belljar, docker_socket
 
 pytestmark = pytest.mark.engine
@@ -230,6 +230,28 @@ async def test_an_image_in_use_is_not_removed_without_force_and_the_error_says_s
     assert report.id not in images.store.built()
     with pytest.raises(errors.ImageNotFound):
         await images.remove("busy:1")
+
+
+# --- podman ------------------------------------------------------------------------------------
+
+
+async def test_podman_builds_fails_and_collects_through_the_same_words(tmp_path: Path) -> None:
+    found = engines()
+    if "podman" not in found.sockets:
+        pytest.skip(f"NOTHING about Podman's images was checked: {found.missing.get('podman')}")
+    bench = Bench(found.sockets["podman"], tmp_path)
+    images = bench.images()
+    (base,) = [image.reference for image in await images.list() if image.reference.endswith(IMAGE)]
+    broken = await images.build(bench.project(f"FROM {base}\nRUN echo because; exit 4\n"), "broken:1")
+    assert (broken.ok, broken.exit_code, broken.last_lines) == (False, 4, ("because",))
+    made = await images.build(bench.project(f"FROM {base} AS one\nFROM scratch\nCOPY --from=one /bin/sh /\n"), "made:1")
+    assert made.ok, made
+    assert (await images.pull("made:1", policy="never")).image.id == made.id
+    with pytest.raises(errors.ImageNotFound):
+        await images.pull("127.0.0.1:1/absent:1", policy="never")
+    gone = await images.gc(older_than=0)
+    assert made.id in {image.id for image in gone.removed}
+    assert base in {image.reference for image in await images.list()}
 
 
 # --- the command line --------------------------------------------------------------------------

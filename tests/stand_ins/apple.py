@@ -17,29 +17,33 @@ from engines import IMAGE, engines
 SCRIPT = Path(__file__).with_name("container.py")
 
 
-def docker_socket() -> str:
-    """Of the tests' own Docker, or a loud skip."""
+def socket_of(program: str) -> str:
+    """Of the tests' own Docker or Podman, or a loud skip."""
     found = engines()
-    if why := found.missing.get("docker"):
-        pytest.skip(f"NOTHING of apple was checked: its stand-in needs Docker: {why}")
-    if not shutil.which("docker"):
-        pytest.skip("NOTHING of apple was checked: its stand-in needs the program `docker` (apt install docker.io)")
-    return found.sockets["docker"]
+    if why := found.missing.get(program):
+        pytest.skip(f"NOTHING of apple was checked: its stand-in needs {program}: {why}")
+    if not shutil.which(program):
+        pytest.skip(f"NOTHING of apple was checked: its stand-in needs the program {program}")
+    return found.sockets[program]
 
 
-def stand_in(folder: Path, socket: str, style: str = "1.0") -> str:
+def docker_socket() -> str:
+    return socket_of("docker")
+
+
+def stand_in(folder: Path, socket: str, style: str = "1.0", program: str = "docker") -> str:
     """A program `container` that speaks as that release does. Its engine is in the program, not in a variable."""
     path = folder / f"container-{style}"
-    words = [sys.executable, "-I", str(SCRIPT), str(shutil.which("docker")), f"unix://{socket}", style]
+    words = [sys.executable, "-I", str(SCRIPT), str(shutil.which(program)), f"unix://{socket}", style]
     path.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + ' "$@"\n')
     path.chmod(0o755)
     return str(path)
 
 
-def backend(folder: Path, *, style: str = "1.0", socket: str = "", **more: Any) -> Apple:
+def backend(folder: Path, *, style: str = "1.0", socket: str = "", program: str = "docker", **more: Any) -> Apple:
     images = {"execution": IMAGE, "node-execution": IMAGE}
-    program = stand_in(folder, socket or docker_socket(), style)
-    return Apple(folder / "state", images=images, platform="darwin", binary=program, **more)
+    binary = stand_in(folder, socket or socket_of(program), style, program)
+    return Apple(folder / "state", images=images, platform="darwin", binary=binary, **more)
 
 
 def engine(folder: Path, **more: Any) -> Engine:

@@ -78,6 +78,8 @@ def run(engine: list[str], words: list[str]) -> None:
     given = ["run", "--network", "none", "--memory", str(memory), "--memory-swap", str(memory), "--pull", "never"]
     given += ["--cpus", str(min(asked.cpus, os.cpu_count() or 1)), "--name", asked.name, "--user", asked.user]
     given += ["--workdir", asked.workdir, "--entrypoint", asked.entrypoint]
+    if "--remote" in engine:  # Podman's own defaults are more than a container of ours may have
+        given += ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=30000:30000"]
     for flag in ("interactive", "rm", "read_only", "init"):
         given += [f"--{flag.replace('_', '-')}"] if getattr(asked, flag) else []
     for flag, values in (("--label", asked.label), ("--cap-drop", asked.cap_drop)):

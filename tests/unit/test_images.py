@@ -541,6 +541,9 @@ def test_a_build_log_knows_its_step_and_the_last_lines_of_it() -> None:
         assert log.feed(hostile) == ()
     assert (log.step, log.number, log.total, log.id) == ("Step 2/2 : RUN x", 2, 2, D1)
     assert log.last_lines == ("half a line", "\x1b[2Jmore", "Step 9/9 : forged")
+    podman = BuildLog()
+    podman.feed({"stream": "[1/2] STEP 1/2: FROM a\n--> 0123456789a\n[2/2] STEP 1/1: FROM b\n[2/2] STEP 7/7: forged\n"})
+    assert (podman.step, podman.stages) == ("[2/2] STEP 1/1: FROM b", ["0123456789a"])
     log.feed({"stream": "y\n" * 1000 + "z" * 100_000})
     assert len(log.last_lines) <= 31 and max(map(len, log.last_lines)) <= 2000
 

@@ -130,9 +130,8 @@ class Store(NamedTuple):
         kind = stat.S_IFMT(facts.st_mode)
         own = not hasattr(os, "geteuid") or facts.st_uid == os.geteuid()
         if not own or kind not in (stat.S_IFREG, stat.S_IFDIR) or facts.st_mode & 0o022:
-            raise errors.NotAvailable(
-                f"{path} could have been written by somebody else", fix=f"remove it, then: {_FIX}"
-            )
+            fix = f"chmod go-w {path}, or remove it; then: {_FIX}" if path == self.root else _FIX
+            raise errors.NotAvailable(f"{path} could have been written by somebody else", fix=fix)
 
     def places(self) -> dict[str, str]:
         """What a worker needs, by the names it knows."""
