@@ -110,7 +110,9 @@ start_docker() {
 start_podman() {
     has podman || { echo "missing podman apt install podman" >>"$folder/found"; return; }
     mkdir -p "$folder/podman"
-    podman $podman system service --time=0 "unix://$folder/podman.sock" </dev/null >"$folder/podman.log" 2>&1 &
+    # From its own folder: its monitor leaves a file "oom" wherever it was started.
+    (cd "$folder/podman" && exec podman $podman system service --time=0 "unix://$folder/podman.sock") \
+        </dev/null >"$folder/podman.log" 2>&1 &
     echo "$!" >>"$folder/pids"
     if answers "$!" test -S "$folder/podman.sock" &&
         podman $podman import --change 'CMD ["bash"]' "$CACHE/base.tar" "docker.io/$IMAGE" >/dev/null 2>>"$folder/podman.log"
@@ -175,8 +177,10 @@ end_all() {
     fi
     awk -v under="$folder/" 'index($2, under) == 1 { print $2 }' /proc/self/mounts | sort -r |
         while read -r mount; do umount -l "$mount"; done
-    find /sys/fs/cgroup -depth -type d \( -path "*/$groups*" -o -path '*/libpod_parent*' \) \
-        -exec rmdir {} + 2>/dev/null
+    find /sys/fs/cgroup -depth -type d -path "*/$groups*" -exec rmdir {} + 2>/dev/null
+    # Podman's own is shared by all that run here: it goes with the last.
+    pidof podman conmon >/dev/null ||
+        find /sys/fs/cgroup -depth -type d -path '*/libpod_parent*' -exec rmdir {} + 2>/dev/null
     rm -rf "$folder"
 }
 

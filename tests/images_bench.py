@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import socket
@@ -10,10 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from belljar.images import Images
@@ -123,6 +125,36 @@ class Bench:
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
         return str(path), hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+_KIND = "application/vnd.docker.distribution.manifest.v2+json"
+_LAYER = f"sha256:{'1' * 64}"
+_ROOTFS = {"type": "layers", "diff_ids": [_LAYER]}
+_CONFIG = json.dumps({"architecture": "amd64", "os": "linux", "config": {}, "rootfs": _ROOTFS}).encode()
+
+
+def _manifest() -> bytes:
+    config: dict[str, Any] = {"digest": f"sha256:{hashlib.sha256(_CONFIG).hexdigest()}", "size": len(_CONFIG)}
+    layer = {"digest": _LAYER, "size": 10**6, "mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip"}
+    config["mediaType"] = "application/vnd.docker.container.image.v1+json"
+    return json.dumps({"schemaVersion": 2, "mediaType": _KIND, "config": config, "layers": [layer]}).encode()
+
+
+async def half_a_registry(stream: Any) -> None:
+    """Answers for the manifest as a registry does; of the layer it sends the first bytes, and then nothing."""
+    body = _manifest()
+    head = f"HTTP/1.1 200 OK\r\nDocker-Content-Digest: sha256:{hashlib.sha256(body).hexdigest()}\r\n"
+    with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+        async with stream:
+            while (data := await stream.receive()).startswith((b"GET ", b"HEAD ")):  # TLS is tried first: hung up on
+                path = data.split(b" ")[1].decode()
+                if _LAYER in path:
+                    await stream.send(f"{head}Content-Length: 1000000\r\n\r\n".encode() + b"x" * 1000)
+                    await anyio.sleep_forever()
+                content = b"" if path == "/v2/" else _CONFIG if "/blobs/" in path else body
+                sent = b"" if data.startswith(b"HEAD") else content
+                facts = f"Content-Type: {_KIND}\r\nContent-Length: {len(content)}\r\n\r\n"
+                await stream.send((head + facts).encode() + sent)
 
 
 def belljar(bench: Bench, *words: str, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:

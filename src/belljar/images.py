@@ -64,8 +64,10 @@ class Images:
         self.settings = settings
         self.rules = settings.images
         self.url = url or settings.docker_socket
-        self.store = Store(Path(settings.cache_dir or tempfile.gettempdir()) / "images",
-                           lock_file or Path(self.rules.lock_file))  # fmt: skip
+        self.store = Store(
+            Path(settings.cache_dir or f"{settings.home}/.cache/belljar") / "images",
+            lock_file or Path(self.rules.lock_file),
+        )
 
     def _parse(self, name: str) -> Reference:
         return images_rules.parse(name, self.rules.image_registry)
@@ -78,6 +80,7 @@ class Images:
         pin = self.store.lock().pin(reference)
         async with connected(self.url) as docker:
             present = await images_engine.inspect(docker, _local(reference), reference)
+            present = present.by(pin.digest) if present and pin else present
             step = images_rules.pull_step(reference, policy or self.rules.image_pull_policy, present, pin)
             if not step.pull:
                 assert present is not None
@@ -112,6 +115,7 @@ class Images:
         facts = await images_engine.inspect(docker, target, reference)
         if facts is None:
             raise errors.PullFailed(f"the engine pulled {target}, and does not have it", fix="try again")
+        facts = facts.by(digest)
         try:
             images_rules.check_pin(reference, pin, facts, self.rules if not moving else _unlocked(self.rules))
             await self._vouch(reference, facts, signed=bool(digest))
@@ -180,7 +184,9 @@ class Images:
         """Digest, signature and scan of an image that is here, each if policy asks for it (a configured cosign always
         is)."""
         reference, facts = self._parse(name), await self.present(name)
-        images_rules.check_pin(reference, self.store.lock().pin(reference), facts, self.rules)
+        pin = self.store.lock().pin(reference)
+        facts = facts.by(pin.digest) if pin else facts
+        images_rules.check_pin(reference, pin, facts, self.rules)
         if self.rules.cosign or self.rules.require_signature:
             await self._check_signature(reference, facts.digest)
         await self._vouch(reference, facts, signed=True)
@@ -357,13 +363,25 @@ class Images:
         }  # fmt: skip
         with tempfile.TemporaryFile(prefix="belljar-context-") as context:
             packed = await anyio.to_thread.run_sync(self._pack, str(context_dir), params["dockerfile"], context)
+            if not network:
+                images_rules.check_sources(packed.dockerfile)
             given = set((arguments or {}).values())
             for base in images_rules.bases(packed.dockerfile, arguments):
                 if base not in given or not images_rules.is_digest(base):
-                    await self.pull(base, listener=listener)
+                    await self._bring(base, listener)
             context.seek(0)
             report = await self._run_build(reference, params, context, listener)
         return report.model_copy(update={"left_out": packed.left_out})
+
+    async def _bring(self, base: str, listener: Listener) -> None:
+        """A base, under the very name that the Dockerfile has for it: the engine must not look for it elsewhere."""
+        done, plain = await self.pull(base, listener=listener), images_rules.parse(base)
+        if str(plain) == done.image.reference:
+            return
+        if plain.digest:
+            raise errors.InvalidRequest(f"Dockerfile: {base} has no registry", fix=f"write {done.image.reference}")
+        async with connected(self.url) as docker:
+            await docker.images.tag(done.image.id, plain.name, tag=plain.tag)
 
     def _pack(self, folder: str, file: str, context: Any) -> images_context.Packed:
         return images_context.pack(folder, file, context, limit=self.rules.build_context)

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 
 from belljar import errors
-from belljar.images_rules import ImageFacts, Reference, digest_of, is_digest
+from belljar.images_rules import ImageFacts, Reference, digests_of, is_digest
 from belljar.models import Model
 
 if TYPE_CHECKING:
@@ -117,15 +117,18 @@ async def inspect(docker: Docker, name: str, reference: Reference) -> ImageFacts
         raise
     if not is_digest(found["Id"]):
         raise errors.ExecutionFailed(f"the engine calls {name} {str(found['Id'])[:80]!r}, which is not an id")
-    return ImageFacts(
+    digests = digests_of(reference, found.get("RepoDigests") or ())
+    facts = ImageFacts(
         reference=str(reference),
         id=found["Id"],
-        digest=digest_of(reference, found.get("RepoDigests") or ()),
+        digest=digests[0] if digests else "",
+        digests=digests,
         size=int(found.get("Size") or 0),
         created=_moment(found.get("Created")),
         labels=_labels((found.get("Config") or {}).get("Labels")),
         tags=_tags(found.get("RepoTags")),
     )
+    return facts.by(reference.digest)
 
 
 async def listed(docker: Docker, **filters: list[str]) -> tuple[ImageFacts, ...]:

@@ -63,7 +63,8 @@ def parse(text: str, registry: str = "") -> Reference:
         good = bool(_HOST.fullmatch(host) and _PATH.fullmatch(path))
     else:
         good = bool(_PATH.fullmatch(name))
-        name = f"{registry.rstrip('/')}/{name}" if registry else name
+        if registry and good:
+            return parse(f"{registry.rstrip('/')}/{text}")
     good = good and len(name) <= _LONGEST
     good = good and (bool(_TAG.fullmatch(tag)) if colon >= 0 else True)
     good = good and (bool(_DIGEST.fullmatch(digest)) if at else True)
@@ -93,6 +94,7 @@ class ImageFacts(Model):
     reference: str
     id: str
     digest: str = Field("", description="of its manifest in the registry; empty: it was never in one")
+    digests: tuple[str, ...] = Field((), description="all that its repository knows it by: one image can have several")
     size: int = 0
     created: float = 0
     labels: Mapping[str, str] = Field(default_factory=dict)
@@ -103,16 +105,21 @@ class ImageFacts(Model):
         """What a lock pins: the registry's digest, or the image's own id where no registry knows it."""
         return self.digest or self.id
 
+    def by(self, digest: str) -> ImageFacts:
+        """The same, known by another of its digests."""
+        return self.model_copy(update={"digest": digest}) if digest in self.digests else self
 
-def digest_of(reference: Reference, repo_digests: Iterable[object]) -> str:
-    """The digest under which the reference's own repository knows an image, from the engine's `RepoDigests`."""
-    found = []
-    for entry in repo_digests:
-        name, _, digest = str(entry).partition("@")
-        # Podman and containerd write the hub's names in full, others do not.
-        if is_digest(digest) and (name == reference.name or name.endswith(f"/{reference.name}")):
-            found.append(digest)
-    return reference.digest if reference.digest in found else (sorted(found) or [""])[0]
+    def is_(self, wanted: str) -> bool:
+        return wanted in (self.id, self.digest, *self.digests)
+
+
+def digests_of(reference: Reference, repo_digests: Iterable[object]) -> tuple[str, ...]:
+    """The digests under which the reference's own repository knows an image, from the engine's `RepoDigests`."""
+    pairs = [str(entry).partition("@")[::2] for entry in repo_digests]
+    good = [(name, digest) for name, digest in pairs if is_digest(digest)]
+    exact = {digest for name, digest in good if name == reference.name}
+    # Podman and containerd write the hub's names in full, others do not.
+    return tuple(sorted(exact or {digest for name, digest in good if name.endswith(f"/{reference.name}")}))
 
 
 # --- the lock ----------------------------------------------------------------------------------
@@ -175,7 +182,7 @@ def pull_step(reference: Reference, policy: PullPolicy, present: ImageFacts | No
     """Present means present with the pinned digest; and what is pinned is pulled by digest, so that no tag can move
     between the check and the pull."""
     wanted = reference.digest or (pin.digest if pin else "")
-    here = present is not None and (not wanted or wanted in (present.digest, present.id))
+    here = present is not None and (not wanted or present.is_(wanted))
     if pin is not None and pin.of == "engine":
         if here:
             return Step("", "built here and pinned by its id")
@@ -213,7 +220,7 @@ def check_pin(reference: Reference, pin: Pin | None, facts: ImageFacts, settings
     wanted = reference.digest or (pin.digest if pin else "")
     if pin is not None and reference.digest and reference.tag and reference.digest != pin.digest:
         raise _differs(reference, pin.digest, reference.digest)
-    if wanted and wanted not in (facts.digest, facts.id):
+    if wanted and not facts.is_(wanted):
         raise _differs(reference, wanted, facts.pin)
     if settings.require_lock and pin is None:
         raise errors.ImageRefused(
@@ -350,37 +357,63 @@ def _keep(image: ImageFacts, used: Collection[str], built: Collection[str], pins
 
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_REMOTE = re.compile(r"\w+://|\bgit@|\$", re.IGNORECASE)
+
+
+def instructions(dockerfile: str) -> list[tuple[str, str]]:
+    """Word and rest of each instruction, as engines read them: without comments and empty lines, which do not end a
+    continued one."""
+    text = dockerfile.lstrip("\ufeff")
+    if re.match(r"(?:[ \t]*#[^\n]*\n)*?[ \t]*#[ \t]*escape[ \t]*=[ \t]*`", text, re.IGNORECASE):
+        raise errors.InvalidRequest("Dockerfile: another escape character is not supported", fix="use the backslash")
+    kept = [line for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]
+    found = []
+    for line in _CONTINUED.sub(" ", "\n".join(kept) + "\n").split("\n"):
+        word, rest = (*line.split(None, 1), "", "")[:2]
+        if word.upper() == "ONBUILD":
+            word, rest = (*rest.split(None, 1), "", "")[:2]
+        if word:
+            found.append((word.upper(), rest))
+    return found
 
 
 def bases(dockerfile: str, arguments: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The images that a Dockerfile starts from or copies from, to be checked before the engine fetches them itself.
 
-    What cannot be told from the text is refused: a variable without a default, another escape character.
+    What cannot be told from the text is refused: a variable without a default, another platform than the engine's.
     """
-    if re.match(r"(?:[ \t]*#[^\n]*\n)*?[ \t]*#[ \t]*escape[ \t]*=[ \t]*`", dockerfile, re.IGNORECASE):
-        raise errors.InvalidRequest("Dockerfile: another escape character is not supported", fix="use the backslash")
-    text = re.sub(r"^[ \t]*#.*\n?", "", dockerfile, flags=re.MULTILINE)
     values: dict[str, str] = {}
     stages: set[str] = {"scratch"}
     found: list[str] = []
     started = False
-    for line in _CONTINUED.sub(" ", text).splitlines():
-        word, _, rest = line.strip().partition(" ")
+    for word, rest in instructions(dockerfile):
         words = rest.split()
-        match word.upper():
-            case "ARG" if not started and rest:
-                name, _, value = rest.strip().partition("=")
-                values[name] = (arguments or {}).get(name, value.strip("\"'"))
-            case "FROM":
-                started = True
-                image, *others = [part for part in words if not part.startswith("--")] or [""]
-                _note(found, stages, image, values)
-                stages |= {others[1].lower()} if len(others) == 2 else set()
-            case "COPY" | "ADD" | "ONBUILD":
-                for part in words:
-                    if part.startswith("--from=") and not part[7:].isdecimal():
-                        _note(found, stages, part[7:], values)
+        if word == "ARG" and not started and rest:
+            name, _, value = rest.strip().partition("=")
+            values[name] = (arguments or {}).get(name, value.strip("\"'"))
+        elif word == "FROM":
+            started = True
+            if any(part.startswith("--") for part in words):
+                raise errors.InvalidRequest("Dockerfile: FROM takes no options here", fix="leave out --platform")
+            image, *others = words or [""]
+            _note(found, stages, image, values)
+            stages |= {others[1].lower()} if len(others) == 2 else set()
+        elif word in ("COPY", "ADD"):
+            for part in words:
+                if part.startswith("--from=") and not part[7:].isdecimal():
+                    _note(found, stages, part[7:], values)
     return tuple(dict.fromkeys(found))
+
+
+def check_sources(dockerfile: str) -> None:
+    """The engine fetches what ADD names with its own network, whatever network the steps have."""
+    for word, rest in instructions(dockerfile):
+        if word == "ADD" and _REMOTE.search(rest):
+            raise errors.PolicyDenied(
+                f"Dockerfile: ADD {rest[:80]} may fetch something, and the build has no network",
+                fix="allow the network, or use COPY",
+                context={"field": "network"},
+            )
 
 
 def _note(found: list[str], stages: set[str], image: str, values: Mapping[str, str]) -> None:

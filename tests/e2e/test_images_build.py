@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from belljar import __version__, errors
 from belljar.images import LANGUAGES
 from belljar.images_engine import Progress
 from belljar.images_rules import parse
+from conftest import eventually
 from engines import IMAGE, engines
 from images_bench import Bench, belljar, docker_socket
 
@@ -74,8 +74,8 @@ async def test_our_image_runs_its_language_as_nobody_with_a_read_only_root(langu
     assert inside(_PROGRAMS[language]) == "42"
     assert inside("id -u; id -g; pwd") == "65532\n65532\n/workspace"
     assert inside("find / -xdev -perm /6000 2>/dev/null || true") == ""
-    managers = "apt apt-get dpkg dpkg-deb apk pip pip3 npm npx yarn corepack rustup"
-    assert inside(f"for name in {managers}; do command -v $name; done; true") == ""
+    removed = "apt apt-get dpkg dpkg-deb apk pip pip3 npm npx yarn corepack rustup"
+    assert inside(f"for name in {removed}; do command -v $name; done; true") == ""
     # Scanners still learn what is installed; and nothing that was removed hides in a layer below.
     assert "Package: bash" in inside("cat /var/lib/dpkg/status")
     facts = json.loads(bench.docker("inspect", report.tag))[0]
@@ -121,7 +121,7 @@ async def test_a_step_that_fails_is_told_with_its_last_lines_and_leaves_no_image
     assert "fine" not in report.last_lines
     assert "returned a non-zero code: 7" in report.problem
     assert not bench.has("broken:1")
-    assert set(bench.docker("ps", "-aq").split()) == before
+    assert set(bench.docker("ps", "-aq").split()) <= before
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,10 @@ async def test_a_build_that_asks_for_too_much_is_refused(options: dict[str, Any]
 
 
 async def test_a_build_that_never_ends_is_ended_and_its_container_with_it(bench: Bench) -> None:
-    project = bench.project(f"FROM {IMAGE}\nRUN sleep 300\n")
+    project = bench.project(f"FROM {IMAGE}\nRUN exec sleep 31415\n")
     with pytest.raises(errors.BackendTimeout, match="no end after 3 s"):
         await bench.images(build_timeout=3).build(project, "slow:1")
-    deadline = time.monotonic() + 30
-    while bench.docker("ps", "-q") and time.monotonic() < deadline:
-        pass  # each look takes a while
-    assert bench.docker("ps", "-q") == ""
+    assert eventually(lambda: "sleep 31415" not in bench.docker("ps", "--no-trunc"), 60)
 
 
 # --- garbage -----------------------------------------------------------------------------------

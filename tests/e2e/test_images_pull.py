@@ -6,25 +6,25 @@ exit as the real ones do. What is proved is that they are asked, with what words
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pty
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import SocketAttribute
 
 from belljar import errors
 from belljar.images import Images, Pulled
 from belljar.images_engine import Progress
 from engines import IMAGE
-from images_bench import Bench, Registry, belljar, docker_socket, free_port, serving
+from images_bench import Bench, Registry, belljar, docker_socket, free_port, half_a_registry, serving
 
 pytestmark = pytest.mark.engine
 
@@ -107,7 +107,7 @@ async def test_a_damaged_layer_is_a_failed_pull_and_nothing_is_left_of_it(
     with pytest.raises(errors.PullFailed) as caught:
         await bench.images().pull(name)
     assert (caught.value.kind, caught.value.exit_code) == ("start_failed", 125)
-    assert set(bench.docker("images", "-aq", "--no-trunc").split()) == before
+    assert set(bench.docker("images", "-aq", "--no-trunc").split()) <= before
     layer.write_bytes(whole)
     assert (await bench.images().pull(name)).image.digest == digest
 
@@ -117,58 +117,34 @@ async def test_a_registry_that_never_answers_ends_in_a_timeout_and_the_engine_go
         began = time.monotonic()
         with pytest.raises(errors.BackendTimeout, match="no end after 1 s"):
             await bench.images(stall_timeout=1).pull(f"127.0.0.1:{mute.getsockname()[1]}/app:1")
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 30
     await bench.publish(name, b"x")
     assert (await bench.images().pull(name)).pulled
 
 
 async def test_a_registry_that_falls_silent_in_the_middle_of_a_layer_ends_in_a_timeout(bench: Bench) -> None:
-    """It answers for the manifest, as a registry does, and of the layer it sends the first bytes only."""
-    layer = f"sha256:{'1' * 64}"
-    config = json.dumps(
-        {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": [layer]}}
-    ).encode()
-    row = {"mediaType": "application/vnd.docker.container.image.v1+json", "size": len(config)}
-    body = json.dumps(
-        {
-            "schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
-            "config": {**row, "digest": f"sha256:{hashlib.sha256(config).hexdigest()}"},
-            "layers": [
-                {"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip", "size": 10**6, "digest": layer},
-            ],
-        }
-    ).encode()  # fmt: skip
-    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
-    kind = "application/vnd.docker.distribution.manifest.v2+json"
-
-    async def answer(stream: Any) -> None:
-        async with stream:
-            while data := await stream.receive():
-                if not data.startswith((b"GET ", b"HEAD ")):  # TLS is tried first
-                    return
-                path = data.split(b" ")[1].decode()
-                head = f"HTTP/1.1 200 OK\r\nDocker-Content-Digest: {digest}\r\nContent-Type: {kind}\r\nContent-Length: "
-                if layer in path:
-                    await stream.send(f"{head}1000000\r\n\r\n".encode() + b"x" * 1000)
-                    await anyio.sleep_forever()
-                content = b"" if path == "/v2/" else config if "/blobs/" in path else body
-                sent = b"" if data.startswith(b"HEAD") else content
-                await stream.send(f"{head}{len(content)}\r\n\r\n".encode() + sent)
-
-    async def serve(stream: Any) -> None:
-        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
-            await answer(stream)
-
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
     seen: list[Progress] = []
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, serve)
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, half_a_registry)
+        name = f"127.0.0.1:{listener.extra(SocketAttribute.local_port)}/app:1"
         with pytest.raises(errors.BackendTimeout, match="without any progress"):
-            await bench.images(stall_timeout=2).pull(f"127.0.0.1:{port}/app:1", listener=seen.append)
+            await bench.images(stall_timeout=5).pull(name, listener=seen.append)
         tasks.cancel_scope.cancel()
     assert any(progress.layer for progress in seen), seen
-    assert not bench.has(f"127.0.0.1:{port}/app")
+    assert not bench.has(name)
+
+
+async def test_a_short_base_comes_from_the_administrators_registry_and_from_nowhere_else(
+    bench: Bench, registry: Registry, name: str
+) -> None:
+    await bench.publish(name, b"the base")
+    short = name.partition("/")[2]
+    images = bench.images(image_registry=registry.name("").rstrip("/"))
+    report = await images.build(bench.project(f"FROM {short}\nCOPY more /\n", more=b"x"), "mine/short:1")
+    assert report.ok, report
+    base = json.loads(bench.docker("inspect", name))[0]["RootFS"]["Layers"]
+    assert json.loads(bench.docker("inspect", "mine/short:1"))[0]["RootFS"]["Layers"][:-1] == base
+    bench.docker("rmi", "-f", report.id, short)
 
 
 async def test_prepulling_goes_on_past_one_that_fails(bench: Bench, registry: Registry, name: str) -> None:

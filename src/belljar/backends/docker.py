@@ -12,8 +12,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from belljar import errors, languages
@@ -71,12 +73,23 @@ class Containers:
         self._first_uid = settings.user_uid
         self._facts: Facts | None = None
         self._runtimes: dict[str, Guarantees] = {}
+        self._offer: Capabilities | None = None
+        self._proved = 0.0
+        self._locks: WeakKeyDictionary[Any, anyio.Lock] = WeakKeyDictionary()  # one for each event loop
         self.broom = Broom(address)
 
     # --- what it can do here ---
 
     async def probe(self) -> Capabilities:
-        """Runs a real guest and looks at what really holds around it."""
+        """Runs a real guest and looks at what really holds around it; who asks meanwhile gets the same answer."""
+        asked = time.monotonic()
+        async with self._locks.setdefault(anyio.lowlevel.current_token().native_token, anyio.Lock()):
+            if self._offer is None or self._proved < asked:
+                self._offer = await self._probe_in_time()
+                self._proved = time.monotonic()
+            return self._offer
+
+    async def _probe_in_time(self) -> Capabilities:
         try:
             with anyio.fail_after(60):
                 async with connected(self._address) as client:
