@@ -25,7 +25,8 @@ PROMISES = {
     r"Backend (wasm|native).*walls .*Four runs, four sandboxes.*",
     "hello.py": r"success 0\nhello from Python 3[.\d]+\nran on (wasm|native) with network: none\n",
     "streaming.py": r"tick 0\ntick 1\ntick 2\ntick 3\n(tick \d+\n)*the run was aborted\n",
-    "files_in_and_out.py": r'sales\.csv: (Permission denied|Read-only file system)\nreport\.json: \{"months": 3, "total": 358\}\n',
+    "files_in_and_out.py": r"sales\.csv: (Permission denied|Read-only file system)\n"
+    r'report\.json: \{"months": 3, "total": 358\}\n',
     "session.py": r"area: 12\.566\d*\nas JSON: \[.*'area': 12\.57\}\]\nerror RUNTIME_ERROR\n"
     r"timeout - and the session lives on: 2\n",
     "agent_loop.py": r"How many.*attempt 1: MISSING_PACKAGE: .*suggestion: \S.*attempt 2: RUNTIME_ERROR: .*"

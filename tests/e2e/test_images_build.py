@@ -45,10 +45,12 @@ def base_for(language: str, bench: Bench) -> str:
     if not archive.exists():
         if shutil.which("mmdebstrap") is None:
             pytest.skip(f"the {language} image was NOT built: apt install mmdebstrap, to make its base")
+        archive.parent.mkdir(parents=True, exist_ok=True)
         draft = archive.with_suffix(".draft.tar")
         words = ["--quiet", "--variant=essential", f"--include={_INSIDE}", "bookworm", str(draft)]
         done = subprocess.run(["mmdebstrap", *words], capture_output=True, text=True, timeout=900, check=False)
         if done.returncode != 0:
+            draft.unlink(missing_ok=True)
             pytest.skip(f"the {language} image was NOT built, its base cannot be made: {done.stderr[-300:]}")
         draft.rename(archive)
     bench.docker("import", str(archive), TOOLCHAINS)

@@ -289,7 +289,7 @@ def test_files_that_are_accepted_have_plain_names_that_do_not_clash(files: dict[
 
 
 @patient
-@given(st.text(min_size=1, max_size=8))
+@given(st.text(min_size=1, max_size=8).filter(lambda text: ": " not in text * 2))
 def test_a_long_input_is_shortened_in_the_refusal(text: str) -> None:
     for model, fields in (
         (Limits, {"memory": text * 1000 + "!"}),

@@ -101,7 +101,10 @@ async def connected(address: Address) -> AsyncIterator[Docker]:
     except RuntimeError:
         raise errors.NotAvailable("container engines are spoken to with asyncio", fix="run under asyncio") from None
     with translated(f"{address.flavour.name}'s address", errors.NotAvailable, address.flavour.start):
-        client = aiodocker.Docker(url=address.url or None, api_version=address.version)
+        try:
+            client = aiodocker.Docker(url=address.url or None, api_version=address.version)
+        except AssertionError:  # its way to say that it looked everywhere
+            raise errors.NotAvailable(f"no engine listens at {address}", fix=address.flavour.start) from None
     try:
         yield client
     finally:
