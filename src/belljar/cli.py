@@ -53,6 +53,8 @@ Fixed = Annotated[bool, typer.Option("--deterministic", help="Fix clock and rand
 Seed = Annotated[int | None, typer.Option("--seed", help="Of a deterministic run's randomness.")]
 Profile = Annotated[str | None, typer.Option("--profile", help="Packages to find imported, such as numeric.")]
 Retry = Annotated[bool, typer.Option("--retry-stronger", help="If auto's choice lacks something, run it on another.")]
+Image = Annotated[str | None, typer.Option("--image", help="Of a container; by default the language's.")]
+Runtime = Annotated[str | None, typer.Option("--runtime", help="Of containers: runc, runsc (gVisor), …")]
 Packages = Annotated[Path | None, typer.Option("--packages", metavar="VENV", help="A Python environment, read-only.")]
 
 
@@ -124,8 +126,8 @@ def run(
     backend: Backend = "auto", isolation: Isolation = None, timeout: Timeout = None, memory: Memory = None,
     cpus: Cpus = None, pids: Pids = None, disk: Disk = None, stdin: Stdin = None, in_files: InFiles = None,
     env: Env = None, collect: Collect = None, out: Out = None, net: Net = None, packages: Packages = None,
-    fuel: Fuel = None, deterministic: Fixed = False, seed: Seed = None, profile: Profile = None,
-    retry_stronger: Retry = False, as_json: Json = False,
+    image: Image = None, runtime: Runtime = None, fuel: Fuel = None, deterministic: Fixed = False, seed: Seed = None,
+    profile: Profile = None, retry_stronger: Retry = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Run a snippet or a file in a sandbox of its own."""
     if (code is None) == (file is None):
@@ -139,7 +141,8 @@ def run(
     asked = make_request(
         code, language=language or "python", backend=backend, isolation=isolation, timeout=timeout, memory=memory,
         cpus=cpus, pids=pids, disk=disk, stdin=_stdin(stdin), files=_files(in_files), env=_env(env),
-        collect=tuple(collect or ()), net=net or (), packages=_absolute(packages), fuel=fuel, profile=profile,
+        collect=tuple(collect or ()), net=net or (), packages=_absolute(packages), image=image, runtime=runtime,
+        fuel=fuel, profile=profile,
         deterministic={"seed": seed} if seed is not None else deterministic,
         retry="stronger" if retry_stronger else "never",
     )  # fmt: skip
@@ -154,7 +157,7 @@ def exec_(
     backend: Backend = "auto", isolation: Isolation = None, timeout: Timeout = None, memory: Memory = None,
     cpus: Cpus = None, pids: Pids = None, disk: Disk = None, stdin: Stdin = None, in_files: InFiles = None,
     env: Env = None, collect: Collect = None, out: Out = None, net: Net = None, packages: Packages = None,
-    as_json: Json = False,
+    image: Image = None, runtime: Runtime = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Run a command in a sandbox, with a folder of the host at /workspace if you grant one."""
     if rw and workspace is None:
@@ -162,7 +165,8 @@ def exec_(
     asked = make_request(
         command=command, workspace=_absolute(workspace), write=rw, backend=backend, isolation=isolation,
         timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=_stdin(stdin), files=_files(in_files),
-        env=_env(env), collect=tuple(collect or ()), net=net or (), packages=_absolute(packages),
+        env=_env(env), collect=tuple(collect or ()), net=net or (), packages=_absolute(packages), image=image,
+        runtime=runtime,
     )  # fmt: skip
     _execute(default_engine(), asked, out, as_json)
 

@@ -31,11 +31,14 @@ from belljar.settings import Container, Settings
 if TYPE_CHECKING:
     from aiodocker import Docker
 
+    from belljar.images import Images
+
 IMAGES = {"execution": "python:3.12-slim", "node-execution": "node:20-slim"}  # the mission's container types
 _TYPES = {"python": "execution", "bash": "execution", "javascript": "node-execution"}
 _MINIMUM_API = (1, 41)  # Docker 20.10, Podman 4
 _SHARED_KERNEL = re.compile(r"runc|crun|youki|io\.containerd\..*")  # not worth a second proof
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
+_VOUCHED = 60.0  # seconds that an image's lock, signature and scan need not be looked at again
 _ABANDONED = 3600  # seconds after which a container of an earlier boot is nobody's
 _LOOK = (
     "uname -rv; echo uid $(id -u); cat /proc/self/status; ls /sys/class/net /proc/scsi 2>&1; cat /proc/net/dev; "
@@ -68,7 +71,9 @@ class Containers:
     def __init__(self, address: Address, settings: Settings) -> None:
         self.name = address.flavour.name
         self._address = address
+        self._settings = settings
         self._options: Container = settings.container
+        self._vouched: dict[str, tuple[float, str]] = {}  # image -> until when it counts, and its id
         self._languages = {language.name: language for language in languages.load(settings.language_file)}
         self._first_uid = settings.user_uid
         self._facts: Facts | None = None
@@ -95,7 +100,9 @@ class Containers:
                 async with connected(self._address) as client:
                     return await self._probe(client)
         except errors.BelljarError as error:
-            return Capabilities(backend=self.name, available=False, why_not=error.message, fix=error.fix)
+            absent = error.context.get("absent") and self._settings.images.image_pull_policy != "never"
+            setup = f"its image, {error.context['absent']}, must be pulled" if absent else ""
+            return Capabilities(backend=self.name, available=False, why_not=error.message, fix=error.fix, setup=setup)
         except (OSError, TimeoutError) as error:
             fix = self._address.flavour.start
             return Capabilities(backend=self.name, available=False, why_not=str(error) or "no answer in time", fix=fix)
@@ -153,7 +160,8 @@ class Containers:
         except errors.BelljarError as error:
             if error.context.get("status") != 404:
                 raise
-            raise errors.NotAvailable(f"the image {image} is not here", fix=f"{self.name} pull {image}") from None
+            fix = f"belljar images pull {image}" + (" --engine podman" if self.name == "podman" else "")
+            raise errors.NotAvailable(f"the image {image} is not here", fix=fix, context={"absent": image}) from None
 
     async def _prove(self, facts: Facts, runtime: str) -> Guarantees:
         """A guest that prints what the kernel says of it. What is not seen here is not claimed."""
@@ -214,6 +222,29 @@ class Containers:
         given, kind = self._options.images, _TYPES.get(language.name, "")
         return language.image or given.get(language.name) or given.get(kind) or IMAGES.get(kind, "")
 
+    async def setup(self, told: Callable[[str], object]) -> None:
+        """Pulls the image of snippets, by the rules for images."""
+        image = self.image_for(None)
+        told(f"pulling {image}")
+        await self._images().pull(image)
+
+    def _images(self) -> Images:
+        from belljar.images import Images
+
+        return Images(self._settings, url=self._address.url)
+
+    async def _trusted(self, image: str) -> str:
+        """What to run: where the rules ask for more than a name, the id of what they let through, for a minute."""
+        rules = self._settings.images
+        asked = rules.require_lock or rules.require_signature or rules.require_scan
+        if not asked and rules.image_pull_policy != "always":
+            return image
+        until, known = self._vouched.get(image, (0.0, ""))
+        if time.monotonic() > until:
+            known = (await self._images().pull(image)).image.id
+            self._vouched[image] = (time.monotonic() + _VOUCHED, known)
+        return known
+
     # --- sandboxes ---
 
     @asynccontextmanager
@@ -231,7 +262,7 @@ class Containers:
             own_kernel = not _SHARED_KERNEL.fullmatch(runtime or facts.default)
             old = facts.cgroup == "cgroup v1" and address.local
             host = Host(
-                client, address.flavour, self.image_for, runtime, self._owner(), self.broom, own_kernel,
+                client, address.flavour, self.image_for, self._trusted, runtime, self._owner(), self.broom, own_kernel,
                 small_buffers=old and not own_kernel, count_deaths=old and (address.flavour.silent or own_kernel),
                 copies=copies,
             )  # fmt: skip

@@ -8,7 +8,7 @@ command, because its container does not.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +38,7 @@ class Host(NamedTuple):
     client: Docker
     flavour: Flavour
     image_for: Callable[[str | None], str]  # of a language
+    trusted: Callable[[str], Awaitable[str]]  # an image's name -> what to run, by the rules for images
     runtime: str | None
     owner: str
     broom: Broom
@@ -69,12 +70,13 @@ class DockerBox:
         places += [WORKSPACE] if self.copies or not self.plan.workspace else []
         self._volumes = {f"{self.id}-{place[1:]}": place for place in places}
         name = f"{self.id}-holder"
+        image = await self._host.trusted(self._image(None))
         try:
             async with AsyncExitStack() as stack:
                 with anyio.CancelScope(shield=True):
                     await self._make_volumes()
                     async with asking("the sandbox's folders could not be made", errors.StartFailed):
-                        body = docker_spec.container(self._holder_facts())
+                        body = docker_spec.container(self._holder_facts(image))
                         holder = await self._host.client.containers.create(body, name=name)
                 attached = holder.attach(stdin=True, stdout=True, stderr=True)
                 await stack.enter_async_context(Wire.to(attached, "the holder's streams"))
@@ -94,11 +96,11 @@ class DockerBox:
             async with asking("the sandbox's folders could not be made", errors.StartFailed):
                 await self._host.client.volumes.create(body)  # type: ignore[no-untyped-call]
 
-    def _holder_facts(self) -> docker_spec.Guest:
+    def _holder_facts(self, image: str) -> docker_spec.Guest:
         room = 3 * self.plan.limits.disk + 64 * MIB  # what is written through it counts as its own
         limits = self.plan.limits.model_copy(update={"memory": room, "pids": 64})
         return docker_spec.Guest(
-            self._host.flavour, self._image(None), ("/bin/sh", "-c", docker_spec.HOLD), docker_spec.KEEPER, limits,
+            self._host.flavour, image, ("/bin/sh", "-c", docker_spec.HOLD), docker_spec.KEEPER, limits,
             self._host.owner, self.id, runtime=self._host.runtime, volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, own_kernel=self._host.own_kernel,
         )  # fmt: skip
@@ -176,7 +178,7 @@ class DockerBox:
         job = Job(
             self.id,
             name,
-            self._body(command, limits, bool(given)),
+            self._body(command, limits, bool(given), await self._host.trusted(self._image(command.language))),
             command.stdin,
             limits,
             deliver,
@@ -186,15 +188,15 @@ class DockerBox:
             return await DockerRun(self._host.client, job, emit, control).go()
         except errors.ImageNotFound as error:
             image = self._image(command.language)
-            raise errors.ImageNotFound(error.message, fix=f"{self._host.flavour.name} pull {image}") from None
+            raise errors.ImageNotFound(error.message, fix=f"belljar images pull {image}") from None
         finally:
             self._host.broom.take(Litter([name]))
 
-    def _body(self, command: Command, limits: Limits, given: bool) -> dict[str, Any]:
+    def _body(self, command: Command, limits: Limits, given: bool, image: str) -> dict[str, Any]:
         argv = ("/bin/sh", "-c", docker_spec.WAIT, "belljar", command.cwd, *command.argv)
         locked = (WORKSPACE,) if self.copies and self.plan.workspace and not self.plan.workspace.write else ()
         guest = docker_spec.Guest(
-            self._host.flavour, self._image(command.language), argv, self.uid, limits, self._host.owner, self.id,
+            self._host.flavour, image, argv, self.uid, limits, self._host.owner, self.id,
             runtime=self._host.runtime, env=self._env(command), volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
             locked=locked, own_kernel=self._host.own_kernel, small_buffers=self._host.small_buffers,
