@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engines import IMAGE, engines
 
 from belljar import errors
 from belljar.images import Images
 from belljar.sandbox import request
+from engines import IMAGE, engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 ABSENT = "127.0.0.1:1/absent:1"  # where nobody listens
