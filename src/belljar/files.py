@@ -84,7 +84,7 @@ def collect(root: int, patterns: Sequence[str], *, most: int = MAX_ENTRIES, limi
         if stat.S_ISDIR(node.stat.st_mode) or not matches(node.path, patterns):
             continue
         if not stat.S_ISREG(node.stat.st_mode):
-            left_out.append(f"{node.path}: {_kind(node.stat.st_mode)}, only regular files leave a sandbox")
+            left_out.append(f"{node.path}: {kind(node.stat.st_mode)}, only regular files leave a sandbox")
         elif node.stat.st_size > budget:
             left_out.append(f"{node.path}: {format_size(node.stat.st_size)} is over what may be collected")
         elif (content := _read(node, budget)) is None:
@@ -96,7 +96,7 @@ def collect(root: int, patterns: Sequence[str], *, most: int = MAX_ENTRIES, limi
 
 
 def entries(root: int, *, most: int = MAX_ENTRIES) -> tuple[Entry, ...]:
-    found = (Entry(node.path, _kind(node.stat.st_mode), node.stat.st_size) for node in _walk(root, [], most))
+    found = (Entry(node.path, kind(node.stat.st_mode), node.stat.st_size) for node in _walk(root, [], most))
     return tuple(sorted(found))
 
 
@@ -120,9 +120,14 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
 
 
 def copy_back(root: int, before: Sequence[File], path: str, limit: int) -> Collected:
-    """What a guest changed in its copy of a host folder, written by us, file by file, following no link."""
-    was = {file.path: file for file in before}
+    """What a guest changed in its copy of a host folder, which lies below an open one."""
     after = collect(root, ["**"], most=MANY, limit=limit)
+    return Collected(after.files, bring_back(after, before, path))
+
+
+def bring_back(after: Collected, before: Sequence[File], path: str) -> tuple[str, ...]:
+    """Changes to a copy of a host folder, written there by us, file by file, following no link; what was left out."""
+    was = {file.path: file for file in before}
     left_out = list(after.left_out)
     there = {file.path for file in after.files} | {left.partition(": ")[0] for left in left_out}
     with opened(path) as target:
@@ -130,7 +135,7 @@ def copy_back(root: int, before: Sequence[File], path: str, limit: int) -> Colle
         for file in after.files:
             if was.get(file.path) != file:
                 left_out += _copy_one(target, file)
-    return Collected(after.files, tuple(left_out))
+    return tuple(left_out)
 
 
 def _copy_one(target: int, file: File) -> list[str]:
@@ -358,6 +363,6 @@ def _read(node: _Node, limit: int) -> bytes | None:
         os.close(fd)
 
 
-def _kind(mode: int) -> str:
+def kind(mode: int) -> str:
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "pipe"}
     return kinds.get(stat.S_IFMT(mode), "device or socket")

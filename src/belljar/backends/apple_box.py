@@ -210,7 +210,7 @@ class AppleBox:
     async def _copy_back(self, path: str) -> tuple[str, ...]:
         after = await self._get(["**"], apple_words.disk(self.plan.limits))
         before, self._copied = self._copied, after.files
-        return await anyio.to_thread.run_sync(docker_files.bring_back, after, before, path)
+        return await anyio.to_thread.run_sync(files.bring_back, after, before, path)
 
 
 def _fit(said: Said, what: str) -> None:

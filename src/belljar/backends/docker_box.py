@@ -143,7 +143,7 @@ class DockerBox:
         after = await self.get(["**"], limit=self.plan.limits.disk)
         path, before = self.plan.workspace.path, self._copied
         self._copied = after.files
-        return await anyio.to_thread.run_sync(docker_files.bring_back, after, before, path)
+        return await anyio.to_thread.run_sync(files.bring_back, after, before, path)
 
     async def _inside(
         self, script: str, stdin: bytes = b"", words: Sequence[str] = (), *, limit: int = 0, what: str = "the files",

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from belljar import errors, files
+from belljar import files
 from belljar.backends.docker_spec import KEEPER
 from belljar.models import MIB, Collected, Entry, File, format_size, guest_path
 
@@ -104,7 +104,7 @@ def listed(said: bytes) -> tuple[list[Found], list[str]]:
 
 
 def entries(said: bytes) -> tuple[Entry, ...]:
-    return tuple(Entry(item.path, kind(item.mode), item.size) for item in listed(said)[0])
+    return tuple(Entry(item.path, files.kind(item.mode), item.size) for item in listed(said)[0])
 
 
 def wanted(said: bytes, patterns: Sequence[str], limit: int = files.MAX_COLLECTED) -> tuple[list[Found], list[str]]:
@@ -115,7 +115,7 @@ def wanted(said: bytes, patterns: Sequence[str], limit: int = files.MAX_COLLECTE
         if stat.S_ISDIR(item.mode) or not files.matches(item.path, patterns):
             continue
         if not stat.S_ISREG(item.mode):
-            left_out.append(f"{item.path}: {kind(item.mode)}, only regular files leave a sandbox")
+            left_out.append(f"{item.path}: {files.kind(item.mode)}, only regular files leave a sandbox")
         elif item.size > limit:
             left_out.append(f"{item.path}: {format_size(item.size)} is over what may be collected")
         else:
@@ -164,27 +164,3 @@ def _members(said: bytes) -> Iterator[tuple[str, bytes]]:
         elif kind_ in (b"0", b"\0") and len(content) == size:
             seen[path] = content
             yield path, content
-
-
-def bring_back(after: Collected, before: Sequence[File], path: str) -> tuple[str, ...]:
-    """What a guest changed in its copy of a host folder, written by us, file by file, following no link."""
-    was = {file.path: file for file in before}
-    left_out = list(after.left_out)
-    there = {file.path for file in after.files} | {left.partition(": ")[0] for left in left_out}
-    with files.opened(path) as target:
-        files.discard(target, sorted(was.keys() - there, reverse=True))
-        for file in after.files:
-            if was.get(file.path) == file:
-                continue
-            try:
-                if folder := file.path.rpartition("/")[0]:
-                    files.clear(target, [folder], folders=True)
-                files.write(target, [file])
-            except (OSError, errors.BelljarError) as error:
-                left_out.append(f"{file.path}: {error}")
-    return tuple(left_out)
-
-
-def kind(mode: int) -> str:
-    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "pipe"}
-    return kinds.get(stat.S_IFMT(mode), "device or socket")
