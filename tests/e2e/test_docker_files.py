@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from belljar import files
 from belljar.backends import docker_files
 from belljar.backends.docker_files import Found
 from belljar.backends.docker_spec import KEEPER
@@ -83,7 +84,7 @@ def test_a_list_names_no_path_that_climbs_and_nothing_of_the_keepers() -> None:
     )
     found, left_out = docker_files.listed(said.encode())
     assert [item.path for item in found] == ["full", "full/mine.txt", "mine.txt", "pipe", "tool"]
-    assert [docker_files.kind(item.mode) for item in found] == ["folder", "file", "file", "pipe", "file"]
+    assert [files.kind(item.mode) for item in found] == ["folder", "file", "file", "pipe", "file"]
     assert len(left_out) == 2
 
 
