@@ -177,6 +177,19 @@ def test_a_session_reads_from_a_pipe_as_json() -> None:
     assert turns[3]["error"]["error_type"] == "RUNTIME_ERROR"
 
 
+def test_a_session_can_be_marked_forked_rolled_back_and_saved_at_the_prompt(tmp_path: Path) -> None:
+    saved = tmp_path / "session.belljar"
+    typed = ["x = [1]", ":checkpoint start", ":fork", "x.append(2)", "x", ":quit", "x", "x = 0", ":rollback", "x"]
+    typed += [f":save {saved}", ":rollback nowhere", ":dance"]
+    done = belljar("session", "--backend", "wasm", stdin="\n".join(typed).encode())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().split("\n") == ["[1, 2]", "[1]", "[1]", ""]
+    for words in (b"checkpoint: start", b"no checkpoint nowhere", b"no command :dance"):
+        assert words in done.stderr
+    again = belljar("session", "--load", str(saved), "--json", stdin=b"x + [9]\n")
+    assert json.loads(again.stdout)["results"][0]["text/plain"] == "[1, 9]"
+
+
 def test_doctor_says_what_works_and_what_it_guarantees() -> None:
     report = json.loads(belljar("doctor", "--json").stdout)["backends"]
     native = next(entry for entry in report if entry["backend"] == "native")

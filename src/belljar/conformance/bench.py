@@ -78,6 +78,10 @@ class Bench:
                 return "" if offer.commands else f"{self.backend} runs code, not commands"
             case "processes":
                 return "" if offer.processes else f"{self.backend} has no processes beside the guest"
+            case "checkpoints":
+                return "" if offer.checkpoints else f"{self.backend} cannot copy a session"
+            case "fuel":
+                return "" if offer.fuel else f"{self.backend} cannot count fuel or fix clock and chance"
             case "posix":  # users, file modes, /proc: what a guest has where it is a process among others
                 return "" if offer.processes else f"{self.backend} is no POSIX system to its guests"
         raise ValueError(f"{need!r} is not something a check can need")

@@ -77,3 +77,49 @@ async def _closed(bench: Bench) -> None:
     for _ in range(2):
         async with bench.session() as session:
             printed(await session.run("print('left' in globals())\nleft = True"), "False\n")
+
+
+# --- copies: skipped where a session cannot be copied -------------------------------------------
+
+
+@check(
+    "checkpoints", "a fork goes on from where the session is, and neither sees what the other does", "checkpoints"
+)
+async def _forked(bench: Bench) -> None:
+    async with bench.session() as session:
+        succeeded(await session.run("x = [1]\nopen('here.txt', 'w').write('before')\nNone"))
+        async with session.fork() as branch:
+            succeeded(await branch.run("x.append(2)\nopen('here.txt', 'w').write('branch')\nNone"))
+            succeeded(await session.run("x.append(3)"))
+            printed(await branch.run("print(x, open('here.txt').read())"), "[1, 2] branch\n")
+        printed(await session.run("print(x, open('here.txt').read())"), "[1, 3] before\n")
+
+
+@check(
+    "checkpoints", "a rollback brings back variables and files, even after a turn out of time", "checkpoints"
+)
+async def _rolled_back(bench: Bench) -> None:
+    async with bench.session() as session:
+        succeeded(await session.run("x = 1\nopen('kept.txt', 'w').close()"))
+        mark = await session.checkpoint()
+        succeeded(await session.run("import os\nx = 2\nos.remove('kept.txt')\nopen('new.txt', 'w').close()"))
+        equal((await session.run("while True: pass", timeout=1)).status, "timeout", "status")
+        await session.rollback(mark)
+        printed(await session.run("import os\nprint(x, os.listdir('.'))"), "1 ['kept.txt']\n")
+
+
+@check("fuel", "a run that uses up its fuel ends, and the same run uses the same fuel", "fuel")
+async def _fuel(bench: Bench) -> None:
+    ended = await bench.run("print('before', flush=True)\nwhile True: pass", fuel=50_000_000)
+    equal((ended.status, ended.stdout), ("fuel_exhausted", "before\n"), "(status, stdout)")
+    used = [(await bench.run("print(sum(range(1000)))")).fuel_consumed for _ in range(2)]
+    expect(bool(used[0]) and used[0] == used[1], f"the fuel of two equal runs was {used}")
+
+
+@check("fuel", "a deterministic run can be repeated, and its sleep takes no time", "fuel")
+async def _repeated(bench: Bench) -> None:
+    code = "import os, random, time\ntime.sleep(3600)\nprint(random.random(), os.urandom(4), time.time())"
+    one, two = [succeeded(await bench.run(code, deterministic=True, timeout=30)) for _ in range(2)]
+    equal((one.stdout, one.fuel_consumed), (two.stdout, two.fuel_consumed), "(stdout, fuel)")
+    other = succeeded(await bench.run(code, deterministic={"seed": 7}, timeout=30))
+    expect(other.stdout != one.stdout, "another seed gave the same numbers")
