@@ -91,6 +91,7 @@ def containers() -> Callable[[str], Engine]:
 
 
 @pytest.mark.engine
+@pytest.mark.containers
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("check", CHECKS, ids=named)
 async def test_a_container_engine_that_was_started_for_this_conforms(

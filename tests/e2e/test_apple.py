@@ -27,7 +27,7 @@ from conftest import eventually
 from engines import IMAGE
 from stand_ins import apple as stand_ins
 
-pytestmark = [pytest.mark.anyio, pytest.mark.engine]
+pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
 
 # What the stand-in's engine does not stop, though a virtual machine's memory would.
 NOT_ON_DOCKER = {"socket buffers": "Docker does not count what waits in sockets where control groups are of version 1"}

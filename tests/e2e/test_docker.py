@@ -27,7 +27,7 @@ from belljar.sandbox import Cancel, request
 from belljar.settings import load
 from engines import FLAVOURS, IMAGE, SCRIPT, engines
 
-pytestmark = [pytest.mark.anyio, pytest.mark.engine]
+pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
 # One write: `print` without a buffer makes two, and is heard twice.
 UP = "import os, time\nos.write(1, b'up\\n')\ntime.sleep(1)"
 SLEEP = "import os, time\nos.write(1, b'up\\n')\ntime.sleep(60)"

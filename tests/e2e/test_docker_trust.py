@@ -11,7 +11,7 @@ from belljar.images import Images
 from belljar.sandbox import request
 from engines import IMAGE, engines
 
-pytestmark = [pytest.mark.anyio, pytest.mark.engine]
+pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
 ABSENT = "127.0.0.1:1/absent:1"  # where nobody listens
 
 

@@ -18,7 +18,7 @@ from conftest import eventually
 from engines import IMAGE, engines
 from images_bench import Bench, belljar, docker_socket
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.containers]
 TOOLCHAINS = "belljar-test/toolchains:latest"
 _INSIDE = "bash,ca-certificates,golang-go,rustc,gcc,libc6-dev"
 _PROGRAMS = {

@@ -26,7 +26,7 @@ from belljar.images_engine import Progress
 from engines import IMAGE
 from images_bench import Bench, Registry, belljar, docker_socket, free_port, half_a_registry, serving
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.containers]
 
 
 @pytest.fixture(scope="module")

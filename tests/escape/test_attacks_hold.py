@@ -68,6 +68,7 @@ async def container_verdicts() -> dict[str, Verdicts]:
     return {}
 
 
+@pytest.mark.containers
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("name", NAMES)
 async def test_containers_hold_against(name: str, flavour: str, container_verdicts: dict[str, Verdicts]) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _KILLED = 137
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
 _LATE_WORD = (0.0, 0.05, 0.1, 0.2, 0.4)  # seconds: an engine may hear of the OOM killer after the end of its victim
+_PIPE = 32_768  # bytes of input that surely fit into a pipe, so that nobody waits for a reader
+_LAST_WORDS = 1.0  # seconds for the output of a guest that has ended
 _PREAMBLE = 1 << 16
 
 
@@ -58,6 +60,7 @@ class DockerRun:
         self._ended = False
         self._deaths: Path | None = None
         self._died_of_hunger = False
+        self._listening = anyio.CancelScope()
         self.container: DockerContainer
 
     async def go(self) -> Result:
@@ -82,6 +85,8 @@ class DockerRun:
             watchers.start_soon(self._watch_control)
             await self._start()
             watchers.start_soon(self._talk, wire)
+            if len(self._job.stdin) > _PIPE:
+                watchers.start_soon(self._watch_exit)
             await self._listen(wire, watchers.start_soon)
             code = await self._exit_code()
             watchers.cancel_scope.cancel()
@@ -118,14 +123,22 @@ class DockerRun:
                 await wire.send(data)
         wire.end()
 
+    async def _watch_exit(self) -> None:
+        """An engine that still holds input for a guest that has ended does not end the conversation by itself."""
+        with suppress(Exception):
+            await self.container.wait()
+        await anyio.sleep(_LAST_WORDS)
+        self._listening.cancel()
+
     async def _listen(self, wire: Wire, start_soon: Callable[..., object]) -> None:
-        async for name, data in wire.parts():
-            heard = await self._begin(data) if name == "stderr" and self._preamble is not None else data
-            if heard:
-                await hear(self._streams[name], name, heard, self._emit)
-            if self._streams[name].flooded and self._verdict is None:
-                self._verdict = Status.OUTPUT_LIMIT
-                start_soon(self._kill)
+        with self._listening:
+            async for name, data in wire.parts():
+                heard = await self._begin(data) if name == "stderr" and self._preamble is not None else data
+                if heard:
+                    await hear(self._streams[name], name, heard, self._emit)
+                if self._streams[name].flooded and self._verdict is None:
+                    self._verdict = Status.OUTPUT_LIMIT
+                    start_soon(self._kill)
         self._died_of_hunger = self._deaths is not None and _oom_kills(self._deaths) > 0
         for each in STREAMS:
             await hear(self._streams[each], each, b"", self._emit)

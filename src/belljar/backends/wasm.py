@@ -26,7 +26,7 @@ from belljar.backends.wasm_process import Kind, Worker
 from belljar.models import GIB, MIB, Capabilities, FileTree, Guarantees, Isolation, LanguageSupport, Plan
 from belljar.settings import Settings
 
-_IDLE = 4  # workers kept for the next runs
+_IDLE = 8  # workers kept for the next runs
 _QUICKJS = "QuickJS, with a part of Node's modules"
 _SCRIPTS = ("javascript", "typescript")
 _WALLS = ("webassembly memory", "no system calls, WASI only")

@@ -82,9 +82,7 @@ async def _closed(bench: Bench) -> None:
 # --- copies: skipped where a session cannot be copied -------------------------------------------
 
 
-@check(
-    "checkpoints", "a fork goes on from where the session is, and neither sees what the other does", "checkpoints"
-)
+@check("checkpoints", "a fork goes on from where the session is, and neither sees what the other does", "checkpoints")
 async def _forked(bench: Bench) -> None:
     async with bench.session() as session:
         succeeded(await session.run("x = [1]\nopen('here.txt', 'w').write('before')\nNone"))
@@ -95,9 +93,7 @@ async def _forked(bench: Bench) -> None:
         printed(await session.run("print(x, open('here.txt').read())"), "[1, 3] before\n")
 
 
-@check(
-    "checkpoints", "a rollback brings back variables and files, even after a turn out of time", "checkpoints"
-)
+@check("checkpoints", "a rollback brings back variables and files, even after a turn out of time", "checkpoints")
 async def _rolled_back(bench: Bench) -> None:
     async with bench.session() as session:
         succeeded(await session.run("x = 1\nopen('kept.txt', 'w').close()"))
