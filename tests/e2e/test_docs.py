@@ -20,7 +20,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 README = (ROOT / "README.md").read_text()
 _FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_VARIABLE = re.compile(r"\b(?:SANDBOX|BELLJAR)_[A-Z_]+\b|\bMAX_CONTAINERS\b|\bDOCKER_SOCKET_PATH|DOCKER_HOST|CONTAINER_HOST\b")
+_VARIABLE = re.compile(
+    r"\b(?:(?:SANDBOX|BELLJAR)_[A-Z_]+|MAX_CONTAINERS|DOCKER_SOCKET_PATH|DOCKER_HOST|CONTAINER_HOST)\b"
+)
 _OF_THE_MAKEFILE = {"BELLJAR_INSTALL"}
 _INTERRUPTED = 130
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
