@@ -82,6 +82,7 @@ async def test_a_backend_that_runs_only_code_is_held_to_all_that_code_can_show()
         "fake runs code, not commands", "fake has no processes beside the guest", "fake cannot run bash here",
         "fake is no POSIX system to its guests", "fake cannot run javascript here", "fake cannot run typescript here",
         "fake has no python sessions", "fake does not limit cpus here", "fake cannot be granted a folder of the host",
+        "fake cannot copy a session", "fake cannot count fuel or fix clock and chance",
     }  # fmt: skip
 
 
@@ -216,6 +217,7 @@ def test_the_contract_has_at_least_sixty_checks_and_covers_every_area() -> None:
     areas = {
         "streams", "stdin", "arguments", "environment", "working directory", "files in", "files out", "sandbox",
         "exit codes", "signals", "errors", "languages", "timeout", "memory", "processes", "disk", "cpu", "caps",
+        "fuel", "checkpoints",
         "cancel", "concurrency", "state", "result", "figures", "network", "walls", "sessions",
     }  # fmt: skip
     assert {check.area for check in CHECKS} == areas

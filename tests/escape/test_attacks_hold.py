@@ -111,5 +111,4 @@ async def test_an_attack_that_a_backend_cannot_carry_out_is_asked_for_all_the_sa
     wasm_verdicts: Verdicts,
 ) -> None:
     assert wasm_verdicts["shell in arguments"].detail == "not possible: wasm takes no commands"
-    assert wasm_verdicts["settings file"].detail == "not possible: wasm is granted no folders"
     assert wasm_verdicts["launcher's environment"].detail == "not possible: wasm does not speak bash"
