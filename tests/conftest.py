@@ -95,6 +95,22 @@ def traces(state_dir: Path) -> Traces:
     return Traces(state_dir)
 
 
+def descendants(root: int) -> set[int]:
+    """Every process below one, dead ones that nobody waited for included."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
+        except OSError:
+            continue
+        if stat:
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {root}
+
+
 def eventually(condition: Callable[[], object], seconds: float = 10.0) -> object:
     """Polls until the condition holds; returns its last value, for an assertion that can show it."""
     deadline = time.monotonic() + seconds

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from belljar import errors
 from belljar.backends.base import Snapshot
-from belljar.files import seal, unnamed
+from belljar.files import opened, seal, unnamed
 from belljar.models import GIB, File, GuestPath, Model, format_size, guest_path
 
 _FORMAT = 1
@@ -48,7 +48,7 @@ def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     target = Path(path)
     draft = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
     try:
-        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with _drafted(draft) as output, zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             archive.writestr("session.json", head.model_dump_json())
             with archive.open("memory", "w", force_zip64=True) as memory:
                 for piece in _pieces(snapshot.pages):
@@ -60,6 +60,22 @@ def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
         raise errors.ExecutionFailed(f"{path}: {error.strerror}", fix="choose another place") from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _drafted(draft: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name when it is whole, where the file system can do that: who is killed leaves nothing."""
+    try:
+        fd = os.open(draft.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except (AttributeError, OSError):
+        with draft.open("xb") as file:
+            yield file
+        return
+    with open(fd, "w+b") as file:
+        yield file
+        file.flush()
+        with opened(str(draft.parent)) as folder:  # only with a folder does `link` follow the link that /proc has
+            os.link(f"/proc/self/fd/{fd}", draft.name, dst_dir_fd=folder)
 
 
 def _pieces(fd: int) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ import typer
 from anyio.abc import TaskStatus
 
 from belljar import __version__, cli_images, errors, files, terminal
-from belljar.backends.base import Control, lone_errors
+from belljar.backends.base import Control, Preparable, lone_errors
 from belljar.engine import Engine
 from belljar.models import Capabilities, Result, RunRequest, Status
 from belljar.sandbox import default_engine
@@ -294,13 +294,13 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def setup(
-    backend: Annotated[str, typer.Argument(help="The backend to prepare: wasm.")],
+    backend: Annotated[str, typer.Argument(help="The backend to prepare: wasm, or one whose image is to be pulled.")],
     as_json: Json = False,
 ) -> None:
-    """Prepare a backend that needs it: compiles the WebAssembly interpreter, once."""
-    if backend != "wasm":
-        raise errors.InvalidRequest(f"{backend!r} needs no setup", fix="belljar setup wasm")
+    """Prepare a backend that needs it, once: wasm compiles its interpreters, docker and podman pull their image."""
     engine = default_engine()
+    if backend not in engine.known or not isinstance(engine.backend(backend), Preparable):
+        raise errors.InvalidRequest(f"{backend!r} needs no setup", fix="belljar setup wasm")
 
     async def work() -> Capabilities:
         with terminal.steps() as engine.on_setup:
@@ -310,7 +310,8 @@ def setup(
     offer = _await(work)
     if not offer.available:
         raise errors.NotAvailable(f"{backend}: {offer.why_not}", fix=offer.fix)
-    ready = f"ready: {offer.version}, profiles {', '.join(sorted(offer.profiles))}"
+    profiles = f", profiles {', '.join(sorted(offer.profiles))}" if offer.profiles else ""
+    ready = f"ready: {offer.version}{profiles}"
     terminal.print_json(offer.model_dump(mode="json", exclude={"modules"})) if as_json else terminal.say(ready)
 
 

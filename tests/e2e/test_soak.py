@@ -21,7 +21,7 @@ import pytest
 import belljar
 from belljar.backends.wasm import Wasm
 from belljar.engine import Engine
-from conftest import Traces, eventually
+from conftest import Traces, descendants, eventually
 
 pytestmark = pytest.mark.anyio
 RUNS = 20_000
@@ -50,22 +50,6 @@ PER_RUN = {field: 512 if field.endswith("memory") else 1 / 1000 for field in Sam
 PER_RUN["worker_threads"] = 3 / 1000
 
 
-def _descendants(root: int) -> set[int]:
-    """Every process below one, dead ones that nobody waited for included."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
-        except OSError:
-            continue
-        if stat:
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {root}
-
-
 def _status(pid: int | str, field: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
@@ -90,7 +74,7 @@ def _over(pids: set[int], measure: Callable[[int], int]) -> int:
 
 
 def _sample() -> Sample:
-    workers = _descendants(os.getpid())
+    workers = descendants(os.getpid())
     return Sample(
         host_memory=_status("self", "VmRSS") * KB,
         worker_memory=_over(workers, lambda pid: _status(pid, "VmRSS") * KB),
@@ -129,8 +113,8 @@ def main() -> None:
     backend = engine.backend("wasm")
     assert isinstance(backend, Wasm)
     backend.close()
-    eventually(lambda: not _descendants(os.getpid()))
-    print(json.dumps({"samples": samples, "seconds": seconds, "left": sorted(_descendants(os.getpid()))}))
+    eventually(lambda: not descendants(os.getpid()))
+    print(json.dumps({"samples": samples, "seconds": seconds, "left": sorted(descendants(os.getpid()))}))
 
 
 def _grown(samples: Sequence[Sample]) -> dict[str, str]:

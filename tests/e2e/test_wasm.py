@@ -19,7 +19,7 @@ from belljar.backends.native import create as create_native
 from belljar.backends.wasm import Wasm
 from belljar.engine import Engine
 from belljar.models import Capabilities, Plan
-from conftest import Traces, eventually
+from conftest import Traces, descendants, eventually
 
 pytestmark = pytest.mark.anyio
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -64,22 +64,6 @@ def toy(monkeypatch: pytest.MonkeyPatch, open_folder: Path) -> wasm_cache.Store:
     """A store of our own whose parts are built in a moment; nothing in it can be run."""
     monkeypatch.setattr(wasm_cache, "_compiled", lambda path: b"native code of " + path.name.encode())
     return wasm_cache.Store(open_folder / "cache")
-
-
-def _children(pid: int) -> list[int]:
-    """Every process below one, those that nobody waited for included."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
-        except OSError:
-            continue
-        if stat:
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(found - {pid})
 
 
 # --- a run ---
@@ -211,13 +195,13 @@ def test_a_process_that_used_it_leaves_nothing(wasm: Wasm, traces: Traces) -> No
 
 async def test_workers_that_make_room_for_others_leave_no_descriptor_and_no_process(wasm: Wasm, traces: Traces) -> None:
     await belljar.arun("print(1)", backend=wasm)
-    strangers = set(_children(os.getpid()))
+    strangers = set(descendants(os.getpid()))
     wasm.close()
     open_before = len(os.listdir("/proc/self/fd"))
     for megabytes in range(64, 72):  # each limit is a kind of worker, and four idle ones are kept
         assert (await belljar.arun("print(1)", backend=wasm, memory=f"{megabytes}M")).ok
     wasm.close()
-    assert eventually(lambda: not set(_children(os.getpid())) - strangers, 5), "processes"
+    assert eventually(lambda: not set(descendants(os.getpid())) - strangers, 5), "processes"
     assert eventually(lambda: not traces.all()), traces.all()
     assert len(os.listdir("/proc/self/fd")) <= open_before
 
@@ -339,7 +323,7 @@ async def test_limits_hold_in_a_plain_worker_and_nothing_is_left(
     plain: Wasm, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(open_folder))
-    before = set(_children(os.getpid()))
+    before = set(descendants(os.getpid()))
     for code, options, status in (
         ("while True: pass", {"timeout": 0.5}, "timeout"),
         ("import time; time.sleep(60)", {"timeout": 0.5}, "timeout"),
@@ -355,7 +339,7 @@ async def test_limits_hold_in_a_plain_worker_and_nothing_is_left(
     assert os.listdir(open_folder), "the workers' folders are here"
     plain.close()
     assert eventually(lambda: not os.listdir(open_folder)), os.listdir(open_folder)
-    assert eventually(lambda: not set(_children(os.getpid())) - before, 5)
+    assert eventually(lambda: not set(descendants(os.getpid())) - before, 5)
 
 
 # --- the store ---

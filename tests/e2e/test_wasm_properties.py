@@ -24,7 +24,7 @@ from belljar.backends.native import create as create_native
 from belljar.backends.wasm import Wasm
 from belljar.models import Plan
 from belljar.settings import load
-from conftest import Traces, eventually
+from conftest import Traces, descendants, eventually
 
 pytestmark = pytest.mark.anyio
 NAMES = ("a", "b", "c")
@@ -264,22 +264,6 @@ async def test_an_idle_worker_does_not_keep_the_memory_of_the_session_it_served(
 # --- accidents ---
 
 
-def _children(pid: int) -> list[int]:
-    """Every process below one, those that nobody waited for included."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
-        except OSError:
-            continue
-        if stat:
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(found - {pid})
-
-
 async def test_a_fork_cancelled_halfway_leaves_nothing_and_the_parent_as_it_was(wasm: Wasm, traces: Traces) -> None:
     async with belljar.Session(backend=wasm) as session:
         await session.run("x = bytearray(b'1') * (50 << 20)")
@@ -353,7 +337,7 @@ def test_a_plain_worker_ends_by_itself_when_its_host_is_killed(wasm: Wasm, open_
     try:
         assert host.stdout is not None
         assert host.stdout.readline() == b"in\n"
-        workers = _children(host.pid)
+        workers = descendants(host.pid)
         assert workers
         host.send_signal(signal.SIGKILL)
         host.wait(10)
@@ -365,3 +349,28 @@ def test_a_plain_worker_ends_by_itself_when_its_host_is_killed(wasm: Wasm, open_
         for pid in workers:
             if Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGKILL)
+
+
+SAVER = """
+import sys, belljar
+with belljar.Session(backend="wasm") as session:
+    session.run("x = bytearray(range(256)) * 40_000")
+    print("in", flush=True)
+    while True:
+        session.save(sys.argv[1])
+"""
+
+
+def test_a_save_that_is_killed_leaves_the_last_whole_file_and_no_other(wasm: Wasm, open_folder: Path) -> None:
+    folder = open_folder / "saves"
+    folder.mkdir()
+    env = {**os.environ, "BELLJAR_STATE_DIR": str(open_folder / "state")}
+    line = [sys.executable, "-c", SAVER, str(folder / "session")]
+    with subprocess.Popen(line, env=env, stdout=subprocess.PIPE) as saver:
+        assert saver.stdout is not None
+        assert saver.stdout.readline() == b"in\n"
+        assert eventually(lambda: os.listdir(folder) == ["session"])
+        saver.send_signal(signal.SIGKILL)
+    assert os.listdir(folder) == ["session"]
+    with belljar.Session.load(folder / "session") as session:
+        assert session.run("print(len(x))").stdout == "10240000\n"
