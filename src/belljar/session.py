@@ -222,10 +222,6 @@ class Checkpoint:
     def save(self, path: str | os.PathLike[str]) -> None:
         checkpoints.save(self._snapshot, path)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        return cls(checkpoints.load(path))
-
     def __repr__(self) -> str:
         return f"<Checkpoint of {self.bytes / MIB:.1f} MB>"
 

@@ -195,13 +195,13 @@ def test_a_process_that_used_it_leaves_nothing(wasm: Wasm, traces: Traces) -> No
 
 async def test_workers_that_make_room_for_others_leave_no_descriptor_and_no_process(wasm: Wasm, traces: Traces) -> None:
     await belljar.arun("print(1)", backend=wasm)
-    strangers = set(descendants(os.getpid()))
+    strangers = descendants(os.getpid())
     wasm.close()
     open_before = len(os.listdir("/proc/self/fd"))
     for megabytes in range(64, 72):  # each limit is a kind of worker, and four idle ones are kept
         assert (await belljar.arun("print(1)", backend=wasm, memory=f"{megabytes}M")).ok
     wasm.close()
-    assert eventually(lambda: not set(descendants(os.getpid())) - strangers, 5), "processes"
+    assert eventually(lambda: not descendants(os.getpid()) - strangers, 5), "processes"
     assert eventually(lambda: not traces.all()), traces.all()
     assert len(os.listdir("/proc/self/fd")) <= open_before
 
@@ -323,7 +323,7 @@ async def test_limits_hold_in_a_plain_worker_and_nothing_is_left(
     plain: Wasm, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(open_folder))
-    before = set(descendants(os.getpid()))
+    before = descendants(os.getpid())
     for code, options, status in (
         ("while True: pass", {"timeout": 0.5}, "timeout"),
         ("import time; time.sleep(60)", {"timeout": 0.5}, "timeout"),
@@ -339,7 +339,7 @@ async def test_limits_hold_in_a_plain_worker_and_nothing_is_left(
     assert os.listdir(open_folder), "the workers' folders are here"
     plain.close()
     assert eventually(lambda: not os.listdir(open_folder)), os.listdir(open_folder)
-    assert eventually(lambda: not set(descendants(os.getpid())) - before, 5)
+    assert eventually(lambda: not descendants(os.getpid()) - before, 5)
 
 
 # --- the store ---

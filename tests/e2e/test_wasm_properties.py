@@ -333,7 +333,7 @@ def test_a_plain_worker_ends_by_itself_when_its_host_is_killed(wasm: Wasm, open_
     env = {**os.environ, "TMPDIR": str(open_folder), "BELLJAR_STATE_DIR": str(open_folder / "state")}
     line = [sys.executable, "-c", HOST, worker]
     host = subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    workers: list[int] = []
+    workers: set[int] = set()
     try:
         assert host.stdout is not None
         assert host.stdout.readline() == b"in\n"
