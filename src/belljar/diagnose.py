@@ -206,6 +206,7 @@ _NAME = r"(?P<package>[\w.@/+~-]{1,120})"
 # Kind, pattern (tried on the headline first, then on what belongs to it), advice. The first that fits wins.
 _ANY = _signs(
     (_MISSING, rf"(?:^|: ){_NAME}: (?:command )?not found$", _PROGRAM),
+    (_MISSING, rf"^env: \W?{_NAME}\W?: No such file or directory$", _PROGRAM),
     (_E.DISK_LIMIT, r"no space left on device|disk quota exceeded|\bENOSPC\b", _DISK),
     (_E.PERMISSION_DENIED, r"read-only file ?system|permission ?denied|operation not permitted", _WRITABLE),
     (_E.NETWORK_ERROR,

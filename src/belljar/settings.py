@@ -39,6 +39,8 @@ class Container(Model):
 
     runtime: str = Field("", description="the engine's own default, runsc for gVisor, or another it has registered")
     images: Mapping[str, str] = Field(default_factory=dict, description="container type or language -> image")
+    pool: int = Field(0, ge=0, le=100, description="containers of each kind that wait, up and running, for their run")
+    pool_idle: float = Field(300, gt=0, allow_inf_nan=False, description="seconds after which an unused kind is let go")
 
 
 class Images(Model):

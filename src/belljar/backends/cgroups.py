@@ -315,6 +315,23 @@ def _knobs(version: int, limits: Limits, device: str | None) -> list[tuple[str, 
     return knobs
 
 
+def group_of(pid: int, name: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Group | None:
+    """The group that somebody else made for a process; None unless the group has this name, so that it is the one."""
+    with suppress(OSError, ValueError):
+        rows = [row.split(":", 2) for row in (proc / str(pid) / "cgroup").read_text().splitlines()]
+        if (root / "cgroup.controllers").exists():
+            found = {
+                kind: root / path.lstrip("/") for number, _, path in rows if number == "0" for kind in _CONTROLLERS[2]
+            }
+            version = 2
+        else:
+            found = {kind: root / kind / path.lstrip("/") for _, kinds, path in rows for kind in kinds.split(",")}
+            version = 1
+        ours = {kind: path for kind, path in found.items() if name in str(path) and path.is_dir()}
+        return Group(version, ours) if "memory" in ours else None
+    return None
+
+
 def disk_of(path: str) -> str | None:
     """`major:minor` of the whole disk below a path, as throttling wants it; None for what has no disk."""
     number = os.stat(path).st_dev

@@ -24,6 +24,7 @@ from belljar.backends.base import Control
 from belljar.backends.docker_box import DockerBox, Host
 from belljar.backends.docker_broom import Broom, Litter, remove
 from belljar.backends.docker_engine import Address, asking, connected, docker_address
+from belljar.backends.docker_pool import Pool
 from belljar.languages import Language
 from belljar.models import MIB, Capabilities, Command, Guarantees, Isolation, LanguageSupport, Limits, Plan
 from belljar.settings import Container, Settings
@@ -82,6 +83,7 @@ class Containers:
         self._proved = 0.0
         self._locks: WeakKeyDictionary[Any, anyio.Lock] = WeakKeyDictionary()  # one for each event loop
         self.broom = Broom(address)
+        self._ready: Pool | None = None
 
     # --- what it can do here ---
 
@@ -260,16 +262,21 @@ class Containers:
             uid, copies = await anyio.to_thread.run_sync(self._who, plan, facts, stack.callback)
             runtime = self._runtime(plan)
             own_kernel = not _SHARED_KERNEL.fullmatch(runtime or facts.default)
-            old = facts.cgroup == "cgroup v1" and address.local
             host = Host(
-                client, address.flavour, self.image_for, self._trusted, runtime, self._owner(), self.broom, own_kernel,
-                small_buffers=old and not own_kernel, count_deaths=old and (address.flavour.silent or own_kernel),
-                copies=copies,
+                client, address.flavour, self.image_for, self._trusted, runtime, self._owner(), self.broom,
+                self._pool(facts), address.local, own_kernel,
+                small_buffers=facts.cgroup == "cgroup v1" and address.local and not own_kernel, copies=copies,
             )  # fmt: skip
             box = DockerBox(host, plan, uid)
             if plan.keep_files or box.copies:
                 await stack.enter_async_context(box.holding())
             yield box
+
+    def _pool(self, facts: Facts) -> Pool:
+        if self._ready is None:
+            uids = range(0) if facts.maps_uids else range(self._first_uid, self._first_uid + owner.UIDS)
+            self._ready = Pool(facts.address, self.broom, self._options.pool, self._options.pool_idle, uids)
+        return self._ready
 
     def _runtime(self, plan: Plan) -> str | None:
         """What the plan names, else ours, else the first that is as strict as asked."""

@@ -20,6 +20,8 @@ from belljar.backends import docker_files, docker_spec
 from belljar.backends.base import Control, Emit, lone_errors
 from belljar.backends.docker_broom import Broom, Litter
 from belljar.backends.docker_engine import Flavour, Wire, asking
+from belljar.backends.docker_pool import Pool
+from belljar.backends.docker_ready import Ready
 from belljar.backends.docker_run import DockerRun, Job
 from belljar.models import INPUTS, MIB, WORKSPACE, Collected, Command, Entry, File, FileTree, Limits, Plan, Result
 
@@ -42,9 +44,10 @@ class Host(NamedTuple):
     runtime: str | None
     owner: str
     broom: Broom
+    pool: Pool
+    local: bool  # are the guest's processes on this machine?
     own_kernel: bool  # is the runtime one with a kernel of its own?
     small_buffers: bool
-    count_deaths: bool
     copies: bool  # must granted folders be copied, because the guest could not use them where they are?
 
 
@@ -57,6 +60,7 @@ class DockerBox:
         self._holder: DockerContainer | None = None
         self._volumes: dict[str, str] = {}
         self._copied: FileTree = ()
+        self._litter: list[str] = []
         self._one_at_a_time = anyio.Lock()
 
     @property
@@ -159,7 +163,11 @@ class DockerBox:
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
         async with self._one_at_a_time:
-            result = await self._run(command, emit, control)
+            try:
+                result = await self._run(command, emit, control)
+            finally:
+                self._host.broom.take(Litter(self._litter))
+                self._litter = []
             if self.copies and self.plan.workspace and self.plan.workspace.write:
                 left_out = await self._copy_back()
                 told = (*result.reasons, *(f"not copied back: {what}" for what in left_out))
@@ -167,44 +175,57 @@ class DockerBox:
         return result
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
-        limits = command.limits or self.plan.limits
-        name = f"{self.id}-{secrets.token_hex(4)}"
         given = dict(self.plan.files) | dict(command.files)
-
-        async def deliver(container: DockerContainer) -> None:
-            if given or self._holder:  # in a kept folder the last command's files have to go
-                await self._deliver(self._holder or container, given)
-
-        job = Job(
-            self.id,
-            name,
-            self._body(command, limits, bool(given), await self._host.trusted(self._image(command.language))),
-            command.stdin,
-            limits,
-            deliver,
-            self._host.count_deaths,
-        )
+        image = await self._host.trusted(self._image(command.language))
+        body = self._body(command, command.limits or self.plan.limits, bool(given), image)
+        waiting = None if self._holder or self.plan.workspace else self._host.pool.claim(body)
         try:
-            return await DockerRun(self._host.client, job, emit, control).go()
+            if waiting is not None:
+                run = DockerRun(self._job(command, given, body, waiting), emit, control)
+                try:
+                    return await run.go()
+                except errors.BelljarError:
+                    if run.begun:
+                        raise  # else it had died while it waited, and the guest was never there
+            return await DockerRun(self._job(command, given, body), emit, control).go()
         except errors.ImageNotFound as error:
             image = self._image(command.language)
             raise errors.ImageNotFound(error.message, fix=f"belljar images pull {image}") from None
-        finally:
-            self._host.broom.take(Litter([name]))
+
+    def _job(
+        self, command: Command, given: dict[str, bytes], body: dict[str, Any], waiting: Ready | None = None
+    ) -> Job:
+        name = waiting.name if waiting else f"{self.id}-{secrets.token_hex(4)}"
+
+        async def create() -> Ready:
+            self._litter.append(name)
+            return waiting or await Ready.create(self._host.client, name, body)
+
+        async def deliver(ready: Ready) -> None:
+            if not ready.up:
+                await ready.start(local=self._host.local)
+            if self._holder:  # in a kept folder the last command's files have to go
+                await self._deliver(self._holder, given)
+            elif given:
+                await ready.lay(docker_files.archive(_inputs(given), sticky=True), self.plan.inputs)
+
+        return Job(
+            self.id, docker_spec.order(command.cwd, self._env(command), command.argv), command.stdin,
+            command.limits or self.plan.limits, create, deliver, lasting=bool(self._holder or self.plan.workspace),
+        )  # fmt: skip
 
     def _body(self, command: Command, limits: Limits, given: bool, image: str) -> dict[str, Any]:
-        argv = ("/bin/sh", "-c", docker_spec.WAIT, "belljar", command.cwd, *command.argv)
         locked = (WORKSPACE,) if self.copies and self.plan.workspace and not self.plan.workspace.write else ()
         guest = docker_spec.Guest(
-            self._host.flavour, image, argv, self.uid, limits, self._host.owner, self.id,
-            runtime=self._host.runtime, env=self._env(command), volumes=self._volumes,
+            self._host.flavour, image, ("/bin/sh", "-c", docker_spec.LAUNCH), self.uid, limits, self._host.owner, self.id,
+            runtime=self._host.runtime, env=docker_spec.GUEST_ENV, volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
             locked=locked, own_kernel=self._host.own_kernel, small_buffers=self._host.small_buffers,
         )  # fmt: skip
         return docker_spec.container(guest)
 
     def _env(self, command: Command) -> dict[str, str]:
-        env = docker_spec.GUEST_ENV | dict(command.env)
+        env = dict(command.env)
         if self._host.own_kernel:
             # gVisor may take only a part of a large write, and Python without buffers then drops the rest, silently.
             env.pop("PYTHONUNBUFFERED", None)
@@ -212,7 +233,7 @@ class DockerBox:
 
     async def _deliver(self, container: DockerContainer, given: dict[str, bytes]) -> None:
         """As the keeper's, whom the guest cannot touch; below a folder that the guest made, as the guest's own."""
-        tree = [File(path=path, content=content, read_only=True) for path, content in given.items()]
+        tree = _inputs(given)
         argv, data = ["/bin/sh", "-c", docker_files.DELIVER, self.plan.inputs], docker_files.archive(tree, sticky=True)
         try:
             await execute(container, argv, docker_spec.KEEPER, data, what="the input files")
@@ -220,6 +241,10 @@ class DockerBox:
             argv[2] = docker_files.LAY
             data = docker_files.archive(tree)
             await execute(container, argv, self.uid, data, what="the input files")
+
+
+def _inputs(given: dict[str, bytes]) -> list[File]:
+    return [File(path=path, content=content, read_only=True) for path, content in given.items()]
 
 
 async def execute(
@@ -232,7 +257,7 @@ async def execute(
         call = await container.exec(list(argv), user=f"{uid}:{uid}", stdin=True, workdir="/")
         with lone_errors():
             async with Wire.to(call.start(detach=False), what) as wire, anyio.create_task_group() as tasks:
-                tasks.start_soon(_supply, wire, stdin)
+                tasks.start_soon(wire.supply, stdin)
                 tasks.start_soon(_watch_end, call, tasks.cancel_scope)
                 async for name, data in wire.parts():
                     if name == "stderr":
@@ -249,11 +274,6 @@ async def execute(
         said = complaint.decode("utf-8", "replace").strip().splitlines()
         raise errors.ExecutionFailed(f"{what} could not be moved: {said[-1] if said else f'exit code {code}'}")
     return bytes(out)
-
-
-async def _supply(wire: Wire, data: bytes) -> None:
-    await wire.send(data)
-    wire.end()
 
 
 async def _watch_end(call: Exec, reading: anyio.CancelScope) -> None:

@@ -35,7 +35,6 @@ class Flavour(NamedTuple):
     init: str = ""  # how to get the init that reaps zombies, where it is a package of its own
     profile_by_path: bool = False  # does it want the seccomp profile's path, instead of its text?
     one_runtime: bool = False  # does its API ignore which runtime a container asks for?
-    silent: bool = False  # does it not tell, with control groups version 1, that the OOM killer struck?
     ulimits: tuple[tuple[str, int], ...] = ()
     folders: tuple[tuple[str, str], ...] = ()
 
@@ -47,7 +46,6 @@ PODMAN = Flavour(
     init="apt install catatonit",
     profile_by_path=True,
     one_runtime=True,
-    silent=True,
     # Its own default is over what an ordinary host lets it set. Our limit on processes is the control group's.
     ulimits=(("nproc", 16_384),),
     # Under a read-only root it would make these writable, each of any size.
@@ -179,6 +177,16 @@ class Wire:
             while view:
                 await self._stream.write_in(bytes(view[: 1 << 18]))
                 view = view[1 << 18 :]
+
+    async def supply(self, data: bytes) -> None:
+        """All that the program's stdin will ever get."""
+        await self.send(data)
+        self.end()
+
+    @property
+    def connected(self) -> bool:
+        connection = getattr(self._stream._resp, "connection", None)
+        return connection is not None and not connection.transport.is_closing()
 
     def end(self) -> None:
         """Ends the program's stdin, and only that: aiodocker itself can only close both directions."""

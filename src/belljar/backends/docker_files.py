@@ -29,6 +29,7 @@ DELIVER = (
     f"find . -xdev -mindepth 1 -depth -uid {KEEPER} -type d -exec rmdir {{}} + 2>/dev/null; exec tar -xpf -"
 )
 LAY = 'cd "$0" && umask 022 && exec tar -xf -'
+LAY_AND_SAY = 'cd "$0" && umask 022 && tar -xpf - && exec echo laid'
 NOT_A_FOLDER = 20
 # Whole or not at all: unpacked beside, then moved over what was there. No link is followed on the way.
 REPLACE = (

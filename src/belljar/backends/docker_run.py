@@ -1,4 +1,4 @@
-"""One command in a container, from its creation to its verdict."""
+"""One command in a container, from its word to its verdict."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 
 from belljar import errors
 from belljar.backends.base import STREAMS, Control, Emit, hear, lone_errors
-from belljar.backends.docker_engine import Wire, asking
-from belljar.models import Limits, Result, Status
+from belljar.backends.cgroups import Usage
+from belljar.backends.docker_engine import asking
+from belljar.backends.docker_ready import Ready
+from belljar.models import MIB, Limits, Result, Status
 from belljar.output import Capture
-
-if TYPE_CHECKING:
-    from aiodocker import Docker
-    from aiodocker.containers import DockerContainer
 
 _KILLED = 137
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
@@ -28,45 +25,99 @@ _LATE_WORD = (0.0, 0.05, 0.1, 0.2, 0.4)  # seconds: an engine may hear of the OO
 _PIPE = 32_768  # bytes of input that surely fit into a pipe, so that nobody waits for a reader
 _LAST_WORDS = 1.0  # seconds for the output of a guest that has ended
 _PREAMBLE = 1 << 16
+_CODE = 16  # bytes that an exit code has at most
+_UNTOLD = 255
 
 
 class Job(NamedTuple):
     """All that one run needs to know."""
 
     id: str
-    name: str  # of the container, so that it can be removed whatever becomes of us
-    body: dict[str, Any]
+    order: bytes  # what the launcher is to run
     stdin: bytes
     limits: Limits
-    deliver: Callable[[DockerContainer], Awaitable[None]]  # puts the files in place
-    count_deaths: bool = False  # must we look for ourselves whether the OOM killer struck?
+    create: Callable[[], Awaitable[Ready]]  # a container that nobody has used
+    deliver: Callable[[Ready], Awaitable[None]]  # starts it if it is not up, and puts the files in place
+    lasting: bool = False  # can it touch what outlives it? Then nobody is told anything before it is dead.
+
+
+class Marked:
+    """A stream in which a secret word marks where the guest begins and where it has ended."""
+
+    def __init__(self, word: bytes, *, begun: bool) -> None:
+        self.begun = begun
+        self.preamble = b""  # what was said before
+        self.ended: bytes | None = None  # what was said with the word
+        self._word = word
+        self._held = b""
+
+    def take(self, data: bytes) -> bytes:
+        """What of it is the guest's. The tail is held back while it may be the beginning of the word."""
+        if self.ended is not None:
+            return b""
+        said, self._held = self._held + data, b""
+        place = said.find(self._word)
+        if place < 0:
+            place = len(said) - _overlap(said, self._word)
+            self._held = said[place:]
+            return self._guests(said[:place])
+        told, newline, after = said[place + len(self._word) :].partition(b"\n")
+        if not newline and len(told) <= _CODE:
+            self._held = said[place:]
+        elif self.begun:
+            self.ended = told.strip()
+        else:
+            self.preamble = (self.preamble + said[:place])[-_PREAMBLE:]
+            self.begun = True
+            return self.take(after)
+        return self._guests(said[:place])
+
+    def _guests(self, said: bytes) -> bytes:
+        if self.begun:
+            return said
+        self.preamble = (self.preamble + said)[-_PREAMBLE:]
+        return b""
+
+    def rest(self) -> bytes:
+        """What was held back, when nothing more will come."""
+        held, self._held = self._held, b""
+        return self._guests(held) if self.ended is None else b""
+
+
+def _overlap(said: bytes, word: bytes) -> int:
+    """How many bytes at the end of the one are the beginning of the other."""
+    return next((n for n in range(min(len(said), len(word) - 1), 0, -1) if word.startswith(said[-n:])), 0)
 
 
 class DockerRun:
-    """One container: created, heard, started, supplied, watched, judged. Whoever made it removes it."""
+    """One container: given its word, supplied, watched, judged. Whoever made it removes it."""
 
-    def __init__(self, client: Docker, job: Job, emit: Emit, control: Control) -> None:
-        self._client = client
+    def __init__(self, job: Job, emit: Emit, control: Control) -> None:
         self._job = job
         self._emit = emit
         self._control = control
         keep = job.limits.output if control.feed is None else None
         self._streams = {name: Capture(keep) for name in STREAMS}
-        self._verdict: Status | None = None
         self._word = secrets.token_hex(16).encode()
-        self._preamble: bytes | None = b""  # stderr before the guest began; None from then on
+        self._marked = {name: Marked(self._word, begun=name == "stdout") for name in STREAMS}
+        self._verdict: Status | None = None
         self._started = time.perf_counter()
         self._startup_ms = 0.0
+        self._usage: Usage | None = None
+        self._cpu_before = 0.0
         self._ended = False
-        self._deaths: Path | None = None
-        self._died_of_hunger = False
         self._listening = anyio.CancelScope()
-        self.container: DockerContainer
+        self._ready: Ready
+
+    @property
+    def begun(self) -> bool:
+        """Whether the guest had its first moment."""
+        return self._marked["stderr"].begun
 
     async def go(self) -> Result:
-        with anyio.CancelScope(shield=True):  # half a creation would be a container that nobody knows of
-            async with asking("the container could not be created", errors.StartFailed):
-                self.container = await self._client.containers.create(self._job.body, name=self._job.name)
+        if self._control.stopping:
+            return self._result(None, False, self._control.reason)
+        self._ready = await self._job.create()
         try:
             with lone_errors():
                 return await self._go()
@@ -74,50 +125,38 @@ class DockerRun:
             if not self._ended:
                 with anyio.CancelScope(shield=True):
                     await self._kill()
+            await self._ready.close()
 
     async def _go(self) -> Result:
-        if self._control.stopping:
-            self._ended = True
-            return self._result(None, False, self._control.reason)
-        stream = self.container.attach(stdin=True, stdout=True, stderr=True)
-        async with Wire.to(stream, "the container's streams") as wire, anyio.create_task_group() as watchers:
+        async with anyio.create_task_group() as watchers:
             watchers.start_soon(self._watch_clock)
             watchers.start_soon(self._watch_control)
-            await self._start()
-            watchers.start_soon(self._talk, wire)
+            await self._deliver()
+            watchers.start_soon(self._talk)
             if len(self._job.stdin) > _PIPE:
                 watchers.start_soon(self._watch_exit)
-            await self._listen(wire, watchers.start_soon)
+            await self._listen(watchers.start_soon)
             code = await self._exit_code()
             watchers.cancel_scope.cancel()
-        return self._result(code, await self._was_starved(code), self._verdict)
+        starved = await self._was_starved(code)
+        if self._usage and self._usage.forks_refused:
+            await self._emit("limit", f"pids: {self._usage.forks_refused} forks were refused")
+        return self._result(code, starved, self._verdict)
 
-    async def _start(self) -> None:
-        async with asking("the container could not be started", errors.StartFailed):
-            await self.container.start()
-        self._deaths = await self._count_of_deaths()
+    async def _deliver(self) -> None:
         try:
-            await self._job.deliver(self.container)
+            await self._job.deliver(self._ready)
         except errors.BelljarError:
             if self._verdict is None:
                 raise
         if self._verdict:  # its end came before its beginning
             await self._kill()
+        elif self._ready.group:
+            self._cpu_before = self._ready.group.usage().cpu_ms or 0.0
 
-    async def _count_of_deaths(self) -> Path | None:
-        """The kernel's own count, for an engine that does not tell: Podman, with control groups version 1."""
-        if not self._job.count_deaths:
-            return None
-        async with asking("the container's state", errors.StartFailed):
-            pid = int((await self.container.show())["State"]["Pid"])
-        with suppress(OSError, StopIteration):
-            rows = [row.split(":", 2) for row in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
-            group = next(path for _, kinds, path in rows if "memory" in kinds.split(","))
-            return Path(f"/sys/fs/cgroup/memory{group}/memory.oom_control")
-        return None
-
-    async def _talk(self, wire: Wire) -> None:
-        await wire.send(self._word + b"\n" + self._job.stdin)
+    async def _talk(self) -> None:
+        wire = self._ready.wire
+        await wire.send(self._word + b"\n" + self._job.order + self._job.stdin)
         if self._control.feed is not None:
             async for data in self._control.feed:
                 await wire.send(data)
@@ -126,54 +165,61 @@ class DockerRun:
     async def _watch_exit(self) -> None:
         """An engine that still holds input for a guest that has ended does not end the conversation by itself."""
         with suppress(Exception):
-            await self.container.wait()
+            await self._ready.container.wait()
         await anyio.sleep(_LAST_WORDS)
         self._listening.cancel()
 
-    async def _listen(self, wire: Wire, start_soon: Callable[..., object]) -> None:
+    async def _listen(self, start_soon: Callable[..., object]) -> None:
         with self._listening:
-            async for name, data in wire.parts():
-                heard = await self._begin(data) if name == "stderr" and self._preamble is not None else data
+            async for name, data in self._ready.wire.parts():
+                marked, capture = self._marked[name], self._streams[name]
+                waited = not marked.begun
+                heard = marked.take(data)
+                if waited and marked.begun:
+                    self._startup_ms = (time.perf_counter() - self._started) * 1000
+                    await self._emit("started", self._job.id)
                 if heard:
-                    await hear(self._streams[name], name, heard, self._emit)
-                if self._streams[name].flooded and self._verdict is None:
-                    self._verdict = Status.OUTPUT_LIMIT
-                    start_soon(self._kill)
-        self._died_of_hunger = self._deaths is not None and _oom_kills(self._deaths) > 0
+                    await hear(capture, name, heard, self._emit)
+                if capture.flooded and self._verdict is None:
+                    start_soon(self._end, Status.OUTPUT_LIMIT)
+                if all(each.ended is not None for each in self._marked.values()):
+                    break
         for each in STREAMS:
+            if held := self._marked[each].rest():
+                await hear(self._streams[each], each, held, self._emit)
             await hear(self._streams[each], each, b"", self._emit)
 
-    async def _begin(self, data: bytes) -> bytes:
-        """Looks for the word that the launcher says back just before it becomes the guest."""
-        assert self._preamble is not None
-        said = self._preamble + data
-        before, found, after = said.partition(self._word + b"\n")
-        if not found:
-            self._preamble = said[-_PREAMBLE:]
-            return b""
-        self._preamble = None
-        self._startup_ms = (time.perf_counter() - self._started) * 1000
-        await self._emit("started", self._job.id)
-        return before + after
-
     async def _exit_code(self) -> int:
+        told = self._marked["stderr"].ended
+        if told is not None and self._verdict is None:
+            self._look()
+            if self._job.lasting or self._usage is None:
+                await self._kill()
+            self._ended = True  # its processes are dead; what is left of it is removed in a moment
+            return int(told) if re.fullmatch(rb"\d{1,3}", told) else _UNTOLD
         async with asking("the container's end"):
-            code = (await self.container.wait())["StatusCode"]
+            code = (await self._ready.container.wait())["StatusCode"]
         self._ended = True
         if not isinstance(code, int):
             raise errors.ExecutionFailed(f"the engine told no exit code: {code!r}")
-        if self._preamble is not None and self._verdict is None and code != _KILLED:
-            said = self._preamble.decode("utf-8", "replace").strip()
+        if not self.begun and self._verdict is None and code != _KILLED:
+            said = self._marked["stderr"].preamble.decode("utf-8", "replace").strip()
             raise errors.StartFailed(f"the guest could not be started: {said[-500:] or f'exit code {code}'}")
         return code
 
+    def _look(self) -> None:
+        """The figures, while the container is still there."""
+        usage = self._ready.group.usage() if self._ready.group else None
+        if usage and (usage.memory_peak is not None or usage.cpu_ms is not None):  # else the group is gone
+            self._usage = usage
+
     async def _was_starved(self, code: int) -> bool:
-        if self._died_of_hunger:
-            return True
+        if self._usage is not None and (self._usage.oom_kills or self._marked["stderr"].ended is not None):
+            return self._usage.oom_kills > 0
         for pause in _LATE_WORD if code == _KILLED and self._verdict is None else (0.0,):
             await anyio.sleep(pause)
             async with asking("the container's state"):
-                if (await self.container.show())["State"].get("OOMKilled") is True:
+                if (await self._ready.container.show())["State"].get("OOMKilled") is True:
                     return True
         return False
 
@@ -187,36 +233,27 @@ class DockerRun:
     async def _end(self, verdict: Status) -> None:
         if self._verdict is None:
             self._verdict = verdict
+            self._look()
         await self._kill()
 
     async def _kill(self) -> None:
-        """Returns when the engine says that it is dead. What it says otherwise does not matter: it will be removed."""
-        try:
-            async with asking("kill", seconds=15):
-                await self.container.kill(signal="KILL")
-        except errors.BelljarError:
-            return
+        await self._ready.kill()
 
     def _result(self, code: int | None, starved: bool, verdict: Status | None) -> Result:
         out, err = self._streams["stdout"], self._streams["stderr"]
         stderr, cut = err.text, bool(out.cut or err.cut)
         ended = verdict is not None
         went_on = starved and code != _KILLED and not ended
+        peak, cpu = (self._usage.memory_peak, self._usage.cpu_ms) if self._usage else (None, None)
         return Result(
             status=verdict or _judge(code, starved, stderr, cut), exit_code=None if ended else code,
             stdout=out.text, stderr=stderr, truncated=cut,
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(self._startup_ms, 3),
-            container_id=self._job.id,
+            memory_used_mb=None if peak is None else round(peak / MIB, 3),
+            cpu_ms=None if cpu is None else round(max(0.0, cpu - self._cpu_before), 3), container_id=self._job.id,
             reasons=("a process that the guest had started was killed for memory; the guest itself went on",)
             if went_on else (),
         )  # fmt: skip
-
-
-def _oom_kills(control: Path) -> int:
-    with suppress(OSError):  # the engine was faster, and has removed the group
-        found = re.search(r"^oom_kill (\d+)$", control.read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
-    return 0
 
 
 def _judge(code: int | None, starved: bool, stderr: str, cut: bool) -> Status:

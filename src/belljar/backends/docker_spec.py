@@ -20,20 +20,35 @@ PLAIN_GUEST = 60_999  # for engines that map uids themselves, where ours would n
 GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
 _SHM = 64 * MIB
 _PROFILE = Path(__file__).with_name("profiles") / "guest.json"
-_OWN_PROCESSES = 1  # the init counts against the pids limit
+_OWN_PROCESSES = 2  # the init and the launcher count against the pids limit
 _KERNEL_PROCESSES = 1024  # what a kernel in user space needs for itself, on the host
 # Control groups version 1 count what waits in sockets apart, and engines set no limit for it: so a thousand must fit.
 _SMALL_BUFFERS = {f"net.ipv4.tcp_{way}mem": "4096 65536 65536" for way in "rw"}
 _PERIOD = 100_000
 _LEAST_QUOTA = 1000
 
-# Waits for the word to go (the files are put in place meanwhile), says it back, and becomes the guest.
-WAIT = (
-    "read -r word || exit 125; "
+# Waits for the word to go (the files are put in place meanwhile) and for the order, says the word back and runs the
+# guest. When that has ended, it ends what the guest started, and says the word again, with the exit code. A guest has
+# the same uid, so it could find the word and end itself in another way than by ending: nothing else is to be gained.
+LAUNCH = (
+    "IFS= read -r word && IFS= read -r order || exit 125; n='\n'; eval \"set -- $order\" || exit 125; "
     'if [ ! -d "$1" ]; then mkdir -p -- "$1" || exit 125; fi; cd -- "$1" || exit 125; shift; '
-    'printf "%s\\n" "$word" >&2; unset word; exec "$@"'
+    'exec 3>&2 2>/dev/null; printf "%s\\n" "$word" >&3; (exec "$@" 2>&3 3>&-); code=$?; kill -s KILL -- -1; '
+    'printf "%s %s\\n" "$word" "$code" >&3; printf "%s\\n" "$word"; exec sleep 20 3>&-'
 )
 HOLD = "read -r forever"  # keeps its folders mounted until its stdin is closed
+
+
+def order(cwd: str, env: Mapping[str, str], argv: Sequence[str]) -> bytes:
+    """What the launcher is to run, and where, as one line for its shell."""
+    # By `env`, so that it is a program and never a word that the shell knows; which would take a=b for a variable.
+    program = ["sh", "-c", 'exec "$@"', "sh"] if "=" in argv[0] else []
+    words = (cwd, "env", *(f"{name}={value}" for name, value in env.items()), *program, *argv)
+    return " ".join(map(_quoted, words)).encode() + b"\n"
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\"'\"'").replace("\n", "'\"$n\"'") + "'"
 
 
 class Guest(NamedTuple):

@@ -1,0 +1,177 @@
+"""Containers that wait for their word: a few of each kind that was asked for lately, each for one run and no second.
+
+Off unless the administrator sets `container.pool`. What waits belongs to the event loop that made it, and goes with
+it; a thread that serves callers for years has one loop for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import anyio
+
+from belljar import errors
+from belljar.backends import docker_spec, owner
+from belljar.backends.docker_broom import Broom, Litter, remove
+from belljar.backends.docker_engine import Address, asking, connected
+from belljar.backends.docker_ready import Ready
+from belljar.models import WORKSPACE
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+
+_KINDS = 4  # with more in use, the one not asked for longest makes room
+_LOOK = 10.0  # seconds between two looks whether what waits is still what would be made now
+_FAREWELL = 10.0
+_RESPITE = 0.05  # seconds: the run that was just given one goes first
+_OWN = ("User", "Labels")  # what each container has for itself
+
+
+class Kind:
+    """One way to make a container, and those that wait."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self.body = body
+        self.waiting: deque[Ready] = deque()
+        self.asked = time.monotonic()
+        self.failed = False  # then nobody tries again until it is asked for again
+
+
+class Pool:
+    """`claim` is all that a run needs to know."""
+
+    def __init__(self, address: Address, broom: Broom, size: int, idle: float, uids: range) -> None:
+        self.address = address
+        self.broom = broom
+        self.size = size
+        self.idle = idle
+        self.uids = uids  # empty: the engine maps uids itself
+        self.names: set[str] = set()  # of all that wait, in whatever loop
+        self._gardens: WeakKeyDictionary[Any, Garden] = WeakKeyDictionary()  # one for each event loop
+        if size:
+            atexit.register(self._leave)
+
+    def claim(self, body: Mapping[str, Any]) -> Ready | None:
+        """One that waits, if there is; and in any case more of its kind are made, for the next."""
+        if not self.size:
+            return None
+        loop = asyncio.get_running_loop()
+        garden = self._gardens.get(loop)
+        if garden is None or garden.task.done():
+            garden = self._gardens[loop] = Garden(self)
+        return garden.claim(body)
+
+    def _leave(self) -> None:
+        """At the end of the process: what a loop that nobody closed has left."""
+        self.broom.take(Litter(sorted(self.names)))
+
+
+class Garden:
+    """What waits in one event loop, and the task that tends it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._kinds: OrderedDict[str, Kind] = OrderedDict()
+        self._wanted = asyncio.Event()
+        self.task = asyncio.create_task(self._tend(), name="belljar-pool")
+
+    def claim(self, body: Mapping[str, Any]) -> Ready | None:
+        key = json.dumps({name: value for name, value in body.items() if name not in _OWN}, sort_keys=True)
+        kind = self._kinds.setdefault(key, Kind(body))
+        self._kinds.move_to_end(key)
+        kind.asked, kind.failed = time.monotonic(), False
+        self._wanted.set()
+        while kind.waiting:
+            ready = kind.waiting.popleft()
+            self._pool.names.discard(ready.name)
+            if ready.alive:
+                return ready
+            self._pool.broom.take(Litter([ready.name]))
+        return None
+
+    async def _tend(self) -> None:
+        async with connected(self._pool.address) as client:
+            try:
+                await anyio.sleep(_RESPITE)
+                while self._kinds:
+                    lacking = [kind for kind in self._kinds.values() if not kind.failed and self._lacks(kind)]
+                    if lacking:
+                        await self._plant(client, lacking[-1])
+                        continue
+                    self._wanted.clear()
+                    with anyio.move_on_after(_LOOK):
+                        await self._wanted.wait()
+                        await anyio.sleep(_RESPITE)
+                    await self._weed(client)
+            finally:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(_FAREWELL):
+                    await self._clear(client, [ready for kind in self._kinds.values() for ready in kind.waiting])
+
+    def _lacks(self, kind: Kind) -> bool:
+        return len(kind.waiting) < self._pool.size
+
+    async def _plant(self, client: Docker, kind: Kind) -> None:
+        name = f"bj-pool-{secrets.token_hex(8)}"
+        self._pool.names.add(name)
+        ready: Ready | None = None
+        try:
+            with ExitStack() as claimed:
+                ready = await Ready.create(client, name, self._body(kind, claimed))
+                ready.holds(claimed.pop_all())
+            await ready.start(local=self._pool.address.local)
+            await ready.call_keeper(WORKSPACE)
+            kind.waiting.append(ready)
+        except errors.BelljarError:
+            kind.failed = True
+        finally:
+            if ready is None or ready not in kind.waiting:
+                self._pool.names.discard(name)
+                self._pool.broom.take(Litter([name]))
+
+    def _body(self, kind: Kind, claimed: ExitStack) -> dict[str, Any]:
+        """The same again, for another guest."""
+        maker = kind.body["Labels"][f"{docker_spec.LABEL}.owner"]
+        body = {**kind.body, "Labels": docker_spec.labels(maker, "pool")}
+        if self._pool.uids:
+            uid, claim = owner.claim_uid(self._pool.uids)
+            claimed.callback(claim.close)
+            body["User"] = f"{uid}:{uid}"
+        return body
+
+    async def _weed(self, client: Docker) -> None:
+        """Takes out what has died, what nobody asked for, and what is not of the image any more that its name means."""
+        old = time.monotonic() - self._pool.idle
+        for key, kind in list(self._kinds.items()):
+            crowded = len(self._kinds) > _KINDS and kind is next(iter(self._kinds.values()))
+            if kind.asked < old or crowded:
+                del self._kinds[key]
+                await self._clear(client, list(kind.waiting))
+                continue
+            image = await _image_id(client, str(kind.body["Image"])) if kind.waiting else ""
+            gone = [ready for ready in kind.waiting if not ready.alive or ready.image != image]
+            kind.waiting = deque(ready for ready in kind.waiting if ready not in gone)
+            await self._clear(client, gone)
+
+    async def _clear(self, client: Docker, gone: Sequence[Ready]) -> None:
+        for ready in gone:
+            await ready.close()
+        names = [ready.name for ready in gone]
+        if names and not await remove(client, Litter(names)):
+            self._pool.broom.take(Litter(names))
+        self._pool.names.difference_update(names)
+
+
+async def _image_id(client: Docker, name: str) -> str:
+    with suppress(errors.BelljarError):
+        async with asking("the image"):
+            return str((await client.images.inspect(name))["Id"])
+    return ""
