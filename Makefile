@@ -31,6 +31,7 @@ bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand 
 	@$(BIN)/belljar setup wasm
 	@$(BIN)/python tests/bench/bench.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_wasm.py $(BENCH)
+	@$(BIN)/python tests/bench/bench_containers.py $(BENCH)
 
 setup: $(STAMP)
 

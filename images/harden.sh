@@ -10,7 +10,8 @@ mkdir -p /workspace
 chown "$user:$user" /workspace
 
 # Package managers. The list of what is installed stays: scanners read it.
-rm -rf /etc/apt /etc/dpkg /usr/lib/apt /usr/lib/dpkg /usr/share/dpkg /var/lib/apt /var/cache/apt /var/cache/debconf
+rm -rf /etc/apt /etc/dpkg /usr/lib/apt /usr/lib/dpkg /usr/libexec/dpkg /usr/share/dpkg /usr/share/bug /var/lib/apt \
+    /var/cache/apt /var/cache/debconf
 rm -f /usr/bin/apt /usr/bin/apt-* /usr/bin/dpkg /usr/bin/dpkg-* /usr/sbin/dpkg-* /usr/bin/debconf* /sbin/apk
 find /var/lib/dpkg/info -type f ! -name '*.list' ! -name '*.md5sums' -delete 2>/dev/null || true
 for name in "$@"; do # those of the language

@@ -2,9 +2,10 @@
 # Real container engines for the tests, in a folder of their own: Docker (runc, and gVisor as runtime `runsc`) and Podman.
 #
 #   test_engines.sh serve FOLDER    starts them and says so in FOLDER/ready; stops them when its stdin is closed
+#   test_engines.sh serve FOLDER SIZE      Docker alone, with its data on a disk of its own of that size (1500M)
 #   test_engines.sh start FOLDER    the same in the background
 #   test_engines.sh stop FOLDER     stops them, and removes all they left: processes, mounts, control groups, files
-#   test_engines.sh again FOLDER    starts Docker once more, after a test has killed it
+#   test_engines.sh again FOLDER [podman]  starts Docker, or Podman, once more, after a test has killed it
 #   test_engines.sh status FOLDER
 #   test_engines.sh install         what they need, where that is possible: as root, on Debian or Ubuntu
 #
@@ -18,8 +19,9 @@ export PATH
 IMAGE=belljar-test/base:latest
 CACHE=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/belljar-tests
 PACKAGES="docker.io:dockerd runsc:runsc runc:runc podman:podman catatonit:catatonit uidmap:newuidmap slirp4netns:slirp4netns
-fuse-overlayfs:fuse-overlayfs mmdebstrap:mmdebstrap docker-registry:docker-registry iptables:iptables"
-INSIDE=bash,ca-certificates,nodejs,python3,python3-numpy
+fuse-overlayfs:fuse-overlayfs mmdebstrap:mmdebstrap docker-registry:docker-registry iptables:iptables e2fsprogs:mkfs.ext4"
+INSIDE=bash,ca-certificates,nodejs,python3,python3-numpy,python3-pip,python3-pytest
+BASE=$CACHE/base-$(echo "$INSIDE" | cksum | cut -d' ' -f1).tar # another list, another file
 
 say() { echo "test engines: $*" >&2; }
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -52,7 +54,7 @@ install_packages() {
 
 # The guests' image, from Debian's packages, made once: no registry of images is asked for anything.
 make_base() {
-    [ -s "$CACHE/base.tar" ] && return 0
+    [ -s "$BASE" ] && return 0
     has mmdebstrap || { say "mmdebstrap is missing, so there is no image"; return 1; }
     mkdir -p "$CACHE" || return 1
     say "making the image from Debian's packages, once (about a minute)"
@@ -61,7 +63,7 @@ make_base() {
     if mmdebstrap --quiet --format=tar --variant=essential --include="$INSIDE" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' "$codename" - >"$draft" 2>"$draft.log"; then
-        mv "$draft" "$CACHE/base.tar"
+        mv "$draft" "$BASE"
         rm -f "$draft.log"
     else
         say "the image could not be made: $(tail -n 1 "$draft.log")"
@@ -83,9 +85,19 @@ answers() {
     done
 }
 
+# A disk that a test can fill to its last block: a file, mounted by a loop device that goes with the mount.
+mount_disk() {
+    mkdir -p "$folder/docker/data" && truncate -s "$size" "$folder/disk" && mkfs.ext4 -q -m 0 "$folder/disk" &&
+        mount -o loop "$folder/disk" "$folder/docker/data"
+}
+
 start_docker() {
     has dockerd && has docker || { echo "missing docker apt install docker.io" >>"$folder/found"; return; }
     mkdir -p "$folder/docker"
+    [ -z "$size" ] || mount_disk 2>>"$folder/docker.log" || {
+        echo "missing docker no disk of $size could be mounted: $(tail -n 1 "$folder/docker.log")" >>"$folder/found"
+        return
+    }
     runtimes='{}'
     # ptrace works everywhere: inside virtual machines there is often no KVM. Without network=none this runsc takes every
     # network namespace of a recent kernel for the host's, and refuses.
@@ -99,7 +111,7 @@ start_docker() {
     echo "$!" >>"$folder/pids"
     if answers "$!" docker -H "unix://$folder/docker.sock" version; then
         docker -H "unix://$folder/docker.sock" image inspect "$IMAGE" >/dev/null 2>&1 ||
-            docker -H "unix://$folder/docker.sock" import --change 'CMD ["bash"]' "$CACHE/base.tar" "$IMAGE" >/dev/null
+            docker -H "unix://$folder/docker.sock" import --change 'CMD ["bash"]' "$BASE" "$IMAGE" >/dev/null
         [ $? = 0 ] && echo "docker $folder/docker.sock" >>"$folder/found"
         has runsc || echo "missing runsc apt install runsc" >>"$folder/found"
     else
@@ -113,9 +125,10 @@ start_podman() {
     # From its own folder: its monitor leaves a file "oom" wherever it was started.
     (cd "$folder/podman" && exec podman $podman system service --time=0 "unix://$folder/podman.sock") \
         </dev/null >"$folder/podman.log" 2>&1 &
+    echo "$!" >"$folder/podman/pid"
     echo "$!" >>"$folder/pids"
-    if answers "$!" test -S "$folder/podman.sock" &&
-        podman $podman import --change 'CMD ["bash"]' "$CACHE/base.tar" "docker.io/$IMAGE" >/dev/null 2>>"$folder/podman.log"
+    if answers "$!" test -S "$folder/podman.sock" && { podman $podman image exists "docker.io/$IMAGE" ||
+        podman $podman import --change 'CMD ["bash"]' "$BASE" "docker.io/$IMAGE" >/dev/null 2>>"$folder/podman.log"; }
     then
         echo "podman $folder/podman.sock" >>"$folder/found"
     else
@@ -134,7 +147,7 @@ start_all() {
         echo "missing podman there is no image" >>"$folder/found"
     else
         start_docker
-        start_podman
+        [ -n "$size" ] || start_podman
     fi
     mv "$folder/found" "$folder/ready"
 }
@@ -186,16 +199,18 @@ end_all() {
 
 command=${1:-}
 folder=${2:-}
+size=""
 groups=belljar-engines-$(basename "${folder:-none}")
 podman="--root $folder/podman/root --runroot $folder/podman/run --tmpdir $folder/podman/tmp --cgroup-manager cgroupfs
 --events-backend file --runtime $(command -v runc || command -v crun)"
 case $command in
     install) install_packages; exit 0 ;;
     serve | start | again | stop | status) [ -n "$folder" ] || { say "which folder?"; exit 2; } ;;
-    *) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
 case $command in
     serve)
+        size=${3:-}
         trap 'end_all; exit 0' INT TERM HUP
         start_all
         cat >/dev/null # until whoever started us is gone
@@ -207,9 +222,14 @@ case $command in
         ;;
     again)
         # The killed ones left their pids, which may be zombies for a while, and sockets that nobody listens on.
-        rm -f "$folder/docker/pid" "$folder/docker.sock" "$folder"/docker/exec/containerd/containerd.pid
         : >"$folder/found"
-        start_docker
+        if [ "${3:-docker}" = podman ]; then
+            rm -f "$folder/podman.sock"
+            start_podman
+        else
+            rm -f "$folder/docker/pid" "$folder/docker.sock" "$folder"/docker/exec/containerd/containerd.pid
+            start_docker
+        fi
         grep -v '^missing' "$folder/found" || { cat "$folder/found"; exit 1; }
         rm -f "$folder/found"
         ;;

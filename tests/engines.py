@@ -11,12 +11,19 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import anyio
 import pytest
 
+import belljar
+from belljar.backends import docker_spec
+from belljar.backends.docker import Containers
+from belljar.backends.docker_engine import connected
 from belljar.engine import Engine
 from belljar.settings import load
 
@@ -55,6 +62,16 @@ class Engines(NamedTuple):
                 pytest.skip(f"NOTHING of {flavour} was checked: {why}")
         return Engine(self.settings(backend, runtime, **more))
 
+    @asynccontextmanager
+    async def restarting(self, name: str) -> AsyncIterator[int]:
+        """The pid of an engine that may be killed: afterwards it is started once more."""
+        try:
+            yield int((self.folder / name / "pid").read_text())
+        finally:
+            with anyio.CancelScope(shield=True):
+                line = ["sh", str(SCRIPT), "again", str(self.folder), name]
+                await anyio.run_process(line, stdout=subprocess.DEVNULL, stderr=None)
+
 
 @cache
 def engines() -> Engines:
@@ -65,22 +82,29 @@ def engines() -> Engines:
     if running := os.environ.get("BELLJAR_TEST_ENGINES"):
         return _told(Path(running))
     subprocess.run(["sh", str(SCRIPT), "install"], timeout=_START_SECONDS, check=False)
-    folder = Path(tempfile.mkdtemp(prefix="bj-"))  # short: a socket's path has at most 107 characters
-    server = subprocess.Popen(["sh", str(SCRIPT), "serve", str(folder)], stdin=subprocess.PIPE, start_new_session=True)
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(served())
 
-    def stop() -> None:
-        assert server.stdin
+
+@contextmanager
+def served(*words: str) -> Iterator[Engines]:
+    """Engines of one's own; a size (`1500M`) gives Docker alone, with its data on a disk of that size."""
+    folder = Path(tempfile.mkdtemp(prefix="bj-"))  # short: a socket's path has at most 107 characters
+    line = ["sh", str(SCRIPT), "serve", str(folder), *words]
+    server = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
+    assert server.stdin
+    try:
+        ready = folder / "ready"
+        deadline = time.monotonic() + _START_SECONDS
+        while not ready.exists():
+            assert server.poll() is None, "scripts/test_engines.sh ended early"
+            assert time.monotonic() < deadline, "the engines did not start"
+            time.sleep(0.05)
+        yield _told(folder)
+    finally:
         server.stdin.close()
         server.wait(timeout=120)
-
-    atexit.register(stop)
-    ready = folder / "ready"
-    deadline = time.monotonic() + _START_SECONDS
-    while not ready.exists():
-        assert server.poll() is None, "scripts/test_engines.sh ended early"
-        assert time.monotonic() < deadline, "the engines did not start"
-        time.sleep(0.05)
-    return _told(folder)
 
 
 def _told(folder: Path) -> Engines:
@@ -90,3 +114,33 @@ def _told(folder: Path) -> Engines:
     for name, why in missing.items():
         print(f"\nengines: {name} is not tested: {why}", flush=True)
     return Engines(folder, sockets, missing)
+
+
+# --- what tests of containers ask of them ---
+
+
+def backend_of(engine: Engine) -> Containers:
+    backend = engine.backend(engine.settings.backend)
+    assert isinstance(backend, Containers)
+    return backend
+
+
+async def left_behind(engine: Engine) -> list[str]:
+    """The names of our containers and volumes, whoever made them."""
+    wanted = {"label": [f"{docker_spec.LABEL}=1"]}
+    async with connected(backend_of(engine)._address) as client:
+        found = [each._container["Names"][0] for each in await client.containers.list(all=True, filters=wanted)]
+        volumes = (await client.volumes.list(filters=wanted)).get("Volumes") or []
+    return [*found, *(each["Name"] for each in volumes)]
+
+
+async def nothing_left(engine: Engine) -> bool:
+    deadline = time.monotonic() + 30
+    while (left := await left_behind(engine)) and time.monotonic() < deadline:
+        await anyio.sleep(0.05)
+    assert left == []
+    return True
+
+
+async def run(engine: Engine, code: str, **options: Any) -> belljar.Result:
+    return await belljar.arun(code, engine=engine, backend=engine.settings.backend, **options)

@@ -54,6 +54,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Of a deterministic run
 Profile = Annotated[str | None, typer.Option("--profile", help="Packages to find imported, such as numeric.")]
 Retry = Annotated[bool, typer.Option("--retry-stronger", help="If auto's choice lacks something, run it on another.")]
 Image = Annotated[str | None, typer.Option("--image", help="Of a container; by default the language's.")]
+Type = Annotated[str | None, typer.Option("--type", help="Kind of work, such as test-runner: image and limits.")]
 Runtime = Annotated[str | None, typer.Option("--runtime", help="Of containers: runc, runsc (gVisor), …")]
 Packages = Annotated[Path | None, typer.Option("--packages", metavar="VENV", help="A Python environment, read-only.")]
 
@@ -126,8 +127,8 @@ def run(
     backend: Backend = "auto", isolation: Isolation = None, timeout: Timeout = None, memory: Memory = None,
     cpus: Cpus = None, pids: Pids = None, disk: Disk = None, stdin: Stdin = None, in_files: InFiles = None,
     env: Env = None, collect: Collect = None, out: Out = None, net: Net = None, packages: Packages = None,
-    image: Image = None, runtime: Runtime = None, fuel: Fuel = None, deterministic: Fixed = False, seed: Seed = None,
-    profile: Profile = None, retry_stronger: Retry = False, as_json: Json = False,
+    image: Image = None, runtime: Runtime = None, type: Type = None, fuel: Fuel = None, deterministic: Fixed = False,
+    seed: Seed = None, profile: Profile = None, retry_stronger: Retry = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Run a snippet or a file in a sandbox of its own."""
     if (code is None) == (file is None):
@@ -142,7 +143,7 @@ def run(
         code, language=language or "python", backend=backend, isolation=isolation, timeout=timeout, memory=memory,
         cpus=cpus, pids=pids, disk=disk, stdin=_stdin(stdin), files=_files(in_files), env=_env(env),
         collect=tuple(collect or ()), net=net or (), packages=_absolute(packages), image=image, runtime=runtime,
-        fuel=fuel, profile=profile,
+        type=type, fuel=fuel, profile=profile,
         deterministic={"seed": seed} if seed is not None else deterministic,
         retry="stronger" if retry_stronger else "never",
     )  # fmt: skip
@@ -157,7 +158,7 @@ def exec_(
     backend: Backend = "auto", isolation: Isolation = None, timeout: Timeout = None, memory: Memory = None,
     cpus: Cpus = None, pids: Pids = None, disk: Disk = None, stdin: Stdin = None, in_files: InFiles = None,
     env: Env = None, collect: Collect = None, out: Out = None, net: Net = None, packages: Packages = None,
-    image: Image = None, runtime: Runtime = None, as_json: Json = False,
+    image: Image = None, runtime: Runtime = None, type: Type = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Run a command in a sandbox, with a folder of the host at /workspace if you grant one."""
     if rw and workspace is None:
@@ -166,7 +167,7 @@ def exec_(
         command=command, workspace=_absolute(workspace), write=rw, backend=backend, isolation=isolation,
         timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=_stdin(stdin), files=_files(in_files),
         env=_env(env), collect=tuple(collect or ()), net=net or (), packages=_absolute(packages), image=image,
-        runtime=runtime,
+        runtime=runtime, type=type,
     )  # fmt: skip
     _execute(default_engine(), asked, out, as_json)
 

@@ -33,13 +33,12 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _images(engine: str, lock_file: Path | None = None) -> Images:
+    from belljar.backends.docker_engine import docker_address, podman_address
     from belljar.images import Images
 
     settings = load()
-    url = settings.docker_socket if engine == "docker" else settings.podman_socket
-    if not url:
-        raise errors.NotAvailable(f"{engine}: no socket is configured", fix=f"set {engine}_socket in the settings")
-    return Images(settings, url=url, lock_file=lock_file)
+    at = podman_address(settings.podman_socket) if engine == "podman" else docker_address(settings.docker_socket)
+    return Images(settings, url=at.url, lock_file=lock_file)
 
 
 def _await(function: Callable[[Listener], Awaitable[Any]], *, quiet: bool = False) -> Any:
@@ -95,7 +94,7 @@ def build(
     memory: Annotated[str | None, typer.Option("--memory", "-m", help='Such as "2G".')] = None,
     cpus: Annotated[float | None, typer.Option("--cpus")] = None,
     network: Annotated[bool, typer.Option("--network", help="Let the steps reach the network.")] = False,
-    engine: Engine = "docker", as_json: Json = False,
+    engine: Engine = "docker", lock_file: LockFile = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Build our hardened language images, or with --context and --tag a project of your own."""
     from belljar.images import LANGUAGES
@@ -106,7 +105,7 @@ def build(
         raise errors.InvalidRequest(
             "--context needs --tag, and no language", fix="belljar images build --context . -t app"
         )
-    images = _images(engine)
+    images = _images(engine, lock_file)
 
     async def work(listener: Listener) -> list[BuildReport]:
         if context is not None:
@@ -126,8 +125,12 @@ def build(
 def _tell_build(report: BuildReport) -> None:
     for left_out in report.left_out:
         terminal.warn(f"[yellow]not sent: {terminal.escape(left_out)}[/]")
+    for limit in report.weaker:
+        terminal.warn(f"[yellow]{limit}: this engine cannot[/]")
     if report.ok:
         terminal.say(f"[green]✓[/] {report.tag} {report.id[:19]}")
+        for base in report.bases:
+            terminal.say(f"  from {terminal.escape(base)}")
         return
     terminal.warn(f"[red]✗ {report.tag}[/] {terminal.escape(report.problem)}")
     terminal.warn(f"  {terminal.escape(report.step)}")

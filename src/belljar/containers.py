@@ -6,15 +6,14 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from belljar import backends, errors, portal
+from belljar import errors, portal
 from belljar.engine import Engine
 from belljar.models import Isolation, Result, parse_size
 from belljar.sandbox import arun, default_engine
+from belljar.settings import CONTAINER_ENGINES as CONTAINERS
 
 if TYPE_CHECKING:
     from belljar.images_context import BuildReport
-
-CONTAINERS = ("docker", "podman", "apple")
 
 
 class Detected(NamedTuple):
@@ -65,7 +64,7 @@ async def _container_backend(engine: Engine, wanted: str) -> str:
         raise errors.InvalidRequest(
             f"backend: {wanted!r} has no containers", fix=f"choose from: auto, {', '.join(CONTAINERS)}"
         )
-    names = [name for name in backends.NAMES if name in CONTAINERS] if wanted == "auto" else [wanted]
+    names = [name for name in engine.known if name in CONTAINERS] if wanted == "auto" else [wanted]
     found = [await _ask(engine, name) for name in names]
     for one in found:
         if one.available:
@@ -138,10 +137,12 @@ async def abuild_image(
         except ValueError as error:
             raise errors.InvalidRequest(f"memory: {error}") from None
         return await chosen.build(folder, tag, file=file, memory=size, cpus=cpus, told=on_progress)
+    from belljar.backends.docker_engine import docker_address, podman_address
     from belljar.images import Images  # it brings the engine's API with it
 
-    url = engine.settings.podman_socket if name == "podman" else ""
-    images = Images(engine.settings, url=url)
+    settings = engine.settings
+    at = podman_address(settings.podman_socket) if name == "podman" else docker_address(settings.docker_socket)
+    images = Images(settings, url=at.url)
     return await images.build(folder, tag, file, memory, cpus, listener=lambda progress: on_progress(progress.step))
 
 

@@ -16,11 +16,16 @@ from typing import NamedTuple
 
 import anyio
 import h11
-from anyio.abc import SocketStream
+from anyio.abc import SocketStream, UNIXSocketStream
 
 from belljar.models import Egress
 
 PORT = 3128
+_PROXY = f"http://127.0.0.1:{PORT}"
+# What tells a guest's programs of it.
+ENV = {name: _PROXY for word in ("http", "https", "all") for name in (f"{word}_proxy", f"{word}_proxy".upper())}
+ENV |= {"no_proxy": "localhost,127.0.0.1", "NO_PROXY": "localhost,127.0.0.1", "NODE_USE_ENV_PROXY": "1"}
+DENIALS = 20  # as many are told in a result; all are events
 _PORTS = frozenset({443})
 _CONNECTIONS = 64
 _HEADER_SECONDS = 10.0
@@ -90,7 +95,8 @@ class Proxy:
                     tasks.start_soon(self._attend, connection)
 
     async def _attend(self, connection: socket.socket) -> None:
-        async with self._slots, await SocketStream.from_socket(connection) as guest:
+        kind = UNIXSocketStream if connection.family is socket.AF_UNIX else SocketStream
+        async with self._slots, await kind.from_socket(connection) as guest:
             try:
                 with anyio.fail_after(_HEADER_SECONDS):
                     request = await _request(guest)

@@ -24,13 +24,14 @@ from belljar.models import (
     Failure,
     Guarantees,
     LanguageSupport,
+    Limits,
     Plan,
     Result,
     RunRequest,
     Status,
 )
 from belljar.routing import Choice
-from belljar.settings import Settings
+from belljar.settings import CONTAINER_ENGINES, Settings
 from belljar.settings import load as load_settings
 
 Listener = Callable[[Event], Awaitable[None] | None]
@@ -78,7 +79,8 @@ class Engine:
     @property
     def known(self) -> tuple[str, ...]:
         """The names of all backends, in the order of preference."""
-        return (*self._extra, *(name for name in backends.NAMES if name not in self._extra))
+        names = (*self._extra, *(name for name in backends.NAMES if name not in self._extra))
+        return _in_order(names, self.settings.container.engine)
 
     async def offers(self) -> tuple[Capabilities, ...]:
         """Every backend's word on itself, in the order of preference."""
@@ -143,9 +145,11 @@ class Engine:
         self, request: RunRequest, *, keep_files: bool = False, after: Capabilities | None = None
     ) -> tuple[Plan, Choice]:
         """What is allowed, and where; `after` a run on one backend, only on those next in line and no weaker."""
+        language = None
         if request.code is not None:  # by its own name: policy and routing know no aliases
-            request = request.model_copy(update={"language": self.languages.get(request.language).name})
-        plan = policy.decide(_resolved(request), self.settings, keep_files=keep_files)
+            language = self.languages.get(request.language)
+            request = request.model_copy(update={"language": language.name})
+        plan = policy.decide(_resolved(request), self.settings, keep_files=keep_files, language=language)
         if after is not None and after.guarantees is not None:
             strict = max(plan.isolation, after.guarantees.isolation, key=lambda isolation: isolation.rank)
             plan = plan.model_copy(update={"isolation": strict})
@@ -198,6 +202,13 @@ class Engine:
         for support in await self.spoken(backend):
             if support.name == name and not support.available:
                 raise errors.NotAvailable(f"{name} cannot be run by {backend} here", fix=support.fix)
+
+
+def _in_order(names: Sequence[str], preferred: str) -> tuple[str, ...]:
+    """The same names, the container engines among them with the preferred one first."""
+    engines = [name for name in names if name in CONTAINER_ENGINES]
+    order = iter(sorted(engines, key=lambda name: name != preferred))
+    return tuple(next(order) if name in engines else name for name in names)
 
 
 class Places:
@@ -277,14 +288,14 @@ class Lease:
 
     async def command(self, request: RunRequest) -> Command:
         """The request as one program with its files: a snippet becomes its language's main file."""
-        limits = policy.limits(request.limits, self.plan.limits, self.engine.settings.caps)
+        limits = self.limits(request)
         own_files = {name: data for name, data in request.files.items() if name not in self.plan.files}
         if request.command is not None and not self.offer.commands:
             raise errors.PolicyDenied(f"{self.offer.backend} runs code, not commands", fix="ask for backend=native")
         if request.command is not None:
             return Command(
                 argv=request.command, env=request.env, stdin=request.stdin, cwd=request.workdir, limits=limits,
-                files=own_files,
+                files=own_files, type=request.type,
             )  # fmt: skip
         if request.code is None:
             raise errors.InvalidRequest("code: give `code` or `command`")
@@ -293,6 +304,7 @@ class Lease:
             raise errors.NotAvailable(
                 f"{self.offer.backend} does not speak {language.name}", fix="ask for backend=native"
             )
+        policy.check_language(language, self.plan.egress, self.offer)
         await self.engine.require_language(language.name, self.offer.backend)
         main, env, argv = language.filename, dict(language.env), language.argv
         if main in request.files:
@@ -303,7 +315,12 @@ class Lease:
         return Command(
             argv=argv, env=env | dict(request.env), stdin=request.stdin, cwd=request.workdir, limits=limits,
             language=language.name, files={main: request.code.encode(), **own_files}, fixed=request.deterministic,
+            type=request.type,
         )  # fmt: skip
+
+    def limits(self, request: RunRequest) -> Limits:
+        language = None if request.code is None else self.engine.languages.get(request.language)
+        return policy.command_limits(request, self.plan, self.engine.settings, language)
 
     async def finish(self, request: RunRequest, result: Result) -> Result:
         """The backend's raw result with its files, its diagnosis, and where and why it ran."""
@@ -319,6 +336,8 @@ class Lease:
 
     def _guarantees(self) -> Guarantees | None:
         promise, hosts = routing.promise(self.plan, self.offer), sorted(self.plan.egress.hosts)
+        if promise and self.plan.egress.mode == "open":
+            return promise.model_copy(update={"network": "open: whatever the network that was set up for it reaches"})
         if promise is None or not hosts:
             return promise
         return promise.model_copy(update={"network": f"only {', '.join(hosts)}, through a filtering proxy"})
@@ -329,7 +348,7 @@ class Lease:
         from belljar import diagnose  # its tables cost 20 ms, and most runs succeed
 
         language = "" if request.command else self.engine.languages.get(request.language).name
-        limits = policy.limits(request.limits, self.plan.limits, self.engine.settings.caps)
+        limits = self.limits(request)
         return diagnose.diagnose(result, language=language, limits=limits, backend=self.offer.backend)
 
     def _emitter(self, listener: Listener | None) -> Any:

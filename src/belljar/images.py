@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from belljar import errors, images_context, images_engine, images_reports, images_rules, process
+from belljar import errors, images_context, images_engine, images_rules
 from belljar.images_context import BuildReport
 from belljar.images_engine import Listener, Progress, connected, silent
-from belljar.images_rules import LABEL, TAG_LABEL, ImageFacts, Lock, PullPolicy, Reference, ScanRecord
-from belljar.images_store import Distrusted, Store, new_pin, run_pinned
+from belljar.images_rules import BASES_LABEL, LABEL, TAG_LABEL, ImageFacts, Lock, PullPolicy, Reference, ScanRecord
+from belljar.images_store import Store, new_pin
+from belljar.images_trust import Trust
 from belljar.models import GIB, Model, format_size, parse_size
 from belljar.settings import Settings
 
@@ -60,17 +61,22 @@ class Collected(Model):
 class Images:
     """All that can be done with the images of one engine, under one set of settings."""
 
-    def __init__(self, settings: Settings, *, url: str = "", lock_file: Path | None = None) -> None:
+    def __init__(self, settings: Settings, *, url: str | None = None, lock_file: Path | None = None) -> None:
+        """`url`: where the engine listens; empty: where the current context of Docker's says."""
         self.settings = settings
         self.rules = settings.images
-        self.url = url or settings.docker_socket
+        self.url = settings.docker_socket if url is None else url
         self.store = Store(
             Path(settings.cache_dir or f"{settings.home}/.cache/belljar") / "images",
             lock_file or Path(self.rules.lock_file),
         )
+        self.trust = Trust(self.rules, self.store, self.url)
 
     def _parse(self, name: str) -> Reference:
         return images_rules.parse(name, self.rules.image_registry)
+
+    async def _look(self, docker: Docker, reference: Reference) -> ImageFacts | None:
+        return await images_engine.inspect(docker, _local(reference), reference, self.store.built())
 
     # --- having ---
 
@@ -79,13 +85,13 @@ class Images:
         reference = self._parse(name)
         pin = self.store.lock().pin(reference)
         async with connected(self.url) as docker:
-            present = await images_engine.inspect(docker, _local(reference), reference)
+            present = await self._look(docker, reference)
             present = present.by(pin.digest) if present and pin else present
             step = images_rules.pull_step(reference, policy or self.rules.image_pull_policy, present, pin)
             if not step.pull:
                 assert present is not None
                 images_rules.check_pin(reference, pin, present, self.rules)
-                await self._vouch(reference, present)
+                await self.trust.check(reference, present)
                 return Pulled(image=present, pulled=False, reason=step.reason)
             facts = await self._fetch(docker, reference, present, listener)
         return Pulled(image=facts, pulled=True, reason=step.reason)
@@ -107,7 +113,7 @@ class Images:
             images_rules.check_remote(reference, pin, digest)
             digest = pin.digest if pin else digest
         if digest and self.rules.require_signature:
-            await self._check_signature(reference, digest)
+            await self.trust.check_signature(reference, digest)
         target = reference.at(digest) if digest else str(reference)
         await images_engine.pull(
             docker, target, seconds=self.rules.pull_timeout, stall=self.rules.stall_timeout, listener=listener
@@ -118,19 +124,14 @@ class Images:
         facts = facts.by(digest)
         try:
             images_rules.check_pin(reference, pin, facts, self.rules if not moving else _unlocked(self.rules))
-            await self._vouch(reference, facts, signed=bool(digest))
+            await self.trust.check(reference, facts, signed=bool(digest))
         except BaseException:
             await _discard(docker, reference, target, present)
             raise
         if digest and reference.tag:
             await docker.images.tag(target, reference.name, tag=reference.tag)
+        self.store.note_fetched(facts.id)
         return facts
-
-    async def _vouch(self, reference: Reference, facts: ImageFacts, *, signed: bool = False) -> None:
-        if self.rules.require_signature and not signed:
-            await self._check_signature(reference, facts.digest)
-        if self.rules.require_scan:
-            await self._check_scan(facts)
 
     async def prepull(self, names: Sequence[str] = (), *, listener: Listener = silent) -> tuple[Outcome, ...]:
         """Several at once; one that fails does not keep out the others."""
@@ -156,7 +157,7 @@ class Images:
     async def present(self, name: str) -> ImageFacts:
         reference = self._parse(name)
         async with connected(self.url) as docker:
-            facts = await images_engine.inspect(docker, _local(reference), reference)
+            facts = await self._look(docker, reference)
         if facts is None:
             raise errors.ImageNotFound(
                 f"{reference} is not on this engine", fix=f"belljar images pull {reference}",
@@ -188,76 +189,16 @@ class Images:
         facts = facts.by(pin.digest) if pin else facts
         images_rules.check_pin(reference, pin, facts, self.rules)
         if self.rules.cosign or self.rules.require_signature:
-            await self._check_signature(reference, facts.digest)
-        await self._vouch(reference, facts, signed=True)
+            await self.trust.check_signature(reference, facts.digest, again=True)
+        await self.trust.check(reference, facts, signed=True)
         return facts
-
-    async def _check_signature(self, reference: Reference, digest: str) -> None:
-        argv = images_rules.signature_command(reference, digest, self.rules)
-        try:
-            said = await run_pinned(argv, self.rules.cosign_sha256, deadline=self.rules.tool_timeout, limit=1 << 20)
-        except Distrusted as error:
-            fix = "install the pinned cosign, or have the administrator set images.cosign_sha256 anew"
-            raise images_rules.refused_signature(str(reference), str(error), fix) from None
-        if said.code != 0:
-            told = (said.stderr.strip() or said.stdout.strip() or f"exit code {said.code}")[-300:]
-            raise images_rules.refused_signature(str(reference), f"cosign refuses it: {told}", "use a signed image")
 
     async def scan(self, name: str, *, again: bool = True) -> ScanRecord:
         """What the scanner says of an image that is here; the record is kept with its id."""
         facts = await self.present(name)
         record = None if again else self.store.scan(facts.id)
         if record is None or images_rules.is_stale(record, self.rules, time.time()):
-            record = await self._scan(facts)
-        return record
-
-    async def _check_scan(self, facts: ImageFacts) -> None:
-        record = self.store.scan(facts.id)
-        if record is not None and images_rules.is_stale(record, self.rules, time.time()):
-            if self.rules.scan_when_stale == "refuse":
-                raise images_rules.refused_scan(
-                    facts.reference, "its scan is stale", f"belljar images scan {facts.reference}"
-                )
-            record = None
-        if record is None:
-            try:
-                record = await self._scan(facts)
-            except errors.BackendError as error:  # the policy wants a scan, and there is none: that is a no
-                raise images_rules.refused_scan(facts.reference, error.message, error.fix) from error
-        images_rules.check_scan(record, self.rules)
-
-    async def _scan(self, facts: ImageFacts) -> ScanRecord:
-        argv = images_rules.scan_command(facts, self.rules, self.url)
-        try:
-            said = await run_pinned(
-                argv, self.rules.scanner_sha256, deadline=self.rules.tool_timeout, limit=images_reports.MAX_REPORT
-            )
-        except Distrusted as error:
-            fix = "install the pinned scanner, or have the administrator set images.scanner_sha256 anew"
-            raise images_rules.refused_scan(facts.reference, str(error), fix) from None
-        record = self._recorded(facts, argv[0], said)
-        self.store.save_scan(record)
-        return record
-
-    def _recorded(self, facts: ImageFacts, scanner: str, said: process.Output) -> ScanRecord:
-        told = said.stderr.strip()[-300:]
-        try:
-            report = images_reports.read(said.stdout)
-        except images_reports.Unreadable as error:
-            raise errors.ExecutionFailed(f"the scanner's report cannot be used: {error}", fix=told) from None
-        if report.subjects and not report.subjects & {facts.id, facts.digest}:
-            raise errors.ExecutionFailed("the scanner's report is about another image", fix="correct images.scanner")
-        record = ScanRecord(
-            id=facts.id, digest=facts.digest, reference=facts.reference, at=time.time(), scanner=scanner,
-            scanner_sha256=self.rules.scanner_sha256, counts=report.counts, findings=report.findings,
-        )  # fmt: skip
-        if said.code != 0:
-            # Scanners can be told to fail when they find something. One that fails and finds nothing bad is broken.
-            try:
-                images_rules.check_scan(record, self.rules)
-            except errors.ImageRefused:
-                return record
-            raise errors.ExecutionFailed(f"the scanner ended with {said.code}", fix=told or "run it by hand")
+            record = await self.trust.scan(facts)
         return record
 
     # --- keeping ---
@@ -288,19 +229,25 @@ class Images:
             return Outcome(reference=name, ok=True, text="built here: build it again to update it", digest=pin.digest)
         async with connected(self.url) as docker:
             remote = await images_engine.remote_digest(docker, reference, self.rules.stall_timeout)
-            if not remote:
+            if not remote and look_only:
                 raise errors.ImageNotFound(
-                    f"no registry says what {reference} is now", fix="check its name and registry"
+                    f"no registry says what {reference} is now",
+                    fix="check its name and registry; Podman cannot ask without pulling: update without --check",
                 )
             if pin is not None and remote == pin.digest:
                 return Outcome(reference=name, ok=True, text="up to date", digest=remote)
             if look_only:
                 return Outcome(reference=name, ok=True, text=f"an update is there: {remote}", digest=remote)
-            present = await images_engine.inspect(docker, _local(reference), reference)
+            present = await self._look(docker, reference)
             facts = await self._fetch(docker, reference, present, listener, moving=True)
-        lock = self.store.lock().moved(reference, new_pin(facts.pin, in_registry=bool(facts.digest)))
-        self.store.save_lock(lock)
+        if pin is not None and facts.is_(pin.digest):
+            return Outcome(reference=name, ok=True, text="up to date", digest=pin.digest)
+        self._pin(reference, facts)
         return Outcome(reference=name, ok=True, text="updated", digest=facts.pin)
+
+    def _pin(self, reference: Reference, facts: ImageFacts) -> None:
+        pin = new_pin(facts.pin, in_registry=bool(facts.digest))
+        self.store.save_lock(self.store.lock().moved(reference, pin))
 
     async def remove(self, name: str, *, force: bool = False) -> ImageFacts:
         facts = await self.present(name)
@@ -308,7 +255,7 @@ class Images:
             with images_engine.deadline(images_engine.QUICK, f"removing {name}"):
                 await docker.images.delete(_local(self._parse(name)), force=force)
             if await images_engine.inspect(docker, facts.id, self._parse(name)) is None:
-                self.store.forget(facts.id)
+                self.store.forget(facts.id, *facts.digests)
         return facts
 
     async def gc(self, *, older_than: float | None = None, dry_run: bool = False) -> Collected:
@@ -346,45 +293,67 @@ class Images:
     async def build(
         self, context_dir: str | Path, tag: str, file: str = "Dockerfile", memory: str | int | None = None,
         cpus: float | None = None, *, network: bool = False, arguments: Mapping[str, str] | None = None,
-        listener: Listener = silent,
+        listener: Listener = silent, given: Sequence[ImageFacts] = (),
     ) -> BuildReport:  # fmt: skip
         """Builds a folder. The bases come in by our own door, under the same policy as any other image; the steps run
-        without network unless that is asked for and allowed. A step that fails is a report, not an exception."""
+        without network unless that is asked for and allowed. A step that fails is a report, not an exception.
+
+        `given`: bases that came in already, and that the Dockerfile gets to know by their ids, through `arguments`.
+        """
         reference = images_rules.parse(tag)
         if reference.digest:
             raise errors.InvalidRequest("tag: a build cannot be told its digest", fix="give name:tag")
         if network and self.rules.build_network == "never":
             raise errors.PolicyDenied("images.build_network: builds have no network here", fix="build without it")
-        params = self._build_limits(memory, cpus)
-        labels = {LABEL: "1", TAG_LABEL: str(reference)}
+        params, weaker = await self._walls(memory, cpus, network)
         params |= {
             "t": str(reference), "dockerfile": images_rules.build_file(file), "rm": True, "forcerm": True,
-            "networkmode": "default" if network else "none", "labels": labels, "buildargs": dict(arguments or {}),
+            "buildargs": dict(arguments or {}),
         }  # fmt: skip
         with tempfile.TemporaryFile(prefix="belljar-context-") as context:
             packed = await anyio.to_thread.run_sync(self._pack, str(context_dir), params["dockerfile"], context)
             if not network:
                 images_rules.check_sources(packed.dockerfile)
-            given = set((arguments or {}).values())
-            for base in images_rules.bases(packed.dockerfile, arguments):
-                if base not in given or not images_rules.is_digest(base):
-                    await self._bring(base, listener)
+            known = {facts.id: facts for facts in given}
+            names = images_rules.bases(packed.dockerfile, arguments)
+            used = [known.get(name) or await self._bring(name, listener) for name in names]
+            bases = tuple(facts.pinned for facts in used)
+            params["labels"] = {LABEL: "1", TAG_LABEL: str(reference), BASES_LABEL: " ".join(bases)}
             context.seek(0)
             report = await self._run_build(reference, params, context, listener)
-        return report.model_copy(update={"left_out": packed.left_out})
+        return report.model_copy(update={"left_out": packed.left_out, "bases": bases, "weaker": weaker})
 
-    async def _bring(self, base: str, listener: Listener) -> None:
+    async def _bring(self, base: str, listener: Listener) -> ImageFacts:
         """A base, under the very name that the Dockerfile has for it: the engine must not look for it elsewhere."""
         done, plain = await self.pull(base, listener=listener), images_rules.parse(base)
         if str(plain) == done.image.reference:
-            return
+            return done.image
         if plain.digest:
             raise errors.InvalidRequest(f"Dockerfile: {base} has no registry", fix=f"write {done.image.reference}")
         async with connected(self.url) as docker:
             await docker.images.tag(done.image.id, plain.name, tag=plain.tag)
+        return done.image
 
     def _pack(self, folder: str, file: str, context: Any) -> images_context.Packed:
         return images_context.pack(folder, file, context, limit=self.rules.build_context)
+
+    async def _walls(
+        self, memory: str | int | None, cpus: float | None, network: bool
+    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Limits and network of the steps, and the limits that this engine cannot hold: those that were asked for are
+        then refused, the others told."""
+        limits = self._build_limits(memory, cpus)
+        async with connected(self.url) as docker:
+            engine = await images_engine.traits(docker)
+        walls = images_engine.network_of(engine, network)
+        if engine.limits:
+            return walls | limits, ()
+        if memory is not None or cpus is not None:
+            raise errors.NotAvailable(
+                "this engine cannot limit a build: it has no root, and no control groups of its own",
+                fix="leave out memory and cpus, or use control groups version 2, or an engine with root",
+            )
+        return walls, ("memory is not limited", "cpus is not limited")
 
     def _build_limits(self, memory: str | int | None, cpus: float | None) -> dict[str, Any]:
         caps = self.settings.caps
@@ -436,15 +405,20 @@ class Images:
     async def build_language(
         self, language: str, version: str, *, base: str = "", listener: Listener = silent
     ) -> BuildReport:
-        """One of the project's own hardened images, from its own base or another one, which is passed by its id."""
+        """One of the project's own hardened images, from its own base or another one, which is passed by its id.
+
+        A base that is not pinned yet is pinned now: the next build starts from the same one, or is refused.
+        """
         file = f"{language}/Dockerfile"
         if language not in LANGUAGES or not (recipes() / file).is_file():
             raise errors.InvalidRequest(f"{language!r} has no image of ours", fix=f"one of {', '.join(LANGUAGES)}")
         (usual,) = images_rules.bases((recipes() / file).read_text())
-        found = await self.pull(base or usual, listener=listener)
-        arguments = {"BASE_IMAGE": found.image.id}
-        tag = f"belljar/{language}:{version}"
-        return await self.build(recipes(), tag, file, arguments=arguments, listener=listener)
+        reference = self._parse(base or usual)
+        found = (await self.pull(base or usual, listener=listener)).image
+        if not reference.digest and self.store.lock().pin(reference) is None:
+            self._pin(reference, found)
+        tag, arguments = f"belljar/{language}:{version}", {"BASE_IMAGE": found.id}
+        return await self.build(recipes(), tag, file, arguments=arguments, listener=listener, given=(found,))
 
 
 def recipes() -> Path:

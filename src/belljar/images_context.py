@@ -225,6 +225,8 @@ class BuildReport(Model):
     problem: str = ""
     last_lines: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()  # name@digest of what it was built from; an id, where no registry has it
+    weaker: tuple[str, ...] = ()  # limits that did not hold, because the engine has none
     duration_ms: float = 0
 
 

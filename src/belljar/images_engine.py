@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -55,7 +55,9 @@ async def connected(url: str) -> AsyncIterator[Docker]:
     except ImportError:
         raise errors.NotAvailable("aiodocker is not installed", fix="pip install 'belljar[docker]'") from None
     try:
-        docker = aiodocker.Docker(url=url if "://" in url else f"unix://{url}")
+        docker = aiodocker.Docker(url=(url if "://" in url else f"unix://{url}") if url else None)
+    except AssertionError:  # its way to say that it looked everywhere
+        raise errors.NotAvailable("no engine listens at the usual places", fix="start one, or name it") from None
     except ValueError as error:
         raise errors.InvalidRequest(f"docker_socket: {error}", fix="give a path, or unix://… or tcp://…") from None
     try:
@@ -104,8 +106,8 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
 # --- one question, one answer ------------------------------------------------------------------
 
 
-async def inspect(docker: Docker, name: str, reference: Reference) -> ImageFacts | None:
-    """An image by any of its names; None if the engine does not have it."""
+async def inspect(docker: Docker, name: str, reference: Reference, built: Collection[str] = ()) -> ImageFacts | None:
+    """An image by any of its names; None if the engine does not have it. `built`: ids of those that were made here."""
     import aiodocker
 
     try:
@@ -118,6 +120,8 @@ async def inspect(docker: Docker, name: str, reference: Reference) -> ImageFacts
     if not is_digest(found["Id"]):
         raise errors.ExecutionFailed(f"the engine calls {name} {str(found['Id'])[:80]!r}, which is not an id")
     digests = digests_of(reference, found.get("RepoDigests") or ())
+    if digests and found["Id"] in built and await _is_podman(docker):
+        digests = ()  # Podman gives a digest to every image, also to one that no registry ever saw
     facts = ImageFacts(
         reference=str(reference),
         id=found["Id"],
@@ -129,6 +133,38 @@ async def inspect(docker: Docker, name: str, reference: Reference) -> ImageFacts
         tags=_tags(found.get("RepoTags")),
     )
     return facts.by(reference.digest)
+
+
+class Traits(NamedTuple):
+    """What an engine is, and what it can hold a build to."""
+
+    podman: bool
+    limits: bool  # of memory and processors
+
+
+async def traits(docker: Docker) -> Traits:
+    with deadline(QUICK, "asking what the engine can do"):
+        said: dict[str, Any] = dict(await docker.system.info())
+    rootless = said.get("Rootless") or "rootless" in str(said.get("SecurityOptions"))
+    # Without root, control groups version 1 let nobody set a limit; Podman says that it could.
+    limits = bool(said.get("MemoryLimit") and said.get("CpuCfsQuota"))
+    limits = limits and not (rootless and str(said.get("CgroupVersion", "1")) == "1")
+    return Traits(await _is_podman(docker), limits)
+
+
+async def _is_podman(docker: Docker) -> bool:
+    with deadline(QUICK, "asking for the version"):
+        said = await docker.version()
+    return any("podman" in str(part.get("Name", "")).lower() for part in said.get("Components") or ())
+
+
+def network_of(build: Traits, allowed: bool) -> dict[str, Any]:
+    """The network of a build's steps. Podman takes "none" for a word it does not know, and its default is the host's
+    own network: it wants these words, and a namespace."""
+    if not build.podman:
+        return {"networkmode": "default" if allowed else "none"}
+    own = [{"Name": "network", "Host": False, "Path": ""}]
+    return {"networkmode": "NetworkDefault" if allowed else "NetworkDisabled", "nsoptions": own}
 
 
 async def listed(docker: Docker, **filters: list[str]) -> tuple[ImageFacts, ...]:
@@ -227,7 +263,7 @@ async def building(docker: Docker, params: Mapping[str, Any], context: IO[bytes]
         while chunk := await anyio.to_thread.run_sync(context.read, 1 << 20):
             yield chunk
 
-    query = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in params.items()}
+    query = {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in params.items()}
     headers = {"content-type": "application/x-tar"}
     async with docker._query(
         "build", "POST", params=query, headers=headers, data=chunks(), timeout=aiohttp.ClientTimeout()

@@ -16,10 +16,12 @@ from belljar.settings import Images as ImageSettings
 
 LABEL = "belljar"  # "1" on every image we build
 TAG_LABEL = "belljar.tag"  # what it was built as: an image made FROM ours inherits both, but not our name
+BASES_LABEL = "belljar.bases"  # the images it was built from, each as name@digest, or name@id where no registry has it
 PullPolicy = Literal["always", "if-not-present", "never"]
 Severity = Literal["negligible", "low", "medium", "high", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("negligible", "low", "medium", "high", "critical")
 MAX_LOCK = 4 * MIB
+SIGNATURE_MAX_AGE = 3600.0  # seconds that cosign's consent counts: a key may be revoked
 
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -104,6 +106,11 @@ class ImageFacts(Model):
     def pin(self) -> str:
         """What a lock pins: the registry's digest, or the image's own id where no registry knows it."""
         return self.digest or self.id
+
+    @property
+    def pinned(self) -> str:
+        """Its name, and which one it is."""
+        return f"{self.reference.partition('@')[0]}@{self.pin}"
 
     def by(self, digest: str) -> ImageFacts:
         """The same, known by another of its digests."""
@@ -254,6 +261,21 @@ def refused_signature(image: str, problem: str, fix: str) -> errors.ImageRefused
     return errors.ImageRefused(
         f"{image}: policy requires a signature: {problem}", fix=fix, context={"rule": "signature", "image": image}
     )
+
+
+class SignatureRecord(Model):
+    """That cosign accepted an image, kept by its digest; a refusal is never kept."""
+
+    digest: str
+    name: str = Field(description="of the repository, registry included")
+    at: float
+    policy: str = Field(description="of cosign, its words, and the keys that they name")
+
+
+def still_signed(record: SignatureRecord, reference: Reference, policy: str, now: float) -> bool:
+    """Whether a verdict counts: not too old, not from the future, for this repository, and under this very policy."""
+    fresh = 0 <= now - record.at <= SIGNATURE_MAX_AGE
+    return fresh and (record.name, record.policy) == (reference.name, policy)
 
 
 # --- scans -------------------------------------------------------------------------------------

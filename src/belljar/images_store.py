@@ -1,5 +1,5 @@
-"""What is kept of images on disk: the lock file, the records of scans, the ids of what was built here; and the pinned
-programs that vouch for them."""
+"""What is kept of images on disk: the lock file, the records of scans and signatures, the ids of what was built here;
+and the pinned programs that vouch for them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import anyio.to_thread
 from pydantic import ValidationError
 
 from belljar import errors, process
-from belljar.images_rules import MAX_LOCK, Lock, Pin, ScanRecord, is_digest, read_lock, write_lock
-from belljar.models import MIB
+from belljar.images_rules import MAX_LOCK, Lock, Pin, ScanRecord, SignatureRecord, is_digest, read_lock, write_lock
+from belljar.models import MIB, Model
 
 _MAX_RECORD = 1 * MIB
+_Record = TypeVar("_Record", bound=Model)
 
 
 class Store:
@@ -46,39 +48,55 @@ class Store:
         except OSError as error:
             raise errors.InvalidRequest(f"{self.lock_file}: {error.strerror}", fix="name another lock file") from None
 
-    # --- scans ---
+    # --- scans and signatures ---
 
     def scan(self, image_id: str) -> ScanRecord | None:
         """The record of an image; one that is damaged, or of another image, is none."""
-        try:
-            with self._record("scans", image_id).open("rb") as file:
-                data = file.read(_MAX_RECORD + 1)
-            record = ScanRecord.model_validate_json(data)
-        except (OSError, ValidationError):
-            return None
-        return record if record.id == image_id and len(data) <= _MAX_RECORD else None
+        record = self._kept(ScanRecord, "scans", image_id)
+        return record if record and record.id == image_id else None
 
     def save_scan(self, record: ScanRecord) -> None:
         _replace(self._record("scans", record.id), record.model_dump_json().encode(), 0o600)
+
+    def signature(self, digest: str) -> SignatureRecord | None:
+        record = self._kept(SignatureRecord, "signatures", digest)
+        return record if record and record.digest == digest else None
+
+    def save_signature(self, record: SignatureRecord) -> None:
+        _replace(self._record("signatures", record.digest), record.model_dump_json().encode(), 0o600)
+
+    def _kept(self, shape: type[_Record], kind: str, digest: str) -> _Record | None:
+        try:
+            with self._record(kind, digest).open("rb") as file:
+                data = file.read(_MAX_RECORD + 1)
+            return shape.model_validate_json(data) if len(data) <= _MAX_RECORD else None
+        except (OSError, ValidationError):
+            return None
 
     # --- what was built here ---
 
     def note_built(self, image_id: str) -> None:
         _replace(self._record("built", image_id), b"", 0o600)
 
+    def note_fetched(self, image_id: str) -> None:
+        """It came from a registry: whatever was built here is there by now."""
+        self._record("built", image_id).unlink(missing_ok=True)
+
     def built(self) -> frozenset[str]:
         with suppress(OSError):
             return frozenset(f"sha256:{path.name}" for path in (self.folder / "built").iterdir())
         return frozenset()
 
-    def forget(self, image_id: str) -> None:
-        for kind in ("scans", "built"):
-            self._record(kind, image_id).unlink(missing_ok=True)
+    def forget(self, *digests: str) -> None:
+        """All that is known of an image, by its id and the digests it had in registries."""
+        for digest in digests:
+            for kind in ("scans", "signatures", "built"):
+                self._record(kind, digest).unlink(missing_ok=True)
 
-    def _record(self, kind: str, image_id: str) -> Path:
-        if not is_digest(image_id):
-            raise errors.ExecutionFailed(f"the engine calls an image {image_id[:80]!r}, which is not an id")
-        return self.folder / kind / image_id.removeprefix("sha256:")
+    def _record(self, kind: str, digest: str) -> Path:
+        if not is_digest(digest):
+            raise errors.ExecutionFailed(f"the engine calls an image {digest[:80]!r}, which is not an id")
+        return self.folder / kind / digest.removeprefix("sha256:")
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, StrictBool, ValidationError, field_validator
 
 from belljar import errors
-from belljar.models import EnvName, GuestPath, Model, Size, Text
+from belljar.models import MIB, EnvName, GuestPath, Model, Size, Text
+from belljar.settings import ProfilePath
 
 
 class Language(Model):
@@ -24,10 +25,10 @@ class Language(Model):
     aliases: tuple[str, ...] = ()
     extensions: tuple[str, ...] = ()
     env: dict[EnvName, Text] = Field(default_factory=dict)
-    image: str = ""
-    seccomp_profile: str = ""
-    memory: Size | None = None
-    allow_network: bool = False
+    image: str = Field("", max_length=512, description="of containers")
+    seccomp_profile: ProfilePath = Field("", description="of containers; other backends refuse a language that has one")
+    memory: Size | None = Field(None, ge=8 * MIB, le=2**46, description="instead of the default")
+    allow_network: StrictBool | None = Field(None, description="false: never; absent or true: as the request asks")
     needs: str = Field("", description="the program it needs, if not the first of argv")
     fix: str = Field("", description="how to get it where it is missing")
 

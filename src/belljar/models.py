@@ -250,6 +250,9 @@ class RunRequest(Model):
     isolation: Isolation = Isolation.WASM
     image: Text | None = Field(None, min_length=1, max_length=512, description="of a container; else the language's")
     runtime: str | None = Field(None, pattern=r"^[A-Za-z0-9._/-]{1,128}$", description="of containers: runc, runsc, …")
+    type: str | None = Field(
+        None, min_length=1, max_length=64, description="kind of work, for its image and limits: test-runner, …"
+    )
     workspace: Workspace | None = None
     packages: Text | None = Field(
         None, min_length=1, max_length=4096, description="a Python environment (venv) of the host, granted read-only"
@@ -314,6 +317,8 @@ class Plan(Model):
     isolation: Isolation = Isolation.WASM
     image: str | None = None
     runtime: str | None = None
+    type: str | None = Field(None, description="the kind of work that was named; it says the image of containers")
+    seccomp_profile: str = Field("", description="the language's own; a backend that cannot take it cannot run it")
     backend: str = "auto"
     command: bool = Field(False, description="a program of the sandbox is to be run, not code")
     language: str | None = Field(None, description="the language of the code, where it is known")
@@ -335,6 +340,7 @@ class Command(Model):
     stdin: bytes = b""
     cwd: str = WORKSPACE
     language: str | None = Field(None, description="whose toolchain the program belongs to")
+    type: str | None = Field(None, description="the kind of work, if not the plan's")
     fixed: Fixed | None = None
     limits: Limits | None = Field(None, description="instead of the plan's, for this command")
     files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, description="read-only, for this command only")

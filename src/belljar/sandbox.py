@@ -47,7 +47,7 @@ def request(
     workspace = os.fspath(workspace) if isinstance(workspace, os.PathLike) else workspace
     options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items() if v is not None}
     if unknown := sorted(options.keys() - _LIMITS - RunRequest.model_fields.keys()):
-        known = ", ".join(sorted((_LIMITS | RunRequest.model_fields.keys() | {"net", "write"}) - {"egress"}))
+        known = ", ".join(sorted(_LIMITS | RunRequest.model_fields.keys() | {"net", "write"}))
         raise errors.InvalidRequest(f"{unknown[0]}: there is no such option", fix=f"choose from: {known}")
     named = {name: value for name, value in options.items() if name in _LIMITS}
     rest = {name: value for name, value in options.items() if name not in _LIMITS}
@@ -58,12 +58,19 @@ def request(
             command=None if command is None else tuple(command),
             files={name: data.encode() if isinstance(data, str) else data for name, data in (files or {}).items()},
             limits=Limits(**{**(limits or {}), **named}),
-            egress=Egress(mode="listed", hosts=hosts) if hosts else Egress(),
+            egress=_egress(hosts, rest.pop("egress", None)),
             workspace=Workspace(path=workspace, write=write) if isinstance(workspace, str) else workspace,
             **rest,
         )
     except ValidationError as error:
         raise errors.from_validation(error) from None
+
+
+def _egress(hosts: frozenset[str], asked: Any) -> Any:
+    """What `net` lists, or an `egress` of another mode: never both."""
+    if hosts and asked is not None:
+        raise errors.InvalidRequest("net: goes with no egress of its own", fix="give one of the two")
+    return Egress(mode="listed", hosts=hosts) if hosts else asked or Egress()
 
 
 def _engine_for(backend: str | Backend, engine: Engine | None) -> tuple[Engine, str]:

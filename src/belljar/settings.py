@@ -6,18 +6,20 @@ defaults of a run and nothing else: caps, directories and uids are the administr
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
+import re
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, ValidationError, model_validator
 
 from belljar import errors
-from belljar.models import GIB, MIB, Limits, Model, Size
+from belljar.models import GIB, MIB, Limits, Model, Size, parse_size
 
 UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
 Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
@@ -34,13 +36,109 @@ class Caps(Model):
     output: Size = Field(256 * MIB, ge=0)
 
 
-class Container(Model):
-    """What container engines are told."""
+class ContainerType(Model):
+    """What one kind of work gets. What is not set here is as for any other run."""
 
+    image: str = Field("", max_length=512, description="empty: the project's own, so somebody has to name it")
+    memory: Size | None = Field(None, ge=8 * MIB, le=2**46)
+    timeout: float | None = Field(None, gt=0, le=7 * 86400, allow_inf_nan=False)
+
+
+CONTAINER_ENGINES = ("docker", "podman", "apple")
+EXECUTION = "execution"
+_NODE_EXECUTION = "node-execution"
+TYPES = {
+    EXECUTION: ContainerType(image="python:3.12-slim"),
+    _NODE_EXECUTION: ContainerType(image="node:20-slim"),
+    "test-runner": ContainerType(memory=2 * GIB, timeout=300),
+    "preview": ContainerType(memory=GIB, timeout=1800),
+}
+_TYPE_OF = {"python": EXECUTION, "bash": EXECUTION, "javascript": _NODE_EXECUTION}
+# Docker's own default set: what an ordinary container has, and all that may be given back here.
+GRANTABLE = (
+    "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW",
+    "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+)  # fmt: skip
+
+
+def _with_builtin(given: object) -> object:
+    """The administrator's types over ours, field by field."""
+    if not isinstance(given, Mapping):
+        return given
+    ours = {name: kind.model_dump(exclude_defaults=True) for name, kind in TYPES.items()}
+    theirs = {name: kind.model_dump() if isinstance(kind, ContainerType) else kind for name, kind in given.items()}
+    return _merge(ours, theirs)
+
+
+def _capability(name: str) -> str:
+    plain = name.upper().removeprefix("CAP_")
+    if plain not in GRANTABLE:
+        raise ValueError(f"{name[:40]!r} cannot be given: choose from {', '.join(GRANTABLE)}, or leave it out")
+    return plain
+
+
+def _network(name: str) -> str:
+    if name == "host" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", name):
+        raise ValueError(
+            "write none, or the name of one of the engine's networks such as bridge; never host or container:…"
+        )
+    return name
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ValueError(f"{text[:60]!r} is no address: a name server is given as one, such as 192.0.2.53") from None
+
+
+def _confined(name: str) -> str:
+    if re.search(r"unconfined|\bdisable\b|\bspc_t\b", name) or not re.fullmatch(r"([\w./-][\w.:,/-]{0,255})?", name):
+        raise ValueError("write the name of a profile or label, or leave it out: a wall cannot be switched off here")
+    return name
+
+
+def _profile(path: str) -> str:
+    if path:
+        read_profile(path)
+    return path
+
+
+ProfilePath = Annotated[str, AfterValidator(_profile)]
+
+
+class Container(Model):
+    """What container engines are told. `memory_limit`, `disk_quota`, `image_registry` and `image_pull_policy` may be
+    written here too: they are other names of `defaults.memory`, `defaults.disk` and of two in `images`."""
+
+    engine: Literal["", "docker", "podman", "apple"] = Field("", description="the one to prefer over the others")
     runtime: str = Field("", description="the engine's own default, runsc for gVisor, or another it has registered")
     images: Mapping[str, str] = Field(default_factory=dict, description="container type or language -> image")
+    types: Annotated[Mapping[str, ContainerType], BeforeValidator(_with_builtin)] = Field(
+        default_factory=lambda: dict(TYPES), description="kinds of work, ours and more"
+    )
     pool: int = Field(0, ge=0, le=100, description="containers of each kind that wait, up and running, for their run")
     pool_idle: float = Field(300, gt=0, allow_inf_nan=False, description="seconds after which an unused kind is let go")
+    reap_interval: float = Field(300, gt=0, allow_inf_nan=False, description="seconds between two looks for orphans")
+    cpu_shares: int | None = Field(None, ge=2, le=262_144, description="weight against others when the CPUs are busy")
+    io_weight: int | None = Field(None, ge=10, le=1000, description="the same for disks, where the kernel has it")
+    network_mode: Annotated[str, AfterValidator(_network)] = Field(
+        "none", description='the network of guests that ask for egress.mode="open"; the others have none'
+    )
+    dns: tuple[Annotated[str, AfterValidator(_address)], ...] = Field((), max_length=8)
+    read_only_root: StrictBool = True
+    capabilities: tuple[Annotated[str, AfterValidator(_capability)], ...] = ()
+    seccomp_profile: ProfilePath = Field("", description="path of a JSON profile, instead of ours")
+    apparmor_profile: Annotated[str, AfterValidator(_confined)] = ""
+    selinux_label: Annotated[str, AfterValidator(_confined)] = Field("", description='such as "type:container_t"')
+
+    def type_of(self, language: str | None) -> str:
+        """The type of work that names none. A command's is that of snippets; a language without one has no image."""
+        return _TYPE_OF.get(language, "") if language else EXECUTION
+
+    def image_of(self, kind: str) -> str:
+        """A type's image. The short form `images` speaks first: a project's own image comes that way."""
+        return self.images.get(kind, "") or (self.types[kind].image if kind in self.types else "")
 
 
 class Images(Model):
@@ -88,6 +186,47 @@ class Settings(Model):
     images: Images = Images()
     path: str = "/usr/local/bin:/usr/bin:/bin"
     home: str = "/"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name_each(cls, values: Any) -> Any:
+        return moved(values) if isinstance(values, dict) else values
+
+
+# Other names of settings, in the block `container`, and where they belong.
+_OTHER_NAMES = {
+    "memory_limit": ("defaults", "memory"),
+    "disk_quota": ("defaults", "disk"),
+    "image_registry": ("images", "image_registry"),
+    "image_pull_policy": ("images", "image_pull_policy"),
+}
+
+
+def moved(values: dict[str, Any]) -> dict[str, Any]:
+    """One layer with each value under one name, or `ValueError` where two names say different things."""
+    block = values.get("container")
+    if not isinstance(block, Mapping) or not any(name in block for name in _OTHER_NAMES):
+        return values
+    result = {**values, "container": {name: value for name, value in block.items() if name not in _OTHER_NAMES}}
+    for name, (table, field) in _OTHER_NAMES.items():
+        if name not in block:
+            continue
+        there = result.get(table, {})
+        said = there.named() if isinstance(there, Limits) else there
+        said = said.model_dump(exclude_unset=True) if isinstance(said, Model) else said
+        if not isinstance(said, Mapping):
+            continue  # which the validation of that table tells
+        if field in said and not _same(said[field], block[name]):
+            raise ValueError(f"container.{name} and {table}.{field} are one setting and say different things")
+        result[table] = {**said, field: block[name]}
+    return result
+
+
+def _same(one: object, other: object) -> bool:
+    try:
+        return one == other or parse_size(one) == parse_size(other)
+    except ValueError:
+        return False
 
 
 def _uid(value: str) -> int:
@@ -149,10 +288,17 @@ def load(environ: Mapping[str, str] | None = None, project: Path | None = None, 
         "path": env.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
     }
     for source, layer in layers:
-        merged = _merge(merged, layer)
+        merged = _merge(merged, _one_name_each(layer, source))
         _validate(merged, source)
     settings = _validate(merged, "the settings")
     return settings if settings.state_dir else settings.model_copy(update={"state_dir": _state_dir(env)})
+
+
+def _one_name_each(layer: dict[str, Any], source: str) -> dict[str, Any]:
+    try:
+        return moved(layer)
+    except ValueError as error:
+        raise errors.InvalidRequest(f"{source}: {error}", fix="leave one of them out") from None
 
 
 def _validate(values: dict[str, Any], source: str) -> Settings:
@@ -178,6 +324,58 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise errors.InvalidRequest(f"{path}: {error}", fix="mend the file or move it away") from None
+
+
+_ACTIONS = frozenset(
+    f"SCMP_ACT_{word}" for word in ("KILL", "KILL_PROCESS", "KILL_THREAD", "TRAP", "ERRNO", "TRACE", "ALLOW", "LOG")
+)
+_PROFILE_KEYS = {
+    "comment", "defaultAction", "defaultErrnoRet", "defaultErrno", "architectures", "archMap", "syscalls", "flags",
+}  # fmt: skip
+_RULE_KEYS = {
+    "comment", "name", "names", "action", "args", "errnoRet", "errno", "includes", "excludes"
+}  # fmt: skip
+
+
+def read_profile(path: str) -> str:
+    """The text of a seccomp profile in the engines' format, or `ValueError` that says what is wrong with it."""
+    if not path.startswith("/"):
+        raise ValueError(f"{path[:80]!r} is not an absolute path of a seccomp profile")
+    try:
+        text = Path(path).read_text("utf-8")
+        profile = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no JSON"
+        raise ValueError(f"{path}: the seccomp profile cannot be read: {why}") from None
+    if wrong := _wrong_in_profile(profile):
+        raise ValueError(f"{path}: this is no seccomp profile of an engine: {wrong}")
+    return text
+
+
+def _wrong_in_profile(profile: Any) -> str:
+    if not isinstance(profile, dict):
+        return "it is no object"
+    if unknown := sorted(set(profile) - _PROFILE_KEYS):
+        return f"there is no key {unknown[0]!r}"
+    if profile.get("defaultAction") not in _ACTIONS:
+        return f"defaultAction must be one of {', '.join(sorted(_ACTIONS))}"
+    rules = profile.get("syscalls", [])
+    if not isinstance(rules, list):
+        return "syscalls must be a list"
+    return next((f"syscalls.{number}: {wrong}" for number, rule in enumerate(rules) if (wrong := _wrong_in(rule))), "")
+
+
+def _wrong_in(rule: Any) -> str:
+    if not isinstance(rule, dict):
+        return "a rule is an object"
+    if unknown := sorted(set(rule) - _RULE_KEYS):
+        return f"there is no key {unknown[0]!r}"
+    names = rule.get("names", [rule["name"]] if "name" in rule else None)
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        return "names must be a list of system calls"
+    if rule.get("action") not in _ACTIONS:
+        return f"action must be one of {', '.join(sorted(_ACTIONS))}"
+    return ""
 
 
 def _here() -> Path:

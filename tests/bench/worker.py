@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import sides_containers
 import sides_wasm
 
 CODE = "print(1)"
@@ -127,7 +128,11 @@ def llm_sandbox(facts: dict[str, Any]) -> Contenders:
     }
 
 
-SIDES = {"hand": hand, "walls": walls, "belljar": belljar, "llm-sandbox": llm_sandbox} | sides_wasm.SIDES
+SIDES = (
+    {"hand": hand, "walls": walls, "belljar": belljar, "llm-sandbox": llm_sandbox}
+    | sides_wasm.SIDES
+    | sides_containers.SIDES
+)
 
 
 def main() -> None:

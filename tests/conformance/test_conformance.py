@@ -24,10 +24,6 @@ from engines import FLAVOURS, engines
 
 pytestmark = pytest.mark.anyio
 CHECKS = conformance.checks()
-# What Debian's gVisor (2022) does not show to a guest as Linux does, though it holds.
-UNLIKE_LINUX = {
-    "the guest is not root, has no capability and cannot gain any": "its /proc/self/status has no NoNewPrivs",
-}
 
 
 def named(check: Check) -> str:
@@ -101,8 +97,6 @@ async def test_a_container_engine_that_was_started_for_this_conforms(
     engine = containers(flavour)
     offer = await engine.offer(engine.settings.backend)
     assert offer.available, f"{offer.why_not} (fix: {offer.fix})"
-    if flavour == "gvisor" and (why := UNLIKE_LINUX.get(check.name)):
-        pytest.xfail(f"NOT SHOWN on gVisor: {why}")
     verdict = await verdict_of(check, engine.settings.backend, engine)
     assert verdict.status == "passed", verdict.detail
 

@@ -19,13 +19,12 @@ from anyio.abc import SocketStream
 import belljar
 from belljar import errors
 from belljar.backends import docker_spec
-from belljar.backends.docker import Containers
 from belljar.backends.docker_engine import DOCKER, Address, connected
 from belljar.engine import Engine
 from belljar.models import Isolation
 from belljar.sandbox import Cancel, request
 from belljar.settings import load
-from engines import FLAVOURS, IMAGE, SCRIPT, engines
+from engines import FLAVOURS, IMAGE, backend_of, engines, left_behind, nothing_left, run
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
 # One write: `print` without a buffer makes two, and is heard twice.
@@ -41,33 +40,6 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 @pytest.fixture
 def docker() -> Engine:
     return engines().engine("docker")
-
-
-def backend_of(engine: Engine) -> Containers:
-    backend = engine.backend(engine.settings.backend)
-    assert isinstance(backend, Containers)
-    return backend
-
-
-async def left_behind(engine: Engine) -> list[str]:
-    """The names of our containers and volumes, whoever made them."""
-    wanted = {"label": [f"{docker_spec.LABEL}=1"]}
-    async with connected(backend_of(engine)._address) as client:
-        found = [each._container["Names"][0] for each in await client.containers.list(all=True, filters=wanted)]
-        volumes = (await client.volumes.list(filters=wanted)).get("Volumes") or []
-    return [*found, *(each["Name"] for each in volumes)]
-
-
-async def nothing_left(engine: Engine) -> bool:
-    deadline = time.monotonic() + 30
-    while (left := await left_behind(engine)) and time.monotonic() < deadline:
-        await anyio.sleep(0.05)
-    assert left == []
-    return True
-
-
-async def run(engine: Engine, code: str, **options: Any) -> belljar.Result:
-    return await belljar.arun(code, engine=engine, backend=engine.settings.backend, **options)
 
 
 # --- the walls, as the engine itself sees them ---
@@ -187,13 +159,9 @@ async def test_what_kill_9_of_the_client_leaves_is_removed_by_the_next(flavour: 
 
 
 async def test_dockerd_killed_in_mid_run_is_our_failure_and_the_next_run_works(docker: Engine) -> None:
-    folder = engines().folder
-    pid = int((folder / "docker" / "pid").read_text())
-    try:
+    async with engines().restarting("docker") as pid:
         with pytest.raises(errors.ExecutionFailed):
             await run(docker, SLEEP, on_stdout=lambda _: os.kill(pid, signal.SIGKILL))
-    finally:
-        subprocess.run(["sh", str(SCRIPT), "again", str(folder)], check=True, timeout=120, stdout=subprocess.DEVNULL)
     assert (await run(docker, "print('again')")).stdout == "again\n"
     await backend_of(docker).reap()  # what could not be removed while nobody was there
     assert await nothing_left(docker)
@@ -208,7 +176,7 @@ async def test_an_image_that_is_removed_after_the_probe_is_image_not_found() -> 
         await client.images.delete(name)
     with pytest.raises(errors.ImageNotFound) as caught:
         await run(engine, "print(1)")
-    assert caught.value.fix == f"docker pull {name}"
+    assert caught.value.fix == f"belljar images pull {name}"
     assert await nothing_left(engine)
 
 
@@ -216,7 +184,7 @@ async def test_an_image_that_is_not_here_is_said_by_the_probe_with_what_to_do() 
     engine = engines().engine("docker", container={"images": {"execution": "belljar-test/absent:1"}})
     offer = await engine.offer("docker")
     assert (offer.available, offer.why_not) == (False, "the image belljar-test/absent:1 is not here")
-    assert offer.fix == "docker pull belljar-test/absent:1"
+    assert offer.fix == "belljar images pull belljar-test/absent:1"
 
 
 async def test_fifty_runs_at_once_get_each_its_own_answer_and_leave_nothing() -> None:

@@ -7,16 +7,21 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import belljar
+from belljar.backends.docker import Containers
+from belljar.backends.docker_engine import docker_address, podman_address
 from belljar.backends.native import Native
 from belljar.egress import judge
 from belljar.models import Egress
 from belljar.settings import load
+from conftest import eventually
+from engines import engines
 
 pytestmark = pytest.mark.anyio
 LISTED = Egress(mode="listed", hosts=frozenset({"listed.example", "*.wild.example"}))
@@ -64,20 +69,37 @@ def upstream() -> Iterator[list[bytes]]:
     thread.join(10)
 
 
-def native(state_dir: Path, addresses: dict[str, str], *, private: bool) -> Native:
-    settings = load(state_dir=str(state_dir))
+class Maker(Protocol):
+    def __call__(self, addresses: dict[str, str], *, private: bool) -> Any: ...
 
-    async def resolver(host: str, port: int) -> Sequence[str]:
-        return [addresses[host]] if host in addresses else []
 
-    return Native(
-        state_dir, first_uid=settings.user_uid, path=settings.path, resolver=resolver, private_network=private
-    )
+@pytest.fixture(
+    params=["native", *(pytest.param(name, marks=pytest.mark.containers) for name in ("docker", "podman"))],
+)
+def made(request: pytest.FixtureRequest, state_dir: Path) -> Maker:
+    """The backend, with a name service of the test's own."""
+
+    def make(addresses: dict[str, str], *, private: bool) -> Any:
+        async def resolver(host: str, port: int) -> Sequence[str]:
+            return [addresses[host]] if host in addresses else []
+
+        if request.param != "native":
+            settings = engines().engine(request.param, state_dir=str(state_dir)).settings
+            address = docker_address(settings.docker_socket)
+            if request.param == "podman":
+                address = podman_address(settings.podman_socket)
+            return Containers(address, settings, resolver=resolver, private_network=private)
+        settings = load(state_dir=str(state_dir))
+        return Native(
+            state_dir, first_uid=settings.user_uid, path=settings.path, resolver=resolver, private_network=private
+        )
+
+    return make
 
 
 @needs_443
-async def test_a_listed_host_is_reached_through_the_proxy_and_only_it(state_dir: Path, upstream: list[bytes]) -> None:
-    backend = native(state_dir, {"listed.example": ADDRESS, "a.wild.example": ADDRESS}, private=True)
+async def test_a_listed_host_is_reached_through_the_proxy_and_only_it(made: Maker, upstream: list[bytes]) -> None:
+    backend = made({"listed.example": ADDRESS, "a.wild.example": ADDRESS}, private=True)
     denied: list[str] = []
     result = await belljar.arun(
         ask(b"CONNECT listed.example:443 HTTP/1.1\r\nHost: x", b"CONNECT A.WILD.example.:443 HTTP/1.1\r\nHost: x",
@@ -96,17 +118,17 @@ async def test_a_listed_host_is_reached_through_the_proxy_and_only_it(state_dir:
     assert "filtering proxy" in result.guarantees.network
 
 
-async def test_a_listed_name_that_leads_to_a_private_address_is_refused(state_dir: Path) -> None:
+async def test_a_listed_name_that_leads_to_a_private_address_is_refused(made: Maker) -> None:
     names = {"a.example": "127.0.0.1", "b.example": "169.254.169.254", "c.example": "10.1.2.3", "d.example": "::1"}
-    backend = native(state_dir, names, private=False)
+    backend = made(names, private=False)
     asked = [f"CONNECT {name}:443 HTTP/1.1\r\nHost: x".encode() for name in names]
     result = await belljar.arun(ask(*asked), backend=backend, net=list(names))
     assert [line.count("403 Forbidden") for line in result.stdout.splitlines()] == [1, 1, 1, 1], result.stdout
     assert sum("not a public address" in reason for reason in result.reasons) == 4
 
 
-async def test_everything_but_connect_to_a_listed_name_on_443_is_refused(state_dir: Path) -> None:
-    backend = native(state_dir, {"listed.example": "127.0.0.1"}, private=False)
+async def test_everything_but_connect_to_a_listed_name_on_443_is_refused(made: Maker) -> None:
+    backend = made({"listed.example": "127.0.0.1"}, private=False)
     asked = [
         b"GET http://listed.example/ HTTP/1.1\r\nHost: listed.example",
         b"CONNECT listed.example:22 HTTP/1.1\r\nHost: x",
@@ -123,7 +145,7 @@ async def test_everything_but_connect_to_a_listed_name_on_443_is_refused(state_d
     assert not [line for line in lines if " 403 " not in line and " 400 " not in line]
 
 
-async def test_inside_there_is_no_route_no_name_service_and_no_descriptor_of_the_door(state_dir: Path) -> None:
+async def test_inside_there_is_no_route_no_name_service_and_no_descriptor_of_the_door(made: Maker) -> None:
     code = (
         "import os, socket\n"
         "for address in ('93.184.216.34', '169.254.169.254', '10.0.0.1'):\n"
@@ -135,24 +157,25 @@ async def test_inside_there_is_no_route_no_name_service_and_no_descriptor_of_the
         "except OSError: pass\n"
         "print(sorted(int(fd) for fd in os.listdir('/proc/self/fd'))[:-1], os.environ['HTTPS_PROXY'])"
     )
-    result = await belljar.arun(code, backend=native(state_dir, {}, private=False), net=["listed.example"])
+    result = await belljar.arun(code, backend=made({}, private=False), net=["listed.example"])
     assert result.stdout == "[0, 1, 2] http://127.0.0.1:3128\n", result.stdout + result.stderr
 
 
-async def test_a_missing_program_still_has_exit_code_127(state_dir: Path) -> None:
-    backend = native(state_dir, {}, private=False)
+async def test_a_missing_program_still_has_exit_code_127(made: Maker) -> None:
+    backend = made({}, private=False)
     result = await belljar.arun(command=["no-such-program"], backend=backend, net=["listed.example"])
     assert (result.status, result.exit_code) == ("error", 127)
 
 
 @needs_443
-async def test_the_way_out_ends_with_the_run(state_dir: Path, upstream: list[bytes]) -> None:
-    backend = native(state_dir, {"listed.example": ADDRESS}, private=True)
+async def test_the_way_out_ends_with_the_run(made: Maker, state_dir: Path, upstream: list[bytes]) -> None:
+    backend = made({"listed.example": ADDRESS}, private=True)
     hold = ask(b"CONNECT listed.example:443 HTTP/1.1\r\nHost: x") + "\nimport time; time.sleep(30)"
     before = len(os.listdir("/proc/self/fd"))
     result = await belljar.arun(hold, backend=backend, net=["listed.example"], timeout=2)
     assert result.status == "timeout"
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= before + 1)
+    assert list(state_dir.glob("*.door")) == []
 
 
 @given(st.binary(max_size=300))

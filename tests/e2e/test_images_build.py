@@ -16,9 +16,13 @@ from belljar.images_engine import Progress
 from belljar.images_rules import parse
 from conftest import eventually
 from engines import IMAGE, engines
-from images_bench import Bench, belljar, docker_socket
+from image_engine import ImageEngine, belljar, socket_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers]
+_PACKAGE_MANAGERS = {
+    *("apt", "apt-get", "dpkg", "dpkg-deb", "aptitude", "apk", "rpm", "dnf", "yum"),
+    *("pip", "pip3", "easy_install", "npm", "npx", "yarn", "corepack", "rustup"),
+}
 TOOLCHAINS = "belljar-test/toolchains:latest"
 _INSIDE = "bash,ca-certificates,golang-go,rustc,gcc,libc6-dev"
 _PROGRAMS = {
@@ -31,15 +35,15 @@ _PROGRAMS = {
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(docker_socket(), tmp_path)
+def host(tmp_path: Path) -> ImageEngine:
+    return ImageEngine(socket_of("docker"), tmp_path)
 
 
-def base_for(language: str, bench: Bench) -> str:
+def base_for(language: str, host: ImageEngine) -> str:
     """The tests' own base; for compilers another one made like it, from Debian's packages, once per machine."""
     if language not in ("go", "rust"):
         return IMAGE
-    if bench.has(TOOLCHAINS):
+    if host.has(TOOLCHAINS):
         return TOOLCHAINS
     archive = Path.home() / ".cache" / "belljar-tests" / "toolchains.tar"
     if not archive.exists():
@@ -53,7 +57,7 @@ def base_for(language: str, bench: Bench) -> str:
             draft.unlink(missing_ok=True)
             pytest.skip(f"the {language} image was NOT built, its base cannot be made: {done.stderr[-300:]}")
         draft.rename(archive)
-    bench.docker("import", str(archive), TOOLCHAINS)
+    host.docker("import", str(archive), TOOLCHAINS)
     return TOOLCHAINS
 
 
@@ -61,69 +65,95 @@ def base_for(language: str, bench: Bench) -> str:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_our_image_runs_its_language_as_nobody_with_a_read_only_root(language: str, bench: Bench) -> None:
+async def test_our_image_runs_its_language_as_nobody_with_a_read_only_root(language: str, host: ImageEngine) -> None:
     seen: list[Progress] = []
-    base = base_for(language, bench)
-    report = await bench.images().build_language(language, "test", base=base, listener=seen.append)
+    base = base_for(language, host)
+    report = await host.images().build_language(language, "test", base=base, listener=seen.append)
     assert report.ok, report
     assert report.tag == f"belljar/{language}:test"
     assert seen[-1].current == seen[-1].total > 5
 
     def inside(command: str) -> str:
         flags = ["--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp:exec,mode=1777", "--cap-drop", "ALL"]
-        return bench.docker("run", *flags, report.tag, "sh", "-c", command)
+        return host.docker("run", *flags, report.tag, "sh", "-c", command)
 
     assert inside(_PROGRAMS[language]) == "42"
     assert inside("id -u; id -g; pwd") == "65532\n65532\n/workspace"
-    assert inside("find / -xdev -perm /6000 2>/dev/null || true") == ""
-    removed = "apt apt-get dpkg dpkg-deb apk pip pip3 npm npx yarn corepack rustup"
-    assert inside(f"for name in {removed}; do command -v $name; done; true") == ""
+    assert inside("python3 -m pip --version || python3 -m ensurepip --version || echo none") == "none"
+    contents = host.contents(report.tag)
+    assert [file.name for file in contents if file.mode & 0o6000] == []
+    assert [file.name for file in contents if "SCHILY.xattr.security.capability" in file.pax_headers] == []
+    programs = {Path(file.name).name for file in contents if file.mode & 0o111 and not file.isdir()}
+    assert programs & {"bash", "sh"} and programs & {"python3", "node", "gcc"}, "the list of programs is empty"
+    assert programs & _PACKAGE_MANAGERS == set()
     # Scanners still learn what is installed; and nothing that was removed hides in a layer below.
     assert "Package: bash" in inside("cat /var/lib/dpkg/status")
-    facts = json.loads(bench.docker("inspect", report.tag))[0]
+    facts = json.loads(host.docker("inspect", report.tag))[0]
     assert len(facts["RootFS"]["Layers"]) <= 2  # all of it, and the folder of WORKDIR
     assert facts["Config"]["Labels"]["belljar"] == "1"
     assert facts["Config"]["User"] == "65532:65532"
 
 
-async def test_a_base_comes_in_under_the_image_policy_or_not_at_all(bench: Bench) -> None:
+async def test_our_image_says_what_it_was_built_from_and_its_base_is_pinned_from_then_on(host: ImageEngine) -> None:
+    images = host.images()
+    host.docker("tag", IMAGE, "pinned-base:1")
+    base = host.docker("inspect", "-f", "{{.Id}}", IMAGE)
+    report = await images.build_language("bash", "pinned", base="pinned-base:1")
+    assert report.ok, report
+    assert report.bases == (f"pinned-base:1@{base}",)
+    assert json.loads(host.docker("inspect", report.tag))[0]["Config"]["Labels"]["belljar.bases"] == report.bases[0]
+    pin = images.store.lock().images["pinned-base:1"]
+    assert (pin.digest, pin.of) == (base, "engine")
+    # The same base is welcome where a lock is required; another one of that name is not, and does not move the pin.
+    assert (await host.images(require_lock=True).build_language("bash", "pinned", base="pinned-base:1")).ok
+    other = await host.local("pinned-base:1")
+    with pytest.raises(errors.ImageRefused, match="is pinned") as caught:
+        await images.build_language("bash", "pinned", base="pinned-base:1")
+    assert caught.value.context["found"] == other
+    assert images.store.lock().images["pinned-base:1"].digest == base
+    host.docker("rmi", "-f", report.id, other)
+
+
+async def test_a_base_comes_in_under_the_image_policy_or_not_at_all(host: ImageEngine) -> None:
     with pytest.raises(errors.ImageRefused, match="not in the lock file"):
-        await bench.images(require_lock=True).build_language("bash", "test", base=IMAGE)
-    project = bench.project(f"FROM {IMAGE}\n")
+        await host.images(require_lock=True).build_language("bash", "test", base=IMAGE)
+    project = host.project(f"FROM {IMAGE}\n")
     with pytest.raises(errors.ImageRefused, match="not in the lock file"):
-        await bench.images(require_lock=True).build(project, "policy:1")
+        await host.images(require_lock=True).build(project, "policy:1")
     with pytest.raises(errors.ImageNotFound, match="policy pulls nothing"):
-        await bench.images(image_pull_policy="never").build(bench.project("FROM nobody/has:this\n"), "policy:1")
+        await host.images(image_pull_policy="never").build(host.project("FROM nobody/has:this\n"), "policy:1")
     with pytest.raises(errors.InvalidRequest, match="has no image of ours"):
-        await bench.images().build_language("cobol", "test")
+        await host.images().build_language("cobol", "test")
 
 
 # --- users' projects ---------------------------------------------------------------------------
 
 
-async def test_a_project_is_built_with_its_files_and_without_what_it_ignores(bench: Bench) -> None:
-    project = bench.project(f"FROM {IMAGE}\nCOPY . /app\nRUN ls -A /app\n", **{"keep.txt": b"x", "secret.env": b"y"})
+async def test_a_project_is_built_with_its_files_and_without_what_it_ignores(host: ImageEngine) -> None:
+    project = host.project(f"FROM {IMAGE}\nCOPY . /app\nRUN ls -A /app\n", **{"keep.txt": b"x", "secret.env": b"y"})
     (project / ".dockerignore").write_text("*.env\n")
     lines: list[str] = []
-    report = await bench.images().build(str(project), "mine/app:1", listener=lambda step: lines.append(step.step))
+    report = await host.images().build(str(project), "mine/app:1", listener=lambda step: lines.append(step.step))
     assert report.ok, report
     assert "keep.txt" in lines
     assert "secret.env" not in lines
-    assert bench.docker("run", "--rm", "--network", "none", "mine/app:1", "ls", "/app") == "Dockerfile\nkeep.txt"
-    bench.docker("rmi", "-f", report.id)
+    assert host.docker("run", "--rm", "--network", "none", "mine/app:1", "ls", "/app") == "Dockerfile\nkeep.txt"
+    host.docker("rmi", "-f", report.id)
 
 
-async def test_a_step_that_fails_is_told_with_its_last_lines_and_leaves_no_image_and_no_container(bench: Bench) -> None:
-    before = set(bench.docker("ps", "-aq").split())
-    project = bench.project(f"FROM {IMAGE}\nRUN echo fine\nRUN echo the reason; echo more >&2; exit 7\nRUN never\n")
-    report = await bench.images().build(project, "broken:1")
+async def test_a_step_that_fails_is_told_with_its_last_lines_and_leaves_no_image_and_no_container(
+    host: ImageEngine,
+) -> None:
+    before = set(host.docker("ps", "-aq").split())
+    project = host.project(f"FROM {IMAGE}\nRUN echo fine\nRUN echo the reason; echo more >&2; exit 7\nRUN never\n")
+    report = await host.images().build(project, "broken:1")
     assert (report.ok, report.exit_code, report.id) == (False, 7, "")
-    assert report.step == "Step 3/6 : RUN echo the reason; echo more >&2; exit 7"
+    assert report.step == "Step 3/7 : RUN echo the reason; echo more >&2; exit 7"
     assert {"the reason", "more"} <= set(report.last_lines)
     assert "fine" not in report.last_lines
     assert "returned a non-zero code: 7" in report.problem
-    assert not bench.has("broken:1")
-    assert set(bench.docker("ps", "-aq").split()) <= before
+    assert not host.has("broken:1")
+    assert set(host.docker("ps", "-aq").split()) <= before
 
 
 @pytest.mark.parametrize(
@@ -135,26 +165,26 @@ async def test_a_step_that_fails_is_told_with_its_last_lines_and_leaves_no_image
     ],
 )
 async def test_what_a_dockerfile_does_wrong_is_a_report_and_not_an_exception(
-    dockerfile: str, said: str, bench: Bench
+    dockerfile: str, said: str, host: ImageEngine
 ) -> None:
-    report = await bench.images().build(bench.project(dockerfile), "broken:1")
+    report = await host.images().build(host.project(dockerfile), "broken:1")
     assert not report.ok
     assert said in report.problem.lower()
 
 
-async def test_a_build_has_no_network_and_no_more_memory_than_it_was_given(bench: Bench) -> None:
-    interfaces = bench.project(f"FROM {IMAGE}\nRUN tail -n +3 /proc/net/dev | cut -d: -f1 && date +%N\n")
+async def test_a_build_has_no_network_and_no_more_memory_than_it_was_given(host: ImageEngine) -> None:
+    interfaces = host.project(f"FROM {IMAGE}\nRUN tail -n +3 /proc/net/dev | cut -d: -f1 && date +%N\n")
     lines: list[str] = []
-    report = await bench.images().build(interfaces, "quiet:1", listener=lambda step: lines.append(step.step.strip()))
+    report = await host.images().build(interfaces, "quiet:1", listener=lambda step: lines.append(step.step.strip()))
     assert report.ok
     shown = lines[lines.index(next(line for line in lines if line.startswith("Step 2"))) :]
     assert "lo" in shown and not [line for line in shown if line.startswith(("eth", "en", "docker"))]
-    bench.docker("rmi", "-f", report.id)
-    greedy = bench.project(f"FROM {IMAGE}\nRUN python3 -c 'x = bytearray(300 << 20); print(len(x))'\n")
-    assert (await bench.images().build(greedy, "greedy:1", memory="64M")).exit_code == 137
-    report = await bench.images().build(greedy, "greedy:1", memory="1G", cpus=1)
+    host.docker("rmi", "-f", report.id)
+    greedy = host.project(f"FROM {IMAGE}\nRUN python3 -c 'x = bytearray(300 << 20); print(len(x))'\n")
+    assert (await host.images().build(greedy, "greedy:1", memory="64M")).exit_code == 137
+    report = await host.images().build(greedy, "greedy:1", memory="1G", cpus=1)
     assert report.ok
-    bench.docker("rmi", "-f", report.id)
+    host.docker("rmi", "-f", report.id)
 
 
 @pytest.mark.parametrize(
@@ -165,26 +195,26 @@ async def test_a_build_has_no_network_and_no_more_memory_than_it_was_given(bench
         ({"network": True}, "builds have no network here"),
     ],
 )
-async def test_a_build_that_asks_for_too_much_is_refused(options: dict[str, Any], said: str, bench: Bench) -> None:
+async def test_a_build_that_asks_for_too_much_is_refused(options: dict[str, Any], said: str, host: ImageEngine) -> None:
     with pytest.raises(errors.PolicyDenied, match=said):
-        await bench.images(build_network="never").build(bench.project("FROM scratch\n"), "app:1", **options)
+        await host.images(build_network="never").build(host.project("FROM scratch\n"), "app:1", **options)
 
 
-async def test_a_build_that_never_ends_is_ended_and_its_container_with_it(bench: Bench) -> None:
-    project = bench.project(f"FROM {IMAGE}\nRUN exec sleep 31415\n")
+async def test_a_build_that_never_ends_is_ended_and_its_container_with_it(host: ImageEngine) -> None:
+    project = host.project(f"FROM {IMAGE}\nRUN exec sleep 31415\n")
     with pytest.raises(errors.BackendTimeout, match="no end after 3 s"):
-        await bench.images(build_timeout=3).build(project, "slow:1")
-    assert eventually(lambda: "sleep 31415" not in bench.docker("ps", "--no-trunc"), 60)
+        await host.images(build_timeout=3).build(project, "slow:1")
+    assert eventually(lambda: "sleep 31415" not in host.docker("ps", "--no-trunc"), 60)
 
 
 # --- garbage -----------------------------------------------------------------------------------
 
 
-async def test_only_our_own_unused_unpinned_old_images_are_collected(bench: Bench) -> None:
-    images = bench.images()
+async def test_only_our_own_unused_unpinned_old_images_are_collected(host: ImageEngine) -> None:
+    images = host.images()
 
     async def make(tag: str, content: bytes) -> str:
-        report = await images.build(bench.project('FROM scratch\nCOPY data /\nCMD ["/data"]\n', data=content), tag)
+        report = await images.build(host.project('FROM scratch\nCOPY data /\nCMD ["/data"]\n', data=content), tag)
         assert report.ok
         return report.id
 
@@ -195,36 +225,36 @@ async def test_only_our_own_unused_unpinned_old_images_are_collected(bench: Benc
         await make("ours/pinned:1", b"5"),
     )
     await images.lock(["ours/pinned:1"])
-    container = bench.docker("create", "--network", "none", "ours/used:1")
-    child = bench.project("FROM ours/old:1\nENV a=b\n")
-    bench.docker("build", "-q", "-t", "theirs/child:1", str(child))
-    theirs = bench.docker("inspect", "-f", "{{.Id}}", "theirs/child:1")
+    container = host.docker("create", "--network", "none", "ours/used:1")
+    child = host.project("FROM ours/old:1\nENV a=b\n")
+    host.docker("build", "-q", "-t", "theirs/child:1", str(child))
+    theirs = host.docker("inspect", "-f", "{{.Id}}", "theirs/child:1")
 
     none = await images.gc(older_than=3600)
     assert not {image.id for image in none.removed} & {old, superseded, newest, used, pinned, theirs}
     planned = await images.gc(older_than=0, dry_run=True)
-    assert bench.has("ours/old:1")
+    assert host.has("ours/old:1")
     done = await images.gc(older_than=0)
     gone = {image.id for image in done.removed}
     assert gone == {image.id for image in planned.removed}
     assert {superseded, newest} <= gone
     assert not gone & {used, pinned, theirs}
-    assert bench.has("theirs/child:1") and bench.has("ours/used:1") and bench.has("ours/pinned:1") and bench.has(IMAGE)
-    assert not bench.has("ours/new:1")
+    assert host.has("theirs/child:1") and host.has("ours/used:1") and host.has("ours/pinned:1") and host.has(IMAGE)
+    assert not host.has("ours/new:1")
     assert done.kept["theirs/child:1"] == "it was made from one of ours, by somebody else"
-    bench.docker("rm", container)
+    host.docker("rm", container)
     for name in ("theirs/child:1", "ours/used:1", "ours/pinned:1"):
-        bench.docker("rmi", "-f", name)
+        host.docker("rmi", "-f", name)
 
 
-async def test_an_image_in_use_is_not_removed_without_force_and_the_error_says_so(bench: Bench) -> None:
-    images = bench.images()
-    report = await images.build(bench.project('FROM scratch\nCOPY data /\nCMD ["/data"]\n', data=b"x"), "busy:1")
-    container = bench.docker("create", "--network", "none", report.tag)
+async def test_an_image_in_use_is_not_removed_without_force_and_the_error_says_so(host: ImageEngine) -> None:
+    images = host.images()
+    report = await images.build(host.project('FROM scratch\nCOPY data /\nCMD ["/data"]\n', data=b"x"), "busy:1")
+    container = host.docker("create", "--network", "none", report.tag)
     with pytest.raises(errors.CleanupFailed):
         await images.remove("busy:1")
-    assert bench.has("busy:1")
-    bench.docker("rm", container)
+    assert host.has("busy:1")
+    host.docker("rm", container)
     assert (await images.remove("busy:1")).id == report.id
     assert report.id not in images.store.built()
     with pytest.raises(errors.ImageNotFound):
@@ -238,12 +268,12 @@ async def test_podman_builds_fails_and_collects_through_the_same_words(tmp_path:
     found = engines()
     if "podman" not in found.sockets:
         pytest.skip(f"NOTHING about Podman's images was checked: {found.missing.get('podman')}")
-    bench = Bench(found.sockets["podman"], tmp_path)
-    images = bench.images()
+    host = ImageEngine(found.sockets["podman"], tmp_path)
+    images = host.images()
     (base,) = [image.reference for image in await images.list() if image.reference.endswith(IMAGE)]
-    broken = await images.build(bench.project(f"FROM {base}\nRUN echo because; exit 4\n"), "broken:1")
+    broken = await images.build(host.project(f"FROM {base}\nRUN echo because; exit 4\n"), "broken:1")
     assert (broken.ok, broken.exit_code, broken.last_lines) == (False, 4, ("because",))
-    made = await images.build(bench.project(f"FROM {base} AS one\nFROM scratch\nCOPY --from=one /bin/sh /\n"), "made:1")
+    made = await images.build(host.project(f"FROM {base} AS one\nFROM scratch\nCOPY --from=one /bin/sh /\n"), "made:1")
     assert made.ok, made
     assert (await images.pull("made:1", policy="never")).image.id == made.id
     with pytest.raises(errors.ImageNotFound):
@@ -253,27 +283,41 @@ async def test_podman_builds_fails_and_collects_through_the_same_words(tmp_path:
     assert base in {image.reference for image in await images.list()}
 
 
+async def test_podman_builds_our_image_without_setuid_files_and_package_managers_just_the_same(tmp_path: Path) -> None:
+    host = ImageEngine(socket_of("podman"), tmp_path, "podman")
+    report = await host.images().build_language("bash", "test", base=IMAGE)
+    assert report.ok, report
+    contents = host.contents(report.tag)
+    assert [file.name for file in contents if file.mode & 0o6000] == []
+    programs = {Path(file.name).name for file in contents if file.mode & 0o111 and not file.isdir()}
+    assert "bash" in programs
+    assert programs & _PACKAGE_MANAGERS == set()
+    (base,) = report.bases
+    assert host.images().store.lock().images[IMAGE].digest == base.partition("@")[2]
+    host.docker("rmi", "-f", report.id)
+
+
 # --- the command line --------------------------------------------------------------------------
 
 
-def test_the_command_builds_a_project_and_tells_a_failing_step_with_exit_code_1(bench: Bench) -> None:
-    broken = bench.project(f"FROM {IMAGE}\nRUN echo because; exit 3\n")
-    done = belljar(bench, "build", "--context", str(broken), "--tag", "cli:1")
+def test_the_command_builds_a_project_and_tells_a_failing_step_with_exit_code_1(host: ImageEngine) -> None:
+    broken = host.project(f"FROM {IMAGE}\nRUN echo because; exit 3\n")
+    done = belljar(host, "build", "--context", str(broken), "--tag", "cli:1")
     assert done.returncode == 1
     assert "RUN echo because; exit 3" in done.stderr
     assert "│ because" in done.stderr
-    told = json.loads(belljar(bench, "build", "--json", "--context", str(broken), "--tag", "cli:1").stdout)
+    told = json.loads(belljar(host, "build", "--json", "--context", str(broken), "--tag", "cli:1").stdout)
     assert (told["builds"][0]["ok"], told["builds"][0]["exit_code"]) == (False, 3)
-    fine = bench.project("FROM scratch\nCOPY data /\n", data=b"x")
-    assert belljar(bench, "build", "--context", str(fine), "--tag", "cli:1").stdout.startswith("✓ cli:1 sha256:")
-    assert "removed cli:1" in belljar(bench, "gc", "--older-than", "0s").stdout
-    assert belljar(bench, "build", "--context", str(fine)).returncode == 125
-    assert belljar(bench, "build", "--context", str(fine), "--tag", "x:1", "--memory", "999G").returncode == 126
+    fine = host.project("FROM scratch\nCOPY data /\n", data=b"x")
+    assert belljar(host, "build", "--context", str(fine), "--tag", "cli:1").stdout.startswith("✓ cli:1 sha256:")
+    assert "removed cli:1" in belljar(host, "gc", "--older-than", "0s").stdout
+    assert belljar(host, "build", "--context", str(fine)).returncode == 125
+    assert belljar(host, "build", "--context", str(fine), "--tag", "x:1", "--memory", "999G").returncode == 126
 
 
-def test_the_command_builds_our_own_image_under_belljars_version(bench: Bench) -> None:
-    done = belljar(bench, "build", "bash", "--base", IMAGE)
+def test_the_command_builds_our_own_image_under_belljars_version(host: ImageEngine) -> None:
+    done = belljar(host, "build", "bash", "--base", IMAGE)
     assert done.returncode == 0, done.stderr
     assert parse(done.stdout.split()[1]).key == f"belljar/bash:{__version__}"
-    rows = json.loads(belljar(bench, "list", "--ours", "--json").stdout)["images"]
+    rows = json.loads(belljar(host, "list", "--ours", "--json").stdout)["images"]
     assert f"belljar/bash:{__version__}" in [tag for row in rows for tag in row["tags"]]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
+from leaky import Leaky
 
 from belljar import escape
 from belljar.engine import Engine
-from belljar.models import Capabilities, Guarantees
+from belljar.models import Capabilities, Guarantees, Isolation
 from engines import FLAVOURS, engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
@@ -21,9 +23,6 @@ NEEDS_MEMORY_GROUP = {"inodes", "socket buffers"}
 # What gVisor's own kernel (Debian's, of 2022) lets its guest do, and the host never hears of.
 IN_A_KERNEL_OF_ITS_OWN = {
     "context files": "its sticky folders let a file be replaced; the next command gets its own again",
-    "OOM immunity": "the score is a number inside; the host's OOM killer sees one process, the whole sandbox",
-    "dangerous devices": "its /dev/fuse is made by itself",
-    "priority": "the priority is a number inside",
 }
 
 
@@ -80,6 +79,26 @@ async def test_containers_hold_against(name: str, flavour: str, container_verdic
     if flavour == "gvisor" and not verdict.held and (why := IN_A_KERNEL_OF_ITS_OWN.get(name)):
         pytest.xfail(f"NOT HELD on gVisor, whose kernel is not the host's: {why} ({verdict.detail})")
     assert verdict.held, f"{name}: {verdict.detail}"
+
+
+class Braggart(Leaky):
+    """No wall at all, and says that its guests have a kernel of their own."""
+
+    async def probe(self) -> Capabilities:
+        offer = await super().probe()
+        return offer.model_copy(update={"guarantees": Guarantees(isolation=Isolation.KERNEL)})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT SHOWN: only root gets through these without a wall")
+@pytest.mark.parametrize("name", ["priority", "dangerous devices"])
+async def test_who_only_says_that_a_guest_has_its_own_kernel_is_found_out_on_the_host(
+    name: str, bait: escape.Bait, engine: Engine
+) -> None:
+    [one] = [one for one in escape.ATTACKS if one.name == name]
+    braggart = Braggart(one.control)
+    verdict = await escape.carry_out(one, bait, braggart, Engine(engine.settings, extra=(braggart,)))
+    assert not verdict.held
+    assert verdict.detail.startswith("it worked:")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -374,3 +374,25 @@ def test_a_real_group_refuses_forks_over_its_limit_and_counts_them(real: Cgroups
         assert group.usage().forks_refused >= 1
     finally:
         assert group.destroy()
+
+
+# --- a group that somebody else made ---
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_group_of_a_container_is_found_by_its_process_and_its_name(version: int, tmp_path: Path) -> None:
+    root, proc = tmp_path / "cg", tmp_path / "proc"
+    (proc / "7").mkdir(parents=True)
+    where = [root / "docker/abc"] if version == 2 else [root / kind / "docker/abc" for kind in ("memory", "cpuacct")]
+    for folder in where:
+        folder.mkdir(parents=True)
+    if version == 2:
+        (root / "cgroup.controllers").write_text("memory\n")
+    rows = "0::/docker/abc\n" if version == 2 else "9:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n"
+    (proc / "7" / "cgroup").write_text(rows)
+    (where[0] / ("memory.peak" if version == 2 else "memory.max_usage_in_bytes")).write_text("4096\n")
+    found = cgroups.group_of(7, "abc", root, proc)
+    assert found is not None
+    assert (found.version, found.usage().memory_peak) == (version, 4096)
+    assert cgroups.group_of(7, "another", root, proc) is None, "a process of another machine can have the same number"
+    assert cgroups.group_of(8, "abc", root, proc) is None

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import belljar
-from belljar import errors, languages
+from belljar import errors, languages, settings
 from belljar.backends.toolchains import Toolchains
+from belljar.engine import Engine
 from belljar.languages import BUILTIN, Languages
 from belljar.models import LanguageSupport
 
@@ -156,6 +157,10 @@ def test_an_extension_goes_to_the_language_that_was_added(tmp_path: Path) -> Non
         ({"ruby": RUBY | {"argv": []}}, r"ruby\.argv: "),
         ({"ruby": RUBY | {"filename": "../x"}}, r"ruby\.filename: .*climbs out"),
         ({"ruby": RUBY | {"memory": "lots"}}, r"ruby\.memory: .*512M"),
+        ({"ruby": RUBY | {"memory": "1M"}}, r"ruby\.memory: "),
+        ({"ruby": RUBY | {"allow_network": "no"}}, r"ruby\.allow_network: "),
+        ({"ruby": RUBY | {"seccomp_profile": "ruby.json"}}, r"ruby\.seccomp_profile: .*not an absolute path"),
+        ({"ruby": RUBY | {"seccomp_profile": "/nowhere.json"}}, r"ruby\.seccomp_profile: .*No such file"),
         ({"ruby": RUBY | {"colour": 1}}, r"ruby\.colour: "),
         ({"ruby": RUBY | {"extensions": ["rb"]}}, r"ruby\.extensions: 'rb' is not an extension"),
         ({"ruby": RUBY | {"env": {"A B": "1"}}}, r"ruby\.env.*'A B' is not a variable name"),
@@ -181,6 +186,21 @@ def test_a_file_that_cannot_be_read_is_refused_naming_it(tmp_path: Path, name: s
         (tmp_path / name).write_text(text)
     with pytest.raises(errors.InvalidRequest, match=name):
         languages.load(str(tmp_path / name))
+
+
+def test_a_language_s_image_profile_and_network_are_read(tmp_path: Path) -> None:
+    profile = tmp_path / "ruby.json"
+    profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "syscalls": []}))
+    more = {"image": "ruby:3", "seccomp_profile": str(profile), "allow_network": False}
+    ruby = load(tmp_path, {"ruby": RUBY | more}).get("ruby")
+    assert (ruby.image, ruby.seccomp_profile, ruby.allow_network) == ("ruby:3", str(profile), False)
+    assert load(tmp_path, {"ruby": RUBY}).get("ruby").allow_network is None
+
+
+def test_a_version_of_python_keeps_what_the_administrators_say_of_python(tmp_path: Path) -> None:
+    table = load(tmp_path, {"python": {"memory": "1G", "allow_network": False, "image": "python:own"}})
+    old = table.get("python3.10")
+    assert (old.memory, old.allow_network, old.image) == (2**30, False, "python:own")
 
 
 # --- what the host has ---
@@ -332,6 +352,31 @@ def test_a_language_runs_beside_a_granted_folder(language: str, open_dir: Path) 
     )
     assert (result.stdout, result.exit_code) == ("hello you there\n", 7), result.stderr
     assert {path.name for path in open_dir.iterdir()} == {"in.txt", "out.txt"}
+
+
+def engine_with(folder: Path, **table: Any) -> Engine:
+    need("python")
+    (folder / "languages.json").write_text(json.dumps(table))
+    return Engine(settings.load(language_file=str(folder / "languages.json")))
+
+
+def test_a_language_s_memory_is_its_default_on_native_too(tmp_path: Path) -> None:
+    engine = engine_with(tmp_path, python={"memory": "48M"})
+    code = "print(len(bytearray(100 << 20)))"
+    assert belljar.run(code, engine=engine, backend="native").status in ("oom_killed", "error")
+    assert belljar.run(code, engine=engine, backend="native", memory="512M").stdout == "104857600\n"
+    with belljar.Sandbox(engine=engine, backend="native") as box:
+        assert box.run(code).status in ("oom_killed", "error")
+
+
+def test_native_never_runs_a_language_without_the_seccomp_profile_it_must_have(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ERRNO"}))
+    engine = engine_with(tmp_path, python={"seccomp_profile": str(profile)})
+    for name in ("python", "python3.11"):
+        with pytest.raises(errors.PolicyDenied, match=r"native.* cannot take the seccomp profile"):
+            belljar.run("print(1)", language=name, engine=engine, backend="native")
+    assert belljar.run("echo hi", language="bash", engine=engine, backend="native").stdout == "hi\n"
 
 
 def test_a_version_of_python_that_is_here_runs() -> None:

@@ -11,16 +11,17 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from belljar import errors, policy
-from belljar.models import GIB, MIB, Isolation, Limits, Needs, RunRequest, Workspace
-from belljar.settings import Caps, Settings
+from belljar.languages import BUILTIN, Language
+from belljar.models import GIB, MIB, Capabilities, Egress, Guarantees, Isolation, Limits, Needs, RunRequest, Workspace
+from belljar.settings import Caps, Container, ContainerType, Settings
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 
 SETTINGS = Settings(home="/home/me")
 
 
-def decide(settings: Settings = SETTINGS, **fields: Any) -> Any:
-    return policy.decide(RunRequest(**fields), settings)
+def decide(settings: Settings = SETTINGS, *, spoken: Language | None = None, **fields: Any) -> Any:
+    return policy.decide(RunRequest(**fields), settings, language=spoken)
 
 
 def test_a_request_that_names_nothing_gets_the_defaults_of_the_mission() -> None:
@@ -168,3 +169,97 @@ def test_a_plan_says_what_its_code_seems_to_need_the_files_beside_it_included() 
 )
 def test_what_is_no_python_code_is_not_looked_into(fields: dict[str, Any]) -> None:
     assert decide(**fields).needs == Needs()
+
+
+# --- container types ---
+
+
+def typed(**types: ContainerType) -> Settings:
+    return Settings(container=Container(types=types))
+
+
+def test_a_type_s_memory_and_time_are_the_defaults_of_the_run() -> None:
+    plan = decide(type="test-runner")
+    assert (plan.type, plan.limits.memory, plan.limits.timeout) == ("test-runner", 2 * GIB, 300)
+    assert plan.limits.pids == 100
+    assert decide(type="execution").limits == decide().limits
+
+
+def test_a_type_s_defaults_are_cut_to_the_caps_and_give_way_to_what_is_asked() -> None:
+    assert decide(type="preview").limits.timeout == SETTINGS.caps.timeout == 300
+    assert decide(Settings(caps=Caps(timeout=3600)), type="preview").limits.timeout == 1800
+    assert decide(type="preview", limits={"timeout": 7, "memory": "64M"}).limits.timeout == 7
+    with pytest.raises(errors.PolicyDenied, match=r"limits\.memory: "):
+        decide(type="test-runner", limits={"memory": "64G"})
+
+
+def test_an_unknown_type_is_refused_naming_those_there_are() -> None:
+    with pytest.raises(errors.InvalidRequest, match=r"type: there is no container type 'lint'.*execution.*preview"):
+        decide(type="lint")
+    assert decide(typed(lint=ContainerType(memory=64 * MIB)), type="lint").limits.memory == 64 * MIB
+
+
+def test_without_a_named_type_the_language_s_usual_one_speaks_if_the_administrator_gave_it_limits() -> None:
+    settings = typed(**{"execution": ContainerType(memory=GIB), "node-execution": ContainerType(timeout=9)})
+    assert decide(settings, code="1", spoken=BUILTIN["python"]).limits.memory == GIB
+    assert decide(settings, command=("true",)).limits.memory == GIB
+    node = decide(settings, code="1", language="javascript", spoken=BUILTIN["javascript"]).limits
+    assert (node.memory, node.timeout) == (512 * MIB, 9)
+
+
+# --- what the administrators say of a language ---
+
+
+def python(**fields: Any) -> Language:
+    return BUILTIN["python"].model_copy(update=fields)
+
+
+def test_a_language_s_memory_is_its_default_over_its_usual_type_s_and_under_a_named_one_s() -> None:
+    assert decide(code="1", spoken=python(memory=GIB)).limits.memory == GIB
+    assert decide(typed(execution=ContainerType(memory=2 * GIB)), spoken=python(memory=GIB)).limits.memory == GIB
+    assert decide(type="test-runner", code="1", spoken=python(memory=GIB)).limits.memory == 2 * GIB
+    assert decide(type="execution", code="1", spoken=python(memory=GIB)).limits.memory == GIB
+    assert decide(code="1", limits={"memory": "64M"}, spoken=python(memory=GIB)).limits.memory == 64 * MIB
+    assert decide(Settings(caps=Caps(memory=128 * MIB)), spoken=python(memory=GIB)).limits.memory == 128 * MIB
+
+
+@pytest.mark.parametrize("egress", [Egress(mode="open"), Egress(mode="listed", hosts=frozenset({"example.org"}))])
+def test_a_language_that_may_have_no_network_is_refused_any(egress: Egress) -> None:
+    with pytest.raises(errors.PolicyDenied, match=r"egress: python may have no network.*administrator"):
+        decide(code="1", egress=egress, spoken=python(allow_network=False))
+    assert decide(code="1", spoken=python(allow_network=False)).egress.mode == "none"
+    for allowed in (None, True):
+        assert decide(code="1", egress=egress, spoken=python(allow_network=allowed)).egress == egress
+
+
+def test_a_plan_carries_the_seccomp_profile_of_its_language() -> None:
+    assert decide(code="1", spoken=python(seccomp_profile="/x.json")).seccomp_profile == "/x.json"
+    assert decide(code="1", spoken=python()).seccomp_profile == ""
+
+
+def test_a_backend_that_cannot_take_a_language_s_profile_does_not_run_it() -> None:
+    held = Guarantees(isolation=Isolation.NAMESPACE)
+    native = Capabilities(backend="native", available=True, guarantees=held)
+    docker = Capabilities(backend="docker", available=True, guarantees=held, runtimes={"runc": held})
+    with pytest.raises(
+        errors.PolicyDenied, match=r"native cannot take the seccomp profile that python must have.*docker"
+    ):
+        policy.check_language(python(seccomp_profile="/x.json"), Egress(), native)
+    policy.check_language(python(seccomp_profile="/x.json"), Egress(), docker)
+    policy.check_language(python(), Egress(), native)
+    with pytest.raises(errors.PolicyDenied, match="may have no network"):
+        policy.check_language(python(allow_network=False), Egress(mode="open"), docker)
+
+
+def test_a_command_in_an_open_box_gets_the_box_s_limits_but_for_its_own_type_or_language() -> None:
+    plan = decide(limits={"pids": 7})
+
+    def limits(spoken: Language | None = None, plan: Any = plan, **fields: Any) -> Limits:
+        return policy.command_limits(RunRequest(**fields), plan, SETTINGS, spoken)
+
+    assert limits() == plan.limits
+    tests = limits(type="test-runner")
+    assert (tests.memory, tests.timeout, tests.pids) == (2 * GIB, 300, 7)
+    assert limits(python(memory=GIB), code="1").memory == GIB
+    assert limits(python(memory=GIB), code="1", limits={"memory": "64M"}).memory == 64 * MIB
+    assert limits(python(memory=GIB), decide(type="test-runner"), code="1").memory == 2 * GIB

@@ -1,7 +1,7 @@
 """Container engines by their API: what works here, proved, and boxes to run in. Docker here; Podman is a row of data.
 
-`docker_spec` holds the walls, `docker_box` a sandbox and its files, `docker_run` one command from start to verdict,
-`docker_engine` the conversation, `docker_broom` the clearing up.
+`docker_spec` holds the walls, `docker_proof` what is claimed of them, `docker_box` a sandbox and its files,
+`docker_run` one command from start to verdict, `docker_engine` the conversation, `docker_broom` the clearing up.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -19,70 +20,56 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from belljar import errors, languages
-from belljar.backends import docker_spec, owner
+from belljar.backends import docker_door, docker_proof, docker_spec, owner
 from belljar.backends.base import Control
 from belljar.backends.docker_box import DockerBox, Host
 from belljar.backends.docker_broom import Broom, Litter, remove
 from belljar.backends.docker_engine import Address, asking, connected, docker_address
 from belljar.backends.docker_pool import Pool
+from belljar.backends.docker_proof import Facts
+from belljar.egress import Proxy, Resolve, Told, resolve
 from belljar.languages import Language
-from belljar.models import MIB, Capabilities, Command, Guarantees, Isolation, LanguageSupport, Limits, Plan
-from belljar.settings import Container, Settings
+from belljar.models import Capabilities, Command, Egress, Guarantees, LanguageSupport, Limits, Plan
+from belljar.settings import EXECUTION, Container, Settings
 
 if TYPE_CHECKING:
     from aiodocker import Docker
 
     from belljar.images import Images
 
-IMAGES = {"execution": "python:3.12-slim", "node-execution": "node:20-slim"}  # the mission's container types
-_TYPES = {"python": "execution", "bash": "execution", "javascript": "node-execution"}
 _MINIMUM_API = (1, 41)  # Docker 20.10, Podman 4
 _SHARED_KERNEL = re.compile(r"runc|crun|youki|io\.containerd\..*")  # not worth a second proof
-_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
 _VOUCHED = 60.0  # seconds that an image's lock, signature and scan need not be looked at again
 _ABANDONED = 3600  # seconds after which a container of an earlier boot is nobody's
-_LOOK = (
-    "uname -rv; echo uid $(id -u); cat /proc/self/status; ls /sys/class/net /proc/scsi 2>&1; cat /proc/net/dev; "
-    "for n in cgroup ipc mnt net pid uts; do echo ns $n $(readlink /proc/self/ns/$n); done; "
-    "( : > /usr/belljar-probe ) 2>&1; cat /proc/keys /proc/timer_list 2>/dev/null | head -c 100"
-)
 
 
 def create(settings: Settings) -> Containers:
     return Containers(docker_address(settings.docker_socket), settings)
 
 
-class Facts(NamedTuple):
-    """What an engine says of itself."""
-
-    version: str
-    address: Address
-    kernel: str
-    cgroup: str
-    limits: Mapping[str, bool]
-    runtimes: tuple[str, ...]
-    default: str
-    maps_uids: bool
-    labelled: bool
-
-
 class Containers:
     """The backends `docker` and `podman`."""
 
-    def __init__(self, address: Address, settings: Settings) -> None:
+    def __init__(
+        self, address: Address, settings: Settings, resolver: Resolve = resolve, private_network: bool = False
+    ) -> None:
         self.name = address.flavour.name
         self._address = address
         self._settings = settings
         self._options: Container = settings.container
         self._vouched: dict[str, tuple[float, str]] = {}  # image -> until when it counts, and its id
-        self._languages = {language.name: language for language in languages.load(settings.language_file)}
+        self._languages = languages.load(settings.language_file)
+        self._unweighed: set[str] = set()  # runtimes that cannot take a weight of block I/O here
         self._first_uid = settings.user_uid
+        self._network = (resolver, private_network)
+        self._state_dir = Path(settings.state_dir)
+        self._speaks_python = False  # has the image of snippets a Python, for the way out?
         self._facts: Facts | None = None
         self._runtimes: dict[str, Guarantees] = {}
         self._offer: Capabilities | None = None
         self._proved = 0.0
         self._locks: WeakKeyDictionary[Any, anyio.Lock] = WeakKeyDictionary()  # one for each event loop
-        self.broom = Broom(address)
+        self.broom = Broom(address, self.reap, self._options.reap_interval)
         self._ready: Pool | None = None
 
     # --- what it can do here ---
@@ -128,6 +115,7 @@ class Containers:
                 notes.append(f"runtime {other}: {error.message}"[:200])
         return Capabilities(
             backend=self.name, available=True, version=facts.version, guarantees=self._runtimes[wanted],
+            egress=await self._egress(client, facts, notes),
             sessions=frozenset({"python"}), workspace=True, images=True, runtimes=self._runtimes, notes=tuple(notes),
         )  # fmt: skip
 
@@ -137,23 +125,49 @@ class Containers:
             version = await client.version()
             said: dict[str, Any] = dict(await client.system.info())
             api = tuple(int(part) for part in str(version["ApiVersion"]).split("."))
-            kernel, security = str(said.get("KernelVersion", "")), " ".join(map(str, said.get("SecurityOptions") or ()))
-            default = os.path.basename(str(said.get("DefaultRuntime") or ""))  # Podman tells its path
             address = self._address._replace(version="v" + ".".join(map(str, api)))
         if api < _MINIMUM_API:
             raise errors.NotAvailable(
                 f"{self.name} {version.get('Version')} is too old", fix="Docker 20.10, Podman 4, or later is needed"
             )
         self.broom.address = address
-        return Facts(
-            version=f"{self.name} {version.get('Version')}", address=address, kernel=kernel,
-            cgroup=f"cgroup v{said.get('CgroupVersion', '1')}",
-            limits={name: bool(said.get(key)) for name, key in
-                    (("memory", "MemoryLimit"), ("pids", "PidsLimit"), ("cpus", "CpuCfsQuota"))},
-            runtimes=(default,) if flavour.one_runtime else tuple(said.get("Runtimes") or {}),
-            default=default,
-            maps_uids=bool(re.search(r"name=(rootless|userns)|rootless", security)), labelled="selinux" in security,
-        )  # fmt: skip
+        found = docker_proof.facts(address, f"{self.name} {version.get('Version')}", said)
+        docker_proof.security(self._options, found)
+        return found
+
+    async def _egress(
+        self, client: Docker, facts: Facts, notes: list[str]
+    ) -> frozenset[Literal["none", "listed", "open"]]:
+        """None; listed hosts, where a door can be built; an open one where the administrator named a network."""
+        offered: set[Literal["none", "listed", "open"]] = {"none"}
+        if objection := self._no_door(facts):
+            notes.append(f"no listed hosts: {objection}")
+        else:
+            offered.add("listed")
+        if (name := self._options.network_mode) != "none":
+            try:
+                async with asking(f"the network {name}", errors.NotAvailable):
+                    driver = (await (await client.networks.get(name)).show()).get("Driver")
+                if driver == "host":
+                    raise errors.NotAvailable(f"{name} is the host's own")
+                offered.add("open")
+            except errors.BelljarError as error:
+                notes.append(f"no open network (container.network_mode): {error.message}"[:200])
+        return frozenset(offered)
+
+    def _no_door(self, facts: Facts) -> str:
+        """Why listed hosts cannot be offered; empty if they can."""
+        if not facts.address.local:
+            return "the engine is on another machine"
+        if facts.labelled:
+            return "SELinux keeps a container from our socket"
+        if not self._speaks_python:
+            return f"the image {self.image_for(None)} has no python3, which the way out needs"
+        try:
+            owner.prepare(self._state_dir)
+        except errors.BelljarError as error:
+            return error.message
+        return ""
 
     async def _require_image(self, client: Docker, image: str) -> None:
         try:
@@ -167,44 +181,39 @@ class Containers:
 
     async def _prove(self, facts: Facts, runtime: str) -> Guarantees:
         """A guest that prints what the kernel says of it. What is not seen here is not claimed."""
-        plan = Plan(limits=Limits(timeout=30, memory=256 * MIB, disk=MIB), runtime=runtime)
-        async with self.open(plan) as box:
-            command = Command(argv=("/bin/sh", "-c", _LOOK), cwd="/", files={"probe.txt": b"x"})
-            said = (await box.run(command, _ignore, Control())).stdout
-        own_kernel = not said.startswith(f"{facts.kernel} ")
-        proofs = {
-            "a uid that is not root": r"^uid [1-9]\d*$",
-            "no capabilities": r"(?s)^CapEff:\s+0+$.*^CapBnd:\s+0+$",
-            "read-only root": r"Read-only file system|Permission denied",
-            "no new privileges": r"^NoNewPrivs:\s+1$",
-            "seccomp filter": r"^Seccomp:\s+2$",
-        }
-        seen = [wall for wall, pattern in proofs.items() if re.search(pattern, said, re.MULTILINE)]
-        # A kernel of its own may not show the last two; it is the wall that they would be.
-        for wall in list(proofs)[: 3 if own_kernel else 5]:
-            if wall not in seen:
-                raise errors.NotAvailable(f"the probe could not prove: {wall}", context={"output": said[:2000]})
-        spaces = [] if own_kernel else self._namespaces(facts, said)
-        unseen = [wall for wall in proofs if wall not in seen]
-        if spaces and "cgroup namespace" not in spaces:
-            unseen.append("cgroup namespace")
-        return _promise(facts, [*(["a kernel of its own"] if own_kernel else spaces), *seen], own_kernel, unseen)
+        self._unweighed.discard(runtime)
+        seen = docker_proof.read(await self._look(facts, runtime), facts, self._options)
+        self._speaks_python = seen.python
+        if not seen.weighted and not seen.own_kernel:
+            self._unweighed.add(runtime)
+        return docker_proof.promise(facts, seen, self._options, self._languages)
 
-    def _namespaces(self, facts: Facts, said: str) -> list[str]:
-        walls = []
-        for name in _NAMESPACES if facts.address.local and os.path.exists("/proc/self/ns") else ():
-            outside = f"{name}:[{os.stat(f'/proc/self/ns/{name}').st_ino}]"
-            if f"ns {name} {outside}" not in said and f"ns {name} {name}:[" in said:
-                walls.append(f"{name} namespace")
-            elif name != "cgroup":  # without it a guest can read the names of groups, and no more
-                raise errors.NotAvailable(f"the guest was not in a {name} namespace of its own")
-        return walls
+    async def _look(self, facts: Facts, runtime: str) -> str:
+        """What the guest printed. All that was set goes first; a kernel may lack weights and throttles."""
+        limits, plain = docker_proof.limits_to_show(facts.disk), docker_proof.limits_to_show("")
+        try:
+            return await self._hear(runtime, limits)
+        except errors.StartFailed:
+            if self._options.io_weight is None and limits == plain:
+                raise
+        self._unweighed.add(runtime)
+        try:
+            return await self._hear(runtime, limits)
+        except errors.StartFailed:
+            if limits == plain:
+                raise
+        return await self._hear(runtime, plain)
+
+    async def _hear(self, runtime: str, limits: Limits) -> str:
+        command = Command(argv=("/bin/sh", "-c", docker_proof.LOOK), cwd="/", files={"probe.txt": b"x"})
+        async with self.open(Plan(limits=limits, runtime=runtime), pooled=False) as box:
+            return (await box.run(command, _ignore, Control())).stdout
 
     async def languages(self) -> tuple[LanguageSupport, ...]:
         """A language is there if its image is."""
         found: list[LanguageSupport] = []
         async with connected(self._address) as client:
-            for language in self._languages.values():
+            for language in self._languages:
                 image = self._image_of(language)
                 fix = f"set container.images.{language.name} to an image that has it"
                 try:
@@ -215,14 +224,42 @@ class Containers:
                 found.append(LanguageSupport(name=language.name, available=bool(image), program=image, fix=fix))
         return tuple(found)
 
-    def image_for(self, language: str | None) -> str:
-        known = self._languages.get(language or "")
-        image = self._image_of(known) if known else ""
-        return image or self._options.images.get("execution") or IMAGES["execution"]
+    def image_for(self, language: str | None, kind: str | None = None) -> str:
+        """Of the type of work that was named; else the language's own, its type's, or that of snippets."""
+        known = None if kind else self._language(language)
+        image = (self._image_of(known) if known else "") or self._options.image_of(kind or EXECUTION)
+        if image:
+            return image
+        raise errors.InvalidRequest(
+            f"the container type {kind or EXECUTION} runs in the project's image, and nobody said which that is",
+            fix=f'give image=…, "image" in the block `sandbox` of the project\'s JSON, '
+            f"or container.images.{kind or EXECUTION} in the settings",
+        )
 
     def _image_of(self, language: Language) -> str:
-        given, kind = self._options.images, _TYPES.get(language.name, "")
-        return language.image or given.get(language.name) or given.get(kind) or IMAGES.get(kind, "")
+        options = self._options
+        return (
+            language.image or options.images.get(language.name, "") or options.image_of(options.type_of(language.name))
+        )
+
+    def _language(self, name: str | None) -> Language | None:
+        with suppress(errors.InvalidRequest):
+            return self._languages.get(name) if name else None
+        return None
+
+    def options_for(self, plan: Plan, language: str | None = None) -> docker_spec.Options:
+        """What the settings, the plan's network and the language's own profile make of the walls."""
+        facts, options, known = self._facts, self._options, self._language(language)
+        assert facts is not None
+        runtime = self._runtime(plan) or facts.default
+        network = options.network_mode if plan.egress.mode == "open" else "none"
+        return docker_spec.Options(
+            cpu_shares=options.cpu_shares, io_weight=None if runtime in self._unweighed else options.io_weight,
+            disk=facts.disk, network="" if network == "none" else network, dns=options.dns,
+            writable_root=not options.read_only_root, capabilities=options.capabilities,
+            profile=(known.seccomp_profile if known else "") or options.seccomp_profile,
+            security=docker_proof.security(options, facts),
+        )  # fmt: skip
 
     async def setup(self, told: Callable[[str], object]) -> None:
         """Pulls the image of snippets, by the rules for images."""
@@ -250,7 +287,7 @@ class Containers:
     # --- sandboxes ---
 
     @asynccontextmanager
-    async def open(self, plan: Plan) -> AsyncIterator[DockerBox]:
+    async def open(self, plan: Plan, *, pooled: bool = True) -> AsyncIterator[DockerBox]:
         async with AsyncExitStack() as stack:
             address = self._facts.address if self._facts else self._address
             client = await stack.enter_async_context(connected(address))
@@ -264,19 +301,34 @@ class Containers:
             own_kernel = not _SHARED_KERNEL.fullmatch(runtime or facts.default)
             host = Host(
                 client, address.flavour, self.image_for, self._trusted, runtime, self._owner(), self.broom,
-                self._pool(facts), address.local, own_kernel,
+                self._pool(facts) if pooled else None, self._proxy, self._state_dir,
+                address.local, own_kernel,
                 small_buffers=facts.cgroup == "cgroup v1" and address.local and not own_kernel, copies=copies,
             )  # fmt: skip
+            if own_kernel and plan.egress.mode == "listed":
+                raise errors.PolicyDenied(
+                    f"{self.name}: {runtime} has a network stack of its own, which no second container can join",
+                    fix="ask for listed hosts on another runtime or backend",
+                )
             box = DockerBox(host, plan, uid)
             if plan.keep_files or box.copies:
                 await stack.enter_async_context(box.holding())
             yield box
+
+    def _proxy(self, allowed: Egress, told: Told) -> Proxy:
+        resolver, private = self._network
+        return Proxy(allowed, told, resolver=resolver, private=private)
 
     def _pool(self, facts: Facts) -> Pool:
         if self._ready is None:
             uids = range(0) if facts.maps_uids else range(self._first_uid, self._first_uid + owner.UIDS)
             self._ready = Pool(facts.address, self.broom, self._options.pool, self._options.pool_idle, uids)
         return self._ready
+
+    @property
+    def waiting(self) -> int:
+        """How many containers of the pool are up and wait."""
+        return self._ready.waiting if self._ready else 0
 
     def _runtime(self, plan: Plan) -> str | None:
         """What the plan names, else ours, else the first that is as strict as asked."""
@@ -313,6 +365,7 @@ class Containers:
 
     async def _reap(self, client: Docker) -> int:
         """Removes the containers, and then the volumes, whose owner is dead."""
+        docker_door.reap(self._state_dir)
         left, self.broom.left = self.broom.left, []  # what would not go earlier; the engine may have been restarted
         for litter in left:
             self.broom.take(litter)
@@ -337,18 +390,6 @@ def _is_orphan(labels: Mapping[str, str] | None, running: bool) -> bool:
         return owner.is_dead(labels.get(f"{docker_spec.LABEL}.owner", ""))
     made = labels.get(f"{docker_spec.LABEL}.created", "")
     return not running and made.isdigit() and time.time() - int(made) > _ABANDONED
-
-
-def _promise(facts: Facts, walls: Sequence[str], own_kernel: bool, unseen: Sequence[str]) -> Guarantees:
-    limits = {name: facts.cgroup if given else "not limited" for name, given in facts.limits.items()}
-    limits |= {"io": "not limited", "disk": "tmpfs size", "timeout": "watchdog", "output": "watchdog"}
-    if own_kernel:
-        limits["pids"] = "rlimit inside, and a wider one around"
-    weaker = [f"{name} is not limited" for name, how in limits.items() if how == "not limited"]
-    return Guarantees(
-        isolation=Isolation.KERNEL if own_kernel else Isolation.NAMESPACE, walls=tuple(walls), limits=limits,
-        network="none", weaker=(*weaker, *(f"not seen by the probe: {wall}" for wall in unseen)),
-    )  # fmt: skip
 
 
 async def _ignore(kind: str, text: str) -> None:

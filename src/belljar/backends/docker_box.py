@@ -10,20 +10,36 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import anyio.to_thread
 
-from belljar import errors, files
+from belljar import egress, errors, files
 from belljar.backends import docker_files, docker_spec
 from belljar.backends.base import Control, Emit, lone_errors
 from belljar.backends.docker_broom import Broom, Litter
+from belljar.backends.docker_door import Door
 from belljar.backends.docker_engine import Flavour, Wire, asking
 from belljar.backends.docker_pool import Pool
 from belljar.backends.docker_ready import Ready
 from belljar.backends.docker_run import DockerRun, Job
-from belljar.models import INPUTS, MIB, WORKSPACE, Collected, Command, Entry, File, FileTree, Limits, Plan, Result
+from belljar.egress import Proxy, Told
+from belljar.models import (
+    INPUTS,
+    MIB,
+    WORKSPACE,
+    Collected,
+    Command,
+    Egress,
+    Entry,
+    File,
+    FileTree,
+    Limits,
+    Plan,
+    Result,
+)
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -44,7 +60,9 @@ class Host(NamedTuple):
     runtime: str | None
     owner: str
     broom: Broom
-    pool: Pool
+    pool: Pool | None
+    proxy: Callable[[Egress, Told], Proxy]
+    state_dir: Path
     local: bool  # are the guest's processes on this machine?
     own_kernel: bool  # is the runtime one with a kernel of its own?
     small_buffers: bool
@@ -178,23 +196,26 @@ class DockerBox:
         given = dict(self.plan.files) | dict(command.files)
         image = await self._host.trusted(self._image(command.language))
         body = self._body(command, command.limits or self.plan.limits, bool(given), image)
-        waiting = None if self._holder or self.plan.workspace else self._host.pool.claim(body)
+        door = await self._door() if self.plan.egress.mode == "listed" else None
+        pool = None if self._holder or self.plan.workspace else self._host.pool
+        waiting = pool.claim(body) if pool else None
         try:
             if waiting is not None:
-                run = DockerRun(self._job(command, given, body, waiting), emit, control)
+                run = DockerRun(self._job(command, given, body, door, waiting), emit, control)
                 try:
                     return await run.go()
                 except errors.BelljarError:
                     if run.begun:
                         raise  # else it had died while it waited, and the guest was never there
-            return await DockerRun(self._job(command, given, body), emit, control).go()
+            return await DockerRun(self._job(command, given, body, door), emit, control).go()
         except errors.ImageNotFound as error:
             image = self._image(command.language)
             raise errors.ImageNotFound(error.message, fix=f"belljar images pull {image}") from None
 
     def _job(
-        self, command: Command, given: dict[str, bytes], body: dict[str, Any], waiting: Ready | None = None
-    ) -> Job:
+        self, command: Command, given: dict[str, bytes], body: dict[str, Any], door: Door | None,
+        waiting: Ready | None = None,
+    ) -> Job:  # fmt: skip
         name = waiting.name if waiting else f"{self.id}-{secrets.token_hex(4)}"
 
         async def create() -> Ready:
@@ -211,13 +232,19 @@ class DockerBox:
 
         return Job(
             self.id, docker_spec.order(command.cwd, self._env(command), command.argv), command.stdin,
-            command.limits or self.plan.limits, create, deliver, lasting=bool(self._holder or self.plan.workspace),
+            command.limits or self.plan.limits, create, deliver, door,
+            lambda told: self._host.proxy(self.plan.egress, told), lasting=bool(self._holder or self.plan.workspace),
         )  # fmt: skip
+
+    async def _door(self) -> Door:
+        host = self._host
+        image = await host.trusted(host.image_for(None))
+        return Door(host.client, host.flavour, host.broom, image, host.owner, self.id, host.state_dir)
 
     def _body(self, command: Command, limits: Limits, given: bool, image: str) -> dict[str, Any]:
         locked = (WORKSPACE,) if self.copies and self.plan.workspace and not self.plan.workspace.write else ()
         guest = docker_spec.Guest(
-            self._host.flavour, image, ("/bin/sh", "-c", docker_spec.LAUNCH), self.uid, limits, self._host.owner, self.id,
+            self._host.flavour, image, docker_spec.LAUNCHER, self.uid, limits, self._host.owner, self.id,
             runtime=self._host.runtime, env=docker_spec.GUEST_ENV, volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
             locked=locked, own_kernel=self._host.own_kernel, small_buffers=self._host.small_buffers,
@@ -225,7 +252,7 @@ class DockerBox:
         return docker_spec.container(guest)
 
     def _env(self, command: Command) -> dict[str, str]:
-        env = dict(command.env)
+        env = (egress.ENV if self.plan.egress.mode == "listed" else {}) | dict(command.env)
         if self._host.own_kernel:
             # gVisor may take only a part of a large write, and Python without buffers then drops the rest, silently.
             env.pop("PYTHONUNBUFFERED", None)

@@ -1,7 +1,7 @@
 """Takes away what is no longer needed, in a thread of its own, so that no answer waits for it.
 
 What an engine does not let go of is asked for again; what it never lets go of carries our label, and is found by
-`reap` when this process is gone.
+`reap`: when a backend is first asked what it can do, and from then on in rounds, by the same thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,8 +38,10 @@ class Litter(NamedTuple):
 
 
 class Broom:
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, reap: Callable[[], Awaitable[object]], interval: float) -> None:
         self.address = address
+        self._reap = reap
+        self._interval = interval
         self._waiting: queue.Queue[Litter] = queue.Queue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -67,8 +69,17 @@ class Broom:
         return not self._waiting.unfinished_tasks and not self.left
 
     def _work(self) -> None:
+        due = time.monotonic() + self._interval
         while True:
-            batch = [self._waiting.get()]
+            if (rest := due - time.monotonic()) <= 0:
+                due += self._interval
+                with suppress(Exception):  # an engine that is down has its next round too
+                    asyncio.run(self._go_round())
+                continue
+            try:
+                batch = [self._waiting.get(timeout=rest)]
+            except queue.Empty:
+                continue
             with suppress(queue.Empty):
                 while len(batch) < _BATCH:
                     batch.append(self._waiting.get_nowait())
@@ -78,6 +89,9 @@ class Broom:
                 self.left += batch
             for _ in batch:
                 self._waiting.task_done()
+
+    async def _go_round(self) -> None:
+        await self._reap()
 
     async def _sweep(self, batch: Sequence[Litter]) -> None:
         async with connected(self.address) as client, anyio.create_task_group() as tasks:

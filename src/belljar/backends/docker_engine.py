@@ -185,8 +185,9 @@ class Wire:
 
     @property
     def connected(self) -> bool:
-        connection = getattr(self._stream._resp, "connection", None)
-        return connection is not None and not connection.transport.is_closing()
+        """Whether nobody has hung up. An engine may hold the line though its program has ended."""
+        transport = getattr(getattr(self._stream._resp, "connection", None), "transport", None)
+        return transport is not None and not transport.is_closing() and not self._stream._queue.is_eof()
 
     def end(self) -> None:
         """Ends the program's stdin, and only that: aiodocker itself can only close both directions."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import logging
 import secrets
 import time
 from collections import OrderedDict, deque
@@ -33,6 +34,7 @@ _KINDS = 4  # with more in use, the one not asked for longest makes room
 _LOOK = 10.0  # seconds between two looks whether what waits is still what would be made now
 _FAREWELL = 10.0
 _RESPITE = 0.05  # seconds: the run that was just given one goes first
+_POOL = "pool"  # in place of a run's id
 _OWN = ("User", "Labels")  # what each container has for itself
 
 
@@ -43,7 +45,7 @@ class Kind:
         self.body = body
         self.waiting: deque[Ready] = deque()
         self.asked = time.monotonic()
-        self.failed = False  # then nobody tries again until it is asked for again
+        self.failed = False  # then nobody tries again before the next look
 
 
 class Pool:
@@ -70,6 +72,11 @@ class Pool:
             garden = self._gardens[loop] = Garden(self)
         return garden.claim(body)
 
+    @property
+    def waiting(self) -> int:
+        kinds = [kind for garden in list(self._gardens.values()) for kind in list(garden.kinds.values())]
+        return sum(len(kind.waiting) for kind in kinds)
+
     def _leave(self) -> None:
         """At the end of the process: what a loop that nobody closed has left."""
         self.broom.take(Litter(sorted(self.names)))
@@ -80,15 +87,15 @@ class Garden:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._kinds: OrderedDict[str, Kind] = OrderedDict()
+        self.kinds: OrderedDict[str, Kind] = OrderedDict()
         self._wanted = asyncio.Event()
         self.task = asyncio.create_task(self._tend(), name="belljar-pool")
 
     def claim(self, body: Mapping[str, Any]) -> Ready | None:
         key = json.dumps({name: value for name, value in body.items() if name not in _OWN}, sort_keys=True)
-        kind = self._kinds.setdefault(key, Kind(body))
-        self._kinds.move_to_end(key)
-        kind.asked, kind.failed = time.monotonic(), False
+        kind = self.kinds.setdefault(key, Kind(body))
+        self.kinds.move_to_end(key)
+        kind.asked = time.monotonic()
         self._wanted.set()
         while kind.waiting:
             ready = kind.waiting.popleft()
@@ -102,19 +109,21 @@ class Garden:
         async with connected(self._pool.address) as client:
             try:
                 await anyio.sleep(_RESPITE)
-                while self._kinds:
-                    lacking = [kind for kind in self._kinds.values() if not kind.failed and self._lacks(kind)]
+                while self.kinds:
+                    while len(self.kinds) > _KINDS:
+                        await self._clear(client, list(self.kinds.popitem(last=False)[1].waiting))
+                    lacking = [kind for kind in self.kinds.values() if not kind.failed and self._lacks(kind)]
                     if lacking:
                         await self._plant(client, lacking[-1])
                         continue
                     self._wanted.clear()
-                    with anyio.move_on_after(_LOOK):
+                    with anyio.move_on_after(min(_LOOK, self._pool.idle)):
                         await self._wanted.wait()
                         await anyio.sleep(_RESPITE)
                     await self._weed(client)
             finally:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(_FAREWELL):
-                    await self._clear(client, [ready for kind in self._kinds.values() for ready in kind.waiting])
+                    await self._clear(client, [ready for kind in self.kinds.values() for ready in kind.waiting])
 
     def _lacks(self, kind: Kind) -> bool:
         return len(kind.waiting) < self._pool.size
@@ -130,8 +139,9 @@ class Garden:
             await ready.start(local=self._pool.address.local)
             await ready.call_keeper(WORKSPACE)
             kind.waiting.append(ready)
-        except errors.BelljarError:
+        except errors.BelljarError as error:
             kind.failed = True
+            logging.getLogger("belljar").warning("the pool could not be filled: %s", error.message)
         finally:
             if ready is None or ready not in kind.waiting:
                 self._pool.names.discard(name)
@@ -140,7 +150,7 @@ class Garden:
     def _body(self, kind: Kind, claimed: ExitStack) -> dict[str, Any]:
         """The same again, for another guest."""
         maker = kind.body["Labels"][f"{docker_spec.LABEL}.owner"]
-        body = {**kind.body, "Labels": docker_spec.labels(maker, "pool")}
+        body = {**kind.body, "Labels": docker_spec.labels(maker, _POOL)}
         if self._pool.uids:
             uid, claim = owner.claim_uid(self._pool.uids)
             claimed.callback(claim.close)
@@ -149,15 +159,15 @@ class Garden:
 
     async def _weed(self, client: Docker) -> None:
         """Takes out what has died, what nobody asked for, and what is not of the image any more that its name means."""
-        old = time.monotonic() - self._pool.idle
-        for key, kind in list(self._kinds.items()):
-            crowded = len(self._kinds) > _KINDS and kind is next(iter(self._kinds.values()))
-            if kind.asked < old or crowded:
-                del self._kinds[key]
+        old, up = time.monotonic() - self._pool.idle, await _running(client)
+        for key, kind in list(self.kinds.items()):
+            kind.failed = False
+            if kind.asked < old:
+                del self.kinds[key]
                 await self._clear(client, list(kind.waiting))
                 continue
             image = await _image_id(client, str(kind.body["Image"])) if kind.waiting else ""
-            gone = [ready for ready in kind.waiting if not ready.alive or ready.image != image]
+            gone = [ready for ready in kind.waiting if ready.container.id not in up or ready.image != image]
             kind.waiting = deque(ready for ready in kind.waiting if ready not in gone)
             await self._clear(client, gone)
 
@@ -168,6 +178,15 @@ class Garden:
         if names and not await remove(client, Litter(names)):
             self._pool.broom.take(Litter(names))
         self._pool.names.difference_update(names)
+
+
+async def _running(client: Docker) -> set[str]:
+    """The ids of those of any pool that are up."""
+    with suppress(errors.BelljarError):
+        async with asking("the list of containers"):
+            filters = {"label": [f"{docker_spec.LABEL}.run={_POOL}"]}
+            return {str(each.id) for each in await client.containers.list(filters=filters)}
+    return set()
 
 
 async def _image_id(client: Docker, name: str) -> str:

@@ -10,23 +10,26 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import anyio
+from anyio.abc import TaskStatus
 
 from belljar import errors
 from belljar.backends.base import STREAMS, Control, Emit, hear, lone_errors
 from belljar.backends.cgroups import Usage
+from belljar.backends.docker_door import Door
 from belljar.backends.docker_engine import asking
 from belljar.backends.docker_ready import Ready
+from belljar.egress import DENIALS, Proxy, Told
 from belljar.models import MIB, Limits, Result, Status
 from belljar.output import Capture
 
 _KILLED = 137
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
 _LATE_WORD = (0.0, 0.05, 0.1, 0.2, 0.4)  # seconds: an engine may hear of the OOM killer after the end of its victim
-_PIPE = 32_768  # bytes of input that surely fit into a pipe, so that nobody waits for a reader
-_LAST_WORDS = 1.0  # seconds for the output of a guest that has ended
+_LAST_WORDS = 1.0  # seconds that a run has before it is watched, and that its output has after its end
 _PREAMBLE = 1 << 16
 _CODE = 16  # bytes that an exit code has at most
 _UNTOLD = 255
+_CASUALTY = "a process that the guest had started was killed for memory; the guest itself went on"
 
 
 class Job(NamedTuple):
@@ -38,6 +41,8 @@ class Job(NamedTuple):
     limits: Limits
     create: Callable[[], Awaitable[Ready]]  # a container that nobody has used
     deliver: Callable[[Ready], Awaitable[None]]  # starts it if it is not up, and puts the files in place
+    door: Door | None = None  # its way out, if it was granted hosts
+    proxy: Callable[[Told], Proxy] | None = None
     lasting: bool = False  # can it touch what outlives it? Then nobody is told anything before it is dead.
 
 
@@ -105,6 +110,7 @@ class DockerRun:
         self._startup_ms = 0.0
         self._usage: Usage | None = None
         self._cpu_before = 0.0
+        self._denied: list[str] = []
         self._ended = False
         self._listening = anyio.CancelScope()
         self._ready: Ready
@@ -132,9 +138,10 @@ class DockerRun:
             watchers.start_soon(self._watch_clock)
             watchers.start_soon(self._watch_control)
             await self._deliver()
+            if self._job.door and self._verdict is None:
+                await watchers.start(self._let_out)
             watchers.start_soon(self._talk)
-            if len(self._job.stdin) > _PIPE:
-                watchers.start_soon(self._watch_exit)
+            watchers.start_soon(self._watch_exit)
             await self._listen(watchers.start_soon)
             code = await self._exit_code()
             watchers.cancel_scope.cancel()
@@ -154,6 +161,19 @@ class DockerRun:
         elif self._ready.group:
             self._cpu_before = self._ready.group.usage().cpu_ms or 0.0
 
+    async def _let_out(self, *, task_status: TaskStatus[None]) -> None:
+        assert self._job.door
+        assert self._job.proxy
+
+        async def told(words: str) -> None:
+            if len(self._denied) < DENIALS:
+                self._denied.append(words)
+            await self._emit("denied", words)
+
+        async with self._job.door.open(self._ready) as listener:
+            task_status.started()
+            await self._job.proxy(told).serve(listener)
+
     async def _talk(self) -> None:
         wire = self._ready.wire
         await wire.send(self._word + b"\n" + self._job.order + self._job.stdin)
@@ -163,7 +183,8 @@ class DockerRun:
         wire.end()
 
     async def _watch_exit(self) -> None:
-        """An engine that still holds input for a guest that has ended does not end the conversation by itself."""
+        """An engine that still holds input for a container that is dead does not end the conversation by itself."""
+        await anyio.sleep(_LAST_WORDS)
         with suppress(Exception):
             await self._ready.container.wait()
         await anyio.sleep(_LAST_WORDS)
@@ -251,8 +272,7 @@ class DockerRun:
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(self._startup_ms, 3),
             memory_used_mb=None if peak is None else round(peak / MIB, 3),
             cpu_ms=None if cpu is None else round(max(0.0, cpu - self._cpu_before), 3), container_id=self._job.id,
-            reasons=("a process that the guest had started was killed for memory; the guest itself went on",)
-            if went_on else (),
+            reasons=(*self._denied, *((_CASUALTY,) if went_on else ())),
         )  # fmt: skip
 
 

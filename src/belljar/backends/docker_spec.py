@@ -11,8 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from belljar import errors
 from belljar.backends.docker_engine import Flavour
 from belljar.models import INPUTS, MIB, WORKSPACE, Limits, Workspace
+from belljar.settings import read_profile
 
 LABEL = "belljar"
 KEEPER = 60_998  # owns what goes in read-only, and the shared folders: a uid that no guest ever has
@@ -30,12 +32,13 @@ _LEAST_QUOTA = 1000
 # Waits for the word to go (the files are put in place meanwhile) and for the order, says the word back and runs the
 # guest. When that has ended, it ends what the guest started, and says the word again, with the exit code. A guest has
 # the same uid, so it could find the word and end itself in another way than by ending: nothing else is to be gained.
-LAUNCH = (
+_LAUNCH = (
     "IFS= read -r word && IFS= read -r order || exit 125; n='\n'; eval \"set -- $order\" || exit 125; "
     'if [ ! -d "$1" ]; then mkdir -p -- "$1" || exit 125; fi; cd -- "$1" || exit 125; shift; '
     'exec 3>&2 2>/dev/null; printf "%s\\n" "$word" >&3; (exec "$@" 2>&3 3>&-); code=$?; kill -s KILL -- -1; '
     'printf "%s %s\\n" "$word" "$code" >&3; printf "%s\\n" "$word"; exec sleep 20 3>&-'
 )
+LAUNCHER = ("/bin/sh", "-c", _LAUNCH)
 HOLD = "read -r forever"  # keeps its folders mounted until its stdin is closed
 
 
@@ -49,6 +52,20 @@ def order(cwd: str, env: Mapping[str, str], argv: Sequence[str]) -> bytes:
 
 def _quoted(word: str) -> str:
     return "'" + word.replace("'", "'\"'\"'").replace("\n", "'\"$n\"'") + "'"
+
+
+class Options(NamedTuple):
+    """What an administrator changed of the walls, and a plan of the network. As it stands: our walls, all of them."""
+
+    cpu_shares: int | None = None
+    io_weight: int | None = None
+    disk: str = ""  # the device that limits of block I/O are for
+    network: str = ""  # the name of the engine's network; empty: none at all
+    dns: tuple[str, ...] = ()
+    writable_root: bool = False
+    capabilities: tuple[str, ...] = ()
+    profile: str = ""  # path of a seccomp profile, instead of ours
+    security: tuple[str, ...] = ()  # AppArmor's profile and SELinux's label, as the engine wants them
 
 
 class Guest(NamedTuple):
@@ -69,6 +86,9 @@ class Guest(NamedTuple):
     locked: Sequence[str] = ()  # which of the volumes' places are read-only
     small_buffers: bool = False  # is what waits in sockets not counted as its memory?
     own_kernel: bool = False  # is there a kernel between it and the host's, with processes of its own on the host?
+    beside: str = ""  # the id of a container whose network it shares
+    shown: Mapping[str, str] = {}  # sockets of the host -> where it finds them
+    options: Options = Options()
 
 
 def container(guest: Guest) -> dict[str, Any]:
@@ -79,7 +99,7 @@ def container(guest: Guest) -> dict[str, Any]:
         "Cmd": list(guest.argv),
         "User": f"{guest.uid}:{guest.uid}",
         "WorkingDir": "/",
-        "Hostname": "belljar",
+        **({} if guest.beside else {"Hostname": "belljar"}),
         "Env": [f"{name}={value}" for name, value in guest.env.items()],
         "Labels": labels(guest.owner, guest.run),
         "OpenStdin": True,
@@ -88,23 +108,22 @@ def container(guest: Guest) -> dict[str, Any]:
         "AttachStdout": True,
         "AttachStderr": True,
         "Tty": False,
-        "NetworkDisabled": True,
+        "NetworkDisabled": not (guest.options.network or guest.beside),
         "HostConfig": _walls(guest),
     }
 
 
 def _walls(guest: Guest) -> dict[str, Any]:
-    limits = guest.limits
-    profile = str(_PROFILE) if guest.flavour.profile_by_path else _profile(guest.own_kernel)
+    limits, options = guest.limits, guest.options
     walls = {
-        "NetworkMode": "none",
+        "NetworkMode": f"container:{guest.beside}" if guest.beside else options.network or "none",
         "IpcMode": "private",
         "CgroupnsMode": "private",
-        "ReadonlyRootfs": True,
+        "ReadonlyRootfs": not options.writable_root,
         "Privileged": False,
         "CapDrop": ["ALL"],
         # AppArmor's and SELinux's own profiles hold unless they are switched off, and we never do that.
-        "SecurityOpt": ["no-new-privileges", f"seccomp={profile}"],
+        "SecurityOpt": ["no-new-privileges", f"seccomp={_filter(guest)}", *options.security],
         "Init": True,
         "Memory": limits.memory,
         "MemorySwap": limits.memory,  # memory and swap together: so no swap
@@ -118,13 +137,45 @@ def _walls(guest: Guest) -> dict[str, Any]:
         "Tmpfs": _folders(guest),
         "Binds": [f"{name}:{path}:{'ro' if path in guest.locked else 'rw'}" for name, path in guest.volumes.items()],
     }
+    walls |= _changes(options) | _throttle(limits, options.disk)
+    mounts = [_mount(path, place, read_only=False) for path, place in guest.shown.items()]
     if guest.workspace:
-        walls["Mounts"] = [_grant(guest.workspace)]
+        mounts.append(_mount(guest.workspace.path, WORKSPACE, read_only=not guest.workspace.write))
+    walls |= {"Mounts": mounts} if mounts else {}
     if guest.runtime:
         walls["Runtime"] = guest.runtime
     if guest.small_buffers:
         walls["Sysctls"] = _SMALL_BUFFERS
     return walls
+
+
+def _changes(options: Options) -> dict[str, Any]:
+    """What the administrator asks for beyond the walls, and nothing where that is nothing."""
+    given = {
+        "CapAdd": list(options.capabilities), "CpuShares": options.cpu_shares, "BlkioWeight": options.io_weight,
+        "Dns": list(options.dns) if options.network else [],
+    }  # fmt: skip
+    return {name: value for name, value in given.items() if value}
+
+
+def _throttle(limits: Limits, disk: str) -> dict[str, Any]:
+    rates = (("Bps", limits.io_bps), ("IOps", limits.io_iops))
+    return {
+        f"BlkioDevice{way}{what}": [{"Path": disk, "Rate": most}]
+        for what, most in rates if most and disk for way in ("Read", "Write")
+    }  # fmt: skip
+
+
+def _filter(guest: Guest) -> str:
+    """The seccomp profile, by its path or as its text, as the engine wants it."""
+    own, by_path = guest.options.profile, guest.flavour.profile_by_path
+    if not own:
+        return str(_PROFILE) if by_path else _profile(guest.own_kernel)
+    try:
+        text = read_profile(own)
+    except ValueError as error:  # it was there when the settings were read
+        raise errors.NotAvailable(str(error), fix="put it back, or change the setting") from None
+    return own if by_path else text
 
 
 def _ulimits(guest: Guest) -> Sequence[tuple[str, int]]:
@@ -141,10 +192,10 @@ def _folders(guest: Guest) -> dict[str, str]:
     return {path: options for path in wanted if path not in taken} | dict(guest.flavour.folders)
 
 
-def _grant(workspace: Workspace) -> dict[str, Any]:
-    # Private: what is mounted below the folder later must not appear inside.
+def _mount(path: str, place: str, *, read_only: bool) -> dict[str, Any]:
+    # Private: what is mounted below a folder later must not appear inside.
     return {
-        "Type": "bind", "Source": workspace.path, "Target": WORKSPACE, "ReadOnly": not workspace.write,
+        "Type": "bind", "Source": path, "Target": place, "ReadOnly": read_only,
         "BindOptions": {"Propagation": "rprivate", "CreateMountpoint": False},
     }  # fmt: skip
 

@@ -17,18 +17,15 @@ from typing import Any, NamedTuple
 import anyio
 import anyio.to_thread
 
-from belljar import errors, files, process
+from belljar import egress, errors, files, process
 from belljar.backends import cgroups, jail
 from belljar.backends.base import Control, Emit
 from belljar.backends.native_run import Job, NativeRun
 from belljar.backends.toolchains import Grant, Tool, Toolchains
-from belljar.egress import PORT, Proxy, Resolve, Told
+from belljar.egress import Proxy, Resolve, Told
 from belljar.models import WORKSPACE, Collected, Command, Entry, File, FileTree, Limits, Plan, Result, Workspace
 
 _GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
-_PROXY = f"http://127.0.0.1:{PORT}"
-_PROXY_ENV = {name: _PROXY for word in ("http", "https", "all") for name in (f"{word}_proxy", f"{word}_proxy".upper())}
-_PROXY_ENV |= {"no_proxy": "localhost,127.0.0.1", "NO_PROXY": "localhost,127.0.0.1", "NODE_USE_ENV_PROXY": "1"}
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -197,7 +194,7 @@ class NativeBox:
         grants: list[str] = []
         path = _PATH
         online = self.plan.egress.mode == "listed"
-        env = _GUEST_ENV | (_PROXY_ENV if online else {})
+        env = _GUEST_ENV | (egress.ENV if online else {})
         if tool and tool.folder:
             grants.append(tool.folder)
             path = f"{os.path.dirname(tool.path)}:{path}"

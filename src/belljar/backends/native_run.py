@@ -20,11 +20,10 @@ import anyio.to_thread
 from belljar import errors, process
 from belljar.backends import cgroups, jail
 from belljar.backends.base import STREAMS, Control, Emit, Stream, hear, lone_errors
-from belljar.egress import PORT, Proxy, Told
+from belljar.egress import DENIALS, PORT, Proxy, Told
 from belljar.models import MIB, Limits, Result, Status
 from belljar.output import Capture
 
-_DENIALS = 20  # as many are told in the result; all are events
 _INODE = 1024  # what an empty file costs the kernel, about
 # A guest that prints these words and fails is believed: its own disk is all it can lie about.
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
@@ -173,7 +172,7 @@ class NativeRun:
         """Takes the listening socket that the launcher made inside, and answers it from out here."""
 
         async def told(words: str) -> None:
-            if len(self._denied) < _DENIALS:
+            if len(self._denied) < DENIALS:
                 self._denied.append(words)
             await self._emit("denied", words)
 

@@ -72,6 +72,24 @@ held(f"{seen} sockets, none answers")
         held="no socket of the host is within reach",
     ),
     Attack(
+        name="engine's socket", category="files",
+        tries="connects to the sockets of container engines, by their usual paths and by the one in use",
+        payload="""
+import socket
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as plug:
+        plug.settimeout(3)
+        plug.connect(path)
+        return "connected"
+homes = ("/var/run", "/run", "/run/user/0", "/run/user/1000", "/host/run", "/proc/1/root/run", "/proc/1/root/var/run")
+names = ("docker.sock", "podman/podman.sock", "containerd/containerd.sock", "docker/containerd/containerd.sock",
+         "crio/crio.sock")
+paths = [f"{home}/{name}" for home in homes for name in names] + os.environ["SOCKETS"].split(":")
+every("socket", [(path, lambda path=path: connect(path)) for path in paths])
+""",
+        held="none of them exists inside", scenario=scenarios.sockets_of_engines,
+    ),
+    Attack(
         name="Belljar's state", category="files",
         tries="looks into the directories where Belljar keeps its own state",
         payload="""
@@ -235,13 +253,15 @@ escaped(found[0]) if found else held("all addresses read as zero")
         name="OOM immunity", category="proc",
         tries="exempts itself from the OOM killer",
         payload="""
-def write():
+try:
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("-1000")
-    return open("/proc/self/oom_score_adj").read()
-refused("oom_score_adj", write)
+        file.write(os.environ["MARK"])
+except OSError as error:
+    held(f"oom_score_adj: {error.strerror}")
+stay("oom_score_adj is " + open("/proc/self/oom_score_adj").read().strip())
 """,
-        held="the kernel refuses a lower score", control="root",
+        held="the kernel refuses a lower score, or it is a number in a kernel of the guest's own",
+        scenario=scenarios.number_inside(scenarios.scores, range(-899, -600)), control="root",
     ),
     Attack(
         name="sysfs writes", category="sys",
@@ -291,20 +311,37 @@ every("open", [(p, lambda p=p: os.open(p, os.O_RDONLY)) for p in found])
         payload="""
 names = ("mem", "kmem", "port", "kmsg", "kvm", "fuse", "net/tun", "loop-control", "vhost-net", "vsock", "uinput",
          "userfaultfd", "mapper/control", "cpu/0/msr", "vfio/vfio")
-every("open", [(n, lambda n=n: os.open(f"/dev/{n}", os.O_RDONLY | os.O_NONBLOCK)) for n in names])
+opened, last = {}, ""
+for name in names:
+    try:
+        opened[name] = os.open(f"/dev/{name}", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        last = f"{name}: {error.strerror}"
+if not opened:
+    held(f"open: {last}")
+stay(" ".join(f"{name}={os.fstat(fd).st_rdev}" for name, fd in opened.items()))
 """,
-        held="they are absent or refused", control="root",
+        held="they are absent or refused, or made by a kernel of the guest's own",
+        scenario=scenarios.devices_inside, control="root",
     ),
     Attack(
         name="device nodes", category="devices",
-        tries="makes a node of the first disk and of the kernel's memory",
+        tries="makes nodes of the first disk and of the kernel's memory wherever it may write, and opens them",
         payload="""
 import stat
 need("mknod")
-every("mknod", [
-    ("disk", lambda: os.mknod("disk", stat.S_IFBLK | 0o600, os.makedev(8, 0))),
-    ("mem", lambda: os.mknod("mem", stat.S_IFCHR | 0o600, os.makedev(1, 1))),
-])
+def make(path, kind, major, minor):
+    os.mknod(path, kind | 0o600, os.makedev(major, minor))
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return f"made, then {error.strerror}"
+    finally:
+        os.unlink(path)
+    return "opened"
+nodes = {"disk": (stat.S_IFBLK, 8, 0), "mem": (stat.S_IFCHR, 1, 1)}
+every("mknod", [(f"{folder}/{name}", lambda path=f"{folder}/@marker@-{name}", node=node: make(path, *node))
+                for folder in (".", "/tmp", "/dev/shm", "/dev") for name, node in nodes.items()])
 """,
         held="mknod is refused", control="root",
     ),

@@ -5,6 +5,7 @@ Arguments are wrong on purpose wherever the call would do harm: a refusal and a 
 
 from __future__ import annotations
 
+from belljar.escape import scenarios
 from belljar.escape.attacks import PRELUDE, Attack
 
 _REFUSED = "the call is refused"
@@ -125,9 +126,17 @@ escaped(raised) if raised else held("no hard limit can be raised")
         held=_REFUSED, control="root",
     ),
     Attack(
-        name="priority", category="privileges", tries="gives itself the highest priority",
-        payload='refused("setpriority", lambda: (os.setpriority(os.PRIO_PROCESS, 0, -20), "nice -20"))',
-        held=_REFUSED, control="root",
+        name="priority", category="privileges", tries="gives itself a priority above all others",
+        payload="""
+need("setpriority")
+try:
+    os.setpriority(os.PRIO_PROCESS, 0, int(os.environ["MARK"]))
+except OSError as error:
+    held(f"setpriority: {error.strerror}")
+stay(f"nice {os.getpriority(os.PRIO_PROCESS, 0)}")
+""",
+        held="the call is refused, or it is a number in a kernel of the guest's own",
+        scenario=scenarios.number_inside(scenarios.niceness, range(-19, -10)), control="root",
     ),
     Attack(
         name="host name", category="privileges", tries="reads and changes the host's name",

@@ -45,6 +45,48 @@ NETWORK = (
         held="the name does not exist inside",
     ),
     Attack(
+        name="abstract sockets in sight", category="network",
+        tries="connects to each abstract socket that it can see, as containerd's shims once had them",
+        payload="""
+import socket
+def connect(name):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        with socket.socket(socket.AF_UNIX, kind) as plug:
+            plug.settimeout(3)
+            try:
+                plug.connect(name)
+                return "connected"
+            except OSError as error:
+                last = error
+    raise last
+seen = [line.split()[7] for line in open("/proc/net/unix").read().splitlines()[1:] if len(line.split()) > 7]
+every("connect", [(name, lambda name=name: connect("\\0" + name[1:])) for name in seen if name[0] == "\\x40"])
+""",
+        held="none is in sight",
+    ),
+    Attack(
+        name="engine's API", category="network",
+        tries="connects to an engine's API on loopback, and looks for a route to it on the engines' bridges",
+        payload="""
+import socket
+def connect(family, address):
+    with socket.socket(family, socket.SOCK_STREAM) as plug:
+        plug.settimeout(3)
+        plug.connect(address)
+        return "connected"
+def route(address):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plug:
+        plug.connect((address, 2375))
+        return plug.getsockname()[0]
+ports = (2375, 2376, 2377, 4243, @port4@)
+doors = [(f"127.0.0.1:{p}", lambda p=p: connect(socket.AF_INET, ("127.0.0.1", p))) for p in ports]
+doors += [(f"[::1]:{p}", lambda p=p: connect(socket.AF_INET6, ("::1", p))) for p in ports]
+bridges = ("172.17.0.1", "172.18.0.1", "10.88.0.1", "10.0.2.2", "192.168.65.1", "192.168.127.1")
+every("API", doors + [(f"route to {a}", lambda a=a: route(a)) for a in bridges])
+""",
+        held="nothing listens inside, and no bridge can be reached",
+    ),
+    Attack(
         name="socket by path", category="network", tries="connects to a unix socket of the host by its path",
         payload=_CONNECT.format(family="AF_UNIX", address='"@socket@"'), held="the path does not exist inside",
     ),

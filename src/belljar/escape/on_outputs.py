@@ -31,6 +31,13 @@ def _plain_names(result: Result, bait: Bait) -> str:
     return ""
 
 
+def _only_its_own(result: Result, bait: Bait) -> str:
+    for file in result.files:
+        if file.content != b"mine":
+            return f"collected {file.path!r}, which the guest did not write"
+    return _plain_names(result, bait) or bait.dropped()
+
+
 def _not_too_much(result: Result, bait: Bait) -> str:
     size = sum(len(file.content) for file in result.files)
     return f"{size // MIB} MB were collected" if size > _MOST else ""
@@ -113,6 +120,23 @@ for name in (b"new\\nline", b"esc\\x1b[2J", b"back\\\\slash", b"..\\\\..\\\\up",
 held("left what it could")
 """,
         held="only plain names leave", options=_ALL, after=_plain_names,
+    ),
+    Attack(
+        name="archive traversal", category="outputs",
+        tries="leaves files whose names, in a list or on the command line of an archiver, are other files or options",
+        payload="""
+names = (b"n\\n/etc/passwd", b"n\\n./../etc/passwd", b"n\\n@drop@/by-name", b"--checkpoint=1", b"-T", b"-C",
+         b"--checkpoint-action=exec=sh x", b"--to-command=sh x", b"--files-from=x", b"-P", b"x", b"a -> b")
+for name in names:
+    try:
+        os.makedirs(os.path.dirname(name) or b".", exist_ok=True)
+        with open(name, "wb") as file:
+            file.write(b"mine")
+    except (OSError, UnicodeError):
+        pass
+held("left what it could")
+""",
+        held="only what it wrote leaves, under plain names", options=_ALL | {"collect": ("**",)}, after=_only_its_own,
     ),
     Attack(
         name="sparse file", category="outputs", tries="leaves a file of 80 MB that takes no space inside",

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import glob
+import os
+import re
+import stat
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,8 +19,8 @@ from belljar.backends.base import Backend
 from belljar.engine import Engine
 from belljar.escape.attacks import PRELUDE
 from belljar.escape.bait import Bait
-from belljar.models import Result
-from belljar.sandbox import Sandbox, arun
+from belljar.models import Isolation, Result, Status
+from belljar.sandbox import Cancel, Sandbox, arun
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,80 @@ async def inputs_of_the_next(range_: Range) -> Result:
         result = await box.run(range_.payload)
         after = await box.run("print(open('input.txt').read())")
     return result if after.stdout == "as it was\n" else _escaped(result, f"the next command found {after.stdout!r}")
+
+
+async def sockets_of_engines(range_: Range) -> Result:
+    """Those that the settings name, and one of the bait, which stands for an engine's at a place nobody thought of."""
+    known = (range_.engine.settings.docker_socket, range_.engine.settings.podman_socket)
+    paths = [name.removeprefix("unix://") for name in known if "/" in name] + [range_.bait.words["socket"]]
+    return await range_.run(range_.payload, env={"SOCKETS": ":".join(paths)}, **range_.options)
+
+
+def _of_all(name: str) -> Iterator[str]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            yield (entry / name).read_text(errors="replace")
+
+
+def scores() -> set[int]:
+    """The host's processes' own: how willingly the OOM killer takes them."""
+    return {int(text) for text in _of_all("oom_score_adj") if text.strip()}
+
+
+def niceness() -> set[int]:
+    return {int(text.rpartition(")")[2].split()[16]) for text in _of_all("stat") if ")" in text}
+
+
+def _open_devices() -> set[tuple[str, int]]:
+    """Which process of the host has which device open."""
+    found = set()
+    for path in glob.iglob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):
+            facts = os.stat(path)
+            if stat.S_ISCHR(facts.st_mode):
+                found.add((path.split("/")[2], facts.st_rdev))
+    return found
+
+
+async def _unheard_of(range_: Range, env: dict[str, str], heard_of: Callable[[str], bool]) -> Result:
+    """What a guest does to a kernel of its own is no escape: if it has one, and the host's never heard of it."""
+    cancel, told, heard = Cancel(), [""], list[bool]()
+
+    def hear(text: str) -> None:
+        told[0] += text
+        if not heard and (staying := re.search(r"^STAYING (.*)\n", told[0], re.MULTILINE)):
+            heard.append(heard_of(staying[1]))
+            cancel.cancel()
+
+    result = await range_.run(range_.payload, env=env, on_stdout=hear, cancel=cancel, **range_.options)
+    if not heard:
+        return result
+    isolation = result.guarantees.isolation if result.guarantees else Isolation.NAMESPACE
+    if heard[0] or isolation.rank < Isolation.KERNEL.rank or result.status is not Status.ABORTED:
+        return _escaped(result, told[0].replace("STAYING", "it worked:"))
+    return result.model_copy(update={"stdout": "HELD in a kernel of its own; the host's did not hear of it\n"})
+
+
+def number_inside(look: Callable[[], set[int]], values: range) -> Callable[[Range], Awaitable[Result]]:
+    """Has the guest give itself a number that no process of the host has."""
+
+    async def scenario(range_: Range) -> Result:
+        taken = look()
+        mark = next((value for value in values if value not in taken), values[0])
+        return await _unheard_of(range_, {"MARK": str(mark)}, lambda _: mark in look())
+
+    return scenario
+
+
+async def devices_inside(range_: Range) -> Result:
+    before = _open_devices()
+
+    def heard_of(said: str) -> bool:
+        numbers = {int(number) for number in re.findall(r"=(\d+)", said)}
+        # Without root nobody sees what others have open.
+        return os.geteuid() != 0 or any(number in numbers for _, number in _open_devices() - before)
+
+    return await _unheard_of(range_, {}, heard_of)
 
 
 async def climbing_names(range_: Range) -> Result:

@@ -1,4 +1,5 @@
-"""What the tests of images share: Belljar's images on the tests' own dockerd, and a real registry on loopback."""
+"""What the tests of images share: Belljar's images on the tests' own dockerd and on a Podman, and a real registry on
+loopback."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -35,11 +39,40 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def docker_socket() -> str:
+def socket_of(engine: str) -> str:
     found = engines()
-    if "docker" not in found.sockets:
-        pytest.skip(f"NOTHING about images was checked on a real engine: {found.missing.get('docker')}")
-    return found.sockets["docker"]
+    if engine not in found.sockets:
+        pytest.skip(f"NOTHING about images was checked on a real {engine}: {found.missing.get(engine)}")
+    return found.sockets[engine]
+
+
+# Docker takes every registry on loopback for one without TLS; Podman has to be told.
+_WITHOUT_TLS = '[[registry]]\nlocation = "127.0.0.1"\ninsecure = true\n'
+
+
+@contextmanager
+def podman_service() -> Iterator[str]:
+    """A Podman with a storage of its own, that takes registries on loopback without TLS; its socket."""
+    socket_of("podman")
+    runtime = shutil.which("runc") or shutil.which("crun") or "runc"
+    with tempfile.TemporaryDirectory(prefix="bj-pull-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "registries.conf").write_text(_WITHOUT_TLS)
+        places = [word for place in ("root", "runroot", "tmpdir") for word in (f"--{place}", f"{folder}/{place}")]
+        words = ["--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", runtime]
+        env = {**os.environ, "CONTAINERS_REGISTRIES_CONF": str(folder / "registries.conf")}
+        with (folder / "log").open("wb") as log:
+            service = subprocess.Popen(
+                ["podman", *places, *words, "system", "service", "--time=0", f"unix://{folder}/socket"],
+                env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+            try:
+                assert eventually((folder / "socket").exists, 30), (folder / "log").read_text()
+                yield str(folder / "socket")
+            finally:
+                service.terminate()
+                service.wait(timeout=20)
+                subprocess.run(["umount", "-l", f"{folder}/root/overlay"], capture_output=True, check=False)
 
 
 class Registry:
@@ -64,6 +97,17 @@ class Registry:
         return self.files / "docker/registry/v2/blobs/sha256" / digest[7:9] / digest[7:] / "data"
 
 
+def digest_of(name: str) -> str:
+    """What the registry says an image is."""
+    repository, _, tag = name.rpartition(":")
+    registry, _, path = repository.partition("/")
+    kinds = ("vnd.docker.distribution.manifest.v2+json", "vnd.oci.image.manifest.v1+json")
+    accept = {"Accept": ", ".join(f"application/{kind}" for kind in kinds)}
+    asked = urllib.request.Request(f"http://{registry}/v2/{path}/manifests/{tag}", headers=accept, method="HEAD")
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        return str(answer.headers["Docker-Content-Digest"])
+
+
 @contextmanager
 def serving(folder: Path) -> Iterator[Registry]:
     if shutil.which("docker-registry") is None:
@@ -77,19 +121,21 @@ def serving(folder: Path) -> Iterator[Registry]:
         found.log.close()
 
 
-class Bench:
-    """Images with settings of their own, and the docker command line for what Belljar does not do."""
+class ImageEngine:
+    """Images with settings of their own on one engine, and its API by another hand (Docker's command line, which
+    speaks to Podman too) for what Belljar does not do."""
 
-    def __init__(self, docker_socket: str, folder: Path) -> None:
-        self.socket, self.folder = docker_socket, folder
+    def __init__(self, socket: str, folder: Path, name: str = "docker") -> None:
+        self.name, self.socket, self.folder = name, socket, folder
         self.lock_file = folder / "belljar.images.lock"
 
+    @property
+    def is_podman(self) -> bool:
+        return self.name == "podman"
+
     def images(self, **rules: Any) -> Images:
-        settings = load(
-            {"HOME": str(self.folder)}, self.folder, docker_socket=self.socket, images=rules,
-            cache_dir=str(self.folder / "cache"),
-        )  # fmt: skip
-        return Images(settings, lock_file=self.lock_file)
+        settings = load({"HOME": str(self.folder)}, self.folder, images=rules, cache_dir=str(self.folder / "cache"))
+        return Images(settings, url=self.socket, lock_file=self.lock_file)
 
     def docker(self, *words: str, check: bool = True) -> str:
         done = subprocess.run(
@@ -100,6 +146,17 @@ class Bench:
 
     def has(self, name: str) -> bool:
         return bool(self.docker("images", "-q", "--no-trunc", name))
+
+    def contents(self, image: str) -> list[tarfile.TarInfo]:
+        """Every file of an image, also where its user may not look."""
+        container = self.docker("create", "--network", "none", image, "none")
+        with tempfile.TemporaryFile() as archive:
+            words = ["docker", "-H", f"unix://{self.socket}", "export", container]
+            subprocess.run(words, stdout=archive, timeout=120, check=True)
+            self.docker("rm", container)
+            archive.seek(0)
+            with tarfile.open(fileobj=archive) as tar:
+                return tar.getmembers()
 
     def project(self, dockerfile: str, **files: bytes) -> Path:
         folder = self.folder / f"project-{time.monotonic_ns()}"
@@ -114,10 +171,15 @@ class Bench:
         report = await self.images().build(self.project("FROM scratch\nCOPY data /\n", data=content), name)
         assert report.ok, report
         self.docker("push", "-q", name)
-        digest = self.docker("inspect", "-f", "{{index .RepoDigests 0}}", name).partition("@")[2]
         self.docker("rmi", "-f", report.id)
         assert not self.has(name)
-        return digest
+        return digest_of(name)
+
+    async def local(self, tag: str) -> str:
+        """Another image, which no registry has; returns its id."""
+        report = await self.images().build(self.project("FROM scratch\nCOPY data /\n", data=os.urandom(9)), tag)
+        assert report.ok, report
+        return report.id
 
     def program(self, name: str, script: str) -> tuple[str, str]:
         """An executable script, and its sha256."""
@@ -157,10 +219,13 @@ async def half_a_registry(stream: Any) -> None:
                 await stream.send((head + facts).encode() + sent)
 
 
-def belljar(bench: Bench, *words: str, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "DOCKER_SOCKET_PATH": bench.socket, "HOME": str(bench.folder), "COLUMNS": "200",
-           "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}  # fmt: skip
+def belljar(host: ImageEngine, *words: str, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ, "DOCKER_SOCKET_PATH": host.socket, "CONTAINER_HOST": host.socket, "HOME": str(host.folder),
+        "COLUMNS": "200", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": "",
+    }  # fmt: skip
+    engine = ["--engine", "podman"] if host.is_podman else []
     return subprocess.run(
-        [sys.executable, "-m", "belljar", "images", *words], stdout=subprocess.PIPE, stderr=stderr, text=True,
-        timeout=120, env=env, cwd=bench.folder, check=False,
+        [sys.executable, "-m", "belljar", "images", *words, *engine], stdout=subprocess.PIPE, stderr=stderr, text=True,
+        timeout=120, env=env, cwd=host.folder, check=False,
     )  # fmt: skip

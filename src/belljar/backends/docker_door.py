@@ -1,0 +1,101 @@
+"""The way out of a container that was granted hosts: a second container, in the network of the first and no other.
+
+The guest's own container keeps its empty network: a loopback, no route, no name service. On that loopback the second
+one listens (`guest/door.py`), and carries what it hears to a socket of ours, where the filtering proxy answers. Of the
+two only the second can see that socket.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from belljar import errors
+from belljar.backends import docker_spec, owner
+from belljar.backends.docker_broom import Broom, Litter
+from belljar.backends.docker_engine import Flavour
+from belljar.backends.docker_ready import Ready
+from belljar.egress import PORT
+from belljar.models import KIB, MIB, Limits
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+
+_SUFFIX = ".door"
+_INSIDE = "/belljar.door"
+_LIMITS = Limits(memory=128 * MIB, pids=16, disk=64 * KIB)
+_OPENING = 30.0  # seconds
+
+
+class Door(NamedTuple):
+    """What it takes to open one; each run has its own."""
+
+    client: Docker
+    flavour: Flavour
+    broom: Broom
+    image: str  # any that has Python
+    owner: str
+    run: str
+    folder: Path  # where the socket goes
+
+    @asynccontextmanager
+    async def open(self, guest: Ready) -> AsyncIterator[socket.socket]:
+        """A listening socket that hears whatever the guest says to its proxy."""
+        name = f"{self.run}-door-{secrets.token_hex(4)}"
+        path = self.folder / f"{self.owner}-{secrets.token_hex(4)}{_SUFFIX}"
+        ready: Ready | None = None
+        with socket.socket(socket.AF_UNIX) as listener:
+            try:
+                listener.bind(str(path))
+                path.chmod(0o666)  # the folder is ours alone, and only one container is shown the file
+                listener.listen(64)
+                ready = await Ready.create(self.client, name, self._body(guest, path))
+                await ready.start(local=False)
+                await self._wait_for(ready)
+                yield listener
+            finally:
+                if ready:
+                    await ready.close()
+                self.broom.take(Litter([name]))
+                path.unlink(missing_ok=True)
+
+    def _body(self, beside: Ready, path: Path) -> dict[str, object]:
+        argv = ("python3", "-I", "-S", "-c", _program(), str(PORT), _INSIDE)
+        guest = docker_spec.Guest(
+            self.flavour, self.image, argv, docker_spec.KEEPER, _LIMITS, self.owner, self.run,
+            beside=str(beside.container.id), shown={str(path): _INSIDE},
+        )  # fmt: skip
+        return docker_spec.container(guest)
+
+    async def _wait_for(self, ready: Ready) -> None:
+        said = {"stdout": b"", "stderr": b""}
+        with anyio.move_on_after(_OPENING):
+            async for name, data in ready.wire.parts():
+                said[name] += data
+                if said["stdout"].startswith(b"open\n"):
+                    return
+        words = said["stderr"].decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+        raise errors.StartFailed(
+            f"the way out to the listed hosts could not be opened: {words[-1][:300]}",
+            fix=f"the image {self.image} must have python3: set container.images.execution",
+        )
+
+
+@cache
+def _program() -> str:
+    return (Path(__file__).parents[1] / "guest" / "door.py").read_text()
+
+
+def reap(folder: Path) -> None:
+    """Removes the sockets of dead owners."""
+    for path in folder.glob(f"*{_SUFFIX}"):
+        if owner.is_dead(path.name.removesuffix(_SUFFIX).rpartition("-")[0]):
+            with suppress(OSError):
+                path.unlink()

@@ -1,0 +1,371 @@
+"""What an administrator sets reaches the kernel, or is refused in words; what is not set leaves every wall standing."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from aiodocker.exceptions import DockerError
+
+import belljar
+from belljar import errors
+from belljar.backends import docker_spec
+from belljar.backends.docker import Containers
+from belljar.backends.docker_engine import connected
+from belljar.engine import Engine
+from belljar.models import Egress
+from engines import IMAGE, engines
+
+pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
+SHARED_KERNEL = ("docker", "podman")
+UP = "import os, time\nos.write(1, b'up\\n')\ntime.sleep(1)"
+ROOT = "print(next(line.split()[5] for line in open('/proc/self/mountinfo') if line.split()[4] == '/').split(',')[0])"
+BOUNDING = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('CapBnd')))"
+INTERFACES = "print(*sorted(line.split(':')[0].strip() for line in open('/proc/net/dev') if ':' in line))"
+LINK = "import os\nos.symlink('a', '/tmp/b')\nprint('linked')"
+OPEN = Egress(mode="open")
+
+
+@pytest.fixture(params=SHARED_KERNEL)
+def flavour(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def engine_with(flavour: str, *, language_file: str = "", **container: Any) -> Engine:
+    images = {"execution": IMAGE, "node-execution": IMAGE} | container.pop("images", {})
+    return engines().engine(flavour, language_file=language_file, container={"images": images, **container})
+
+
+def language_file(folder: Path, **table: Any) -> str:
+    path = folder / "languages.json"
+    path.write_text(json.dumps(table))
+    return str(path)
+
+
+async def run(engine: Engine, code: str, **options: Any) -> belljar.Result:
+    return await belljar.arun(code, engine=engine, backend=engine.settings.backend, **options)
+
+
+async def seen_by_the_engine(engine: Engine, **options: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """A running container as the engine shows it, and its limits on block I/O as the host's kernel shows them."""
+    backend = engine.backend(engine.settings.backend)
+    assert isinstance(backend, Containers)
+    found: list[tuple[dict[str, Any], dict[str, str]]] = []
+
+    async def look(_: str) -> None:
+        async with connected(backend._address) as client:
+            for each in await client.containers.list(filters={"label": [f"{docker_spec.LABEL}=1"]}):
+                shown = await each.show()
+                found.append((shown, throttles(int(shown["State"]["Pid"]))))
+
+    result = await run(engine, UP, on_stdout=look, **options)
+    assert (result.stdout, result.stderr) == ("up\n", "")
+    return next(one for one in found if one[0]["Config"]["Labels"][f"{docker_spec.LABEL}.run"] == result.container_id)
+
+
+def throttles(pid: int) -> dict[str, str]:
+    """The files of the process's control group that limit block I/O, by name."""
+    rows = [row.split(":", 2) for row in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    old = [Path("/sys/fs/cgroup/blkio") / path.lstrip("/") for _, kinds, path in rows if "blkio" in kinds.split(",")]
+    new = [Path("/sys/fs/cgroup") / path.lstrip("/") for number, _, path in rows if number == "0"]
+    files = [*(old[0].glob("blkio.throttle.*_device") if old else ()), *(base / "io.max" for base in new)]
+    return {file.name: file.read_text().strip() for file in files if file.exists()}
+
+
+# --- shares, weights, block I/O ---
+
+
+async def test_cpu_shares_reach_the_guest_s_control_group(flavour: str) -> None:
+    engine = engine_with(flavour, cpu_shares=512)
+    code = (
+        "import os\nold, new = '/sys/fs/cgroup/cpu/cpu.shares', '/sys/fs/cgroup/cpu.weight'\n"
+        "print(*('shares', open(old).read()) if os.path.exists(old) else ('weight', open(new).read()))"
+    )
+    kind, value = (await run(engine, code)).stdout.split()
+    assert int(value) == 512 if kind == "shares" else int(value) not in (0, 100)
+    shown, _ = await seen_by_the_engine(engine)
+    assert shown["HostConfig"]["CpuShares"] == 512
+
+
+async def test_limits_of_block_io_reach_the_kernel(flavour: str) -> None:
+    engine = engine_with(flavour)
+    offer = await engine.offer(engine.settings.backend)
+    assert offer.guarantees
+    if offer.guarantees.limits["io"] == "not limited":
+        pytest.skip(f"NOTHING of block I/O was checked on {flavour}: this kernel, or the disk below it, takes no limit")
+    shown, kernel = await seen_by_the_engine(engine, io_bps="1M", io_iops=77)
+    assert [row["Rate"] for row in shown["HostConfig"]["BlkioDeviceReadBps"]] == [2**20]
+    numbers = sorted(int(word) for text in kernel.values() for word in text.replace("=", " ").split() if word.isdigit())
+    assert numbers == [77, 77, 2**20, 2**20]
+    _, without = await seen_by_the_engine(engine)
+    assert not any(word.isdigit() for text in without.values() for word in text.replace("=", " ").split())
+
+
+async def test_gvisor_shows_no_limit_of_block_io_so_none_is_promised() -> None:
+    engine = engine_with("gvisor", runtime="runsc")
+    with pytest.raises(errors.PolicyDenied, match="cannot limit block I/O"):
+        await run(engine, "print(1)", io_bps="1M")
+    beside = engine_with("gvisor")
+    with pytest.raises(errors.PolicyDenied, match="cannot limit block I/O"):
+        await run(beside, "print(1)", io_bps="1M", runtime="runsc")
+
+
+async def test_a_weight_of_block_io_holds_or_is_left_out_and_told(flavour: str) -> None:
+    engine = engine_with(flavour, io_weight=300)
+    result = await run(engine, "print(1)")
+    assert (result.stdout, result.stderr) == ("1\n", "")
+    assert result.guarantees
+    shown, _ = await seen_by_the_engine(engine)
+    told = any("io_weight is left out" in line for line in result.guarantees.weaker)
+    assert told != (shown["HostConfig"].get("BlkioWeight") == 300)
+
+
+# --- walls that an administrator may take down ---
+
+
+async def test_a_writable_root_is_told_and_no_wall_is_claimed_for_it(flavour: str) -> None:
+    usual = await run(engine_with(flavour), ROOT)
+    assert usual.stdout == "ro\n"
+    assert usual.guarantees and "read-only root" in usual.guarantees.walls
+    result = await run(engine_with(flavour, read_only_root=False), ROOT)
+    assert result.stdout == "rw\n"
+    assert result.guarantees
+    assert "read-only root" not in result.guarantees.walls
+    assert result.guarantees.limits["disk"] == "not limited"
+    assert any("the root is writable" in line for line in result.guarantees.weaker)
+
+
+async def test_a_capability_that_is_given_back_is_the_only_one_and_is_told(flavour: str) -> None:
+    assert int((await run(engine_with(flavour), BOUNDING)).stdout, 16) == 0
+    result = await run(engine_with(flavour, capabilities=["CAP_CHOWN", "KILL"]), BOUNDING)
+    assert int(result.stdout, 16) == 1 << 0 | 1 << 5
+    assert result.guarantees
+    assert "no capabilities" not in result.guarantees.walls
+    assert any("CHOWN, KILL" in line for line in result.guarantees.weaker)
+
+
+def profile_without_links(folder: Path) -> str:
+    """Our own profile, but for links: to see which one holds."""
+    profile = json.loads(docker_spec._PROFILE.read_text())
+    for rule in profile["syscalls"]:
+        rule["names"] = [name for name in rule["names"] if name not in ("symlink", "symlinkat")]
+    rules = [rule for rule in profile["syscalls"] if rule["names"]]
+    rules.append({"names": ["symlink", "symlinkat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 13})
+    path = folder / "without-links.json"
+    path.write_text(json.dumps(profile | {"syscalls": rules}))
+    return str(path)
+
+
+async def test_the_administrator_s_seccomp_profile_holds_instead_of_ours(flavour: str, tmp_path: Path) -> None:
+    assert (await run(engine_with(flavour), LINK)).stdout == "linked\n"
+    path = profile_without_links(tmp_path)
+    result = await run(engine_with(flavour, seccomp_profile=path), LINK)
+    assert "PermissionError: [Errno 13]" in result.stderr
+    assert result.guarantees and any(path in line for line in result.guarantees.weaker)
+
+
+async def test_a_language_s_seccomp_profile_holds_for_it_alone(flavour: str, tmp_path: Path) -> None:
+    table = language_file(tmp_path, python={"seccomp_profile": profile_without_links(tmp_path)})
+    engine = engine_with(flavour, language_file=table)
+    assert "PermissionError: [Errno 13]" in (await run(engine, LINK)).stderr
+    shell = "ln -s a /tmp/b && echo linked"
+    assert (await run(engine, shell, language="bash")).stdout == "linked\n"
+    async with belljar.Sandbox(engine=engine, backend=engine.settings.backend) as box:
+        assert "PermissionError: [Errno 13]" in (await box.run(LINK)).stderr
+        assert (await box.run(shell, language="bash")).stdout == "linked\n"
+    async with belljar.Session(engine=engine, backend=engine.settings.backend) as session:
+        failed = await session.run(LINK)
+        assert failed.error and "Errno 13" in failed.stderr + failed.error.message
+
+
+async def test_a_language_with_a_profile_of_its_own_is_refused_where_it_would_not_hold(tmp_path: Path) -> None:
+    table = language_file(tmp_path, python={"seccomp_profile": profile_without_links(tmp_path)})
+    engine = engine_with("docker", language_file=table)
+    if not (await engine.offer("native")).available:
+        pytest.skip("NOTHING of native was checked: it does not work here; `belljar doctor` says why")
+    with pytest.raises(errors.PolicyDenied, match=r"native.* cannot take the seccomp profile that python must have"):
+        await belljar.arun(LINK, engine=engine, backend="native")
+    async with belljar.Sandbox(engine=engine, backend="native") as box:
+        assert (await box.run("echo hi", language="bash")).stdout == "hi\n"
+        with pytest.raises(errors.PolicyDenied, match=r"native cannot take the seccomp profile.*backend=docker"):
+            await box.run(LINK)
+    with pytest.raises(errors.PolicyDenied, match="native cannot take the seccomp profile"):
+        async with belljar.Session(engine=engine, backend="native"):
+            pass
+
+
+async def test_a_wall_that_the_engine_does_not_have_makes_it_unavailable_in_words(flavour: str) -> None:
+    usual = await engine_with(flavour).offer(flavour)
+    assert usual.available and usual.guarantees
+    if any(wall.startswith(("AppArmor", "SELinux")) for wall in usual.guarantees.walls):
+        pytest.skip("NOTHING was checked of engines without AppArmor and SELinux: this machine has one of them")
+    for name, value in (("apparmor_profile", "belljar"), ("selinux_label", "type:container_t")):
+        offer = await engine_with(flavour, **{name: value}).offer(flavour)
+        assert not offer.available
+        assert f"container.{name} is '{value}'" in offer.why_not
+        assert f"unset container.{name}" in offer.fix
+
+
+# --- network ---
+
+
+@asynccontextmanager
+async def inner_network(flavour: str) -> AsyncIterator[str]:
+    """A network of the test's own, in the engine that the tests started: it leads nowhere."""
+    backend = engine_with(flavour).backend(flavour)
+    assert isinstance(backend, Containers)
+    name = f"belljar-test-{secrets.token_hex(4)}"
+    async with connected(backend._address) as client:
+        try:
+            await client.networks.create({"Name": name, "Driver": "bridge", "Internal": True, "CheckDuplicate": True})
+        except Exception as error:
+            pytest.skip(f"NOTHING of open networks was checked on {flavour}: it can make none here: {error}")
+        try:
+            yield name
+        finally:
+            with anyio.fail_after(30):  # what ran there is cleared away behind the answer's back
+                while not await removed(client, name):
+                    await anyio.sleep(0.05)
+            shutil.rmtree(f"/var/lib/cni/networks/{name}", ignore_errors=True)  # Podman's own note of its addresses
+
+
+async def removed(client: Any, network: str) -> bool:
+    try:
+        return bool(await (await client.networks.get(network)).delete())
+    except DockerError as error:
+        assert "active" in str(error) or "in use" in str(error) or "associated" in str(error)
+        return False
+
+
+async def test_by_default_there_is_no_network_and_none_to_ask_for(flavour: str) -> None:
+    engine = engine_with(flavour, dns=["192.0.2.53"])
+    assert "open" not in (await engine.offer(flavour)).egress
+    assert (await run(engine, INTERFACES)).stdout == "lo\n"
+    with pytest.raises(errors.PolicyDenied, match="an open network cannot be reached"):
+        await run(engine, INTERFACES, egress=OPEN)
+
+
+async def test_an_open_network_is_for_those_who_ask_and_only_the_one_that_was_set(flavour: str) -> None:
+    async with inner_network(flavour) as name:
+        engine = engine_with(flavour, network_mode=name, dns=["192.0.2.53"])
+        offer = await engine.offer(flavour)
+        assert offer.egress >= {"none", "open"}, offer.notes
+        assert (await run(engine, INTERFACES)).stdout == "lo\n"
+        result = await run(engine, INTERFACES, egress=OPEN)
+        assert result.stdout == "eth0 lo\n"
+        assert result.guarantees and result.guarantees.network.startswith("open")
+        shown, _ = await seen_by_the_engine(engine, egress=OPEN)
+        assert shown["HostConfig"]["Dns"] == ["192.0.2.53"]
+        assert list(shown["NetworkSettings"]["Networks"]) == [name]
+
+
+SERVE = """
+import os, socket
+server = socket.create_server(("0.0.0.0", 4000))
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+probe.connect((open("/etc/hosts").read().split("belljar")[0].split()[-1], 9))
+os.write(1, probe.getsockname()[0].encode() + b"\\n")
+peer, _ = server.accept()
+peer.sendall(b"hello from the neighbour")
+"""
+
+
+async def test_two_guests_on_the_open_network_meet_and_one_without_it_stays_alone(flavour: str) -> None:
+    async with inner_network(flavour) as name:
+        engine = engine_with(flavour, network_mode=name)
+        address = anyio.Event()
+        heard: list[str] = []
+
+        def note(text: str) -> None:
+            heard.append(text)
+            if text.endswith("\n"):
+                address.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: run(engine, SERVE, egress=OPEN, on_stdout=note))
+            with anyio.fail_after(30):
+                await address.wait()
+            place = "".join(heard).strip()
+            assert place.count(".") == 3, place
+            ask = f"import socket\nprint(socket.create_connection(({place!r}, 4000), 5).recv(99).decode())"
+            alone = await run(engine, ask)
+            assert "Network is unreachable" in alone.stderr
+            assert (await run(engine, ask, egress=OPEN)).stdout == "hello from the neighbour\n"
+
+
+async def test_a_network_that_is_not_there_is_not_offered(flavour: str) -> None:
+    engine = engine_with(flavour, network_mode="belljar-test-nowhere")
+    offer = await engine.offer(flavour)
+    assert offer.available
+    assert "open" not in offer.egress
+    assert any("container.network_mode" in note for note in offer.notes)
+
+
+async def test_a_language_that_may_have_no_network_gets_none_in_a_box_that_has_one(tmp_path: Path) -> None:
+    async with inner_network("docker") as name:
+        table = language_file(tmp_path, bash={"allow_network": False}, python={"allow_network": True})
+        engine = engine_with("docker", network_mode=name, language_file=table)
+        with pytest.raises(errors.PolicyDenied, match="bash may have no network here"):
+            await run(engine, "true", language="bash", egress=OPEN)
+        async with belljar.Sandbox(engine=engine, backend="docker", egress=OPEN) as box:
+            assert (await box.run(INTERFACES)).stdout == "eth0 lo\n"
+            with pytest.raises(errors.PolicyDenied, match="bash may have no network here"):
+                await box.run("true", language="bash")
+
+
+# --- types, images, languages ---
+
+
+@asynccontextmanager
+async def another_image(engine: Engine) -> AsyncIterator[str]:
+    """The same image by another name, so that one can tell which was asked for."""
+    backend = engine.backend(engine.settings.backend)
+    assert isinstance(backend, Containers)
+    name = f"localhost/belljar-test/other-{secrets.token_hex(4)}"
+    async with connected(backend._address) as client:
+        await client.images.tag(IMAGE, repo=name, tag="1")
+        try:
+            yield f"{name}:1"
+        finally:
+            await client.images.delete(f"{name}:1")
+
+
+async def test_a_named_type_brings_its_image_and_its_limits(flavour: str) -> None:
+    async with another_image(engine_with(flavour)) as image:
+        engine = engine_with(flavour, images={"test-runner": image}, types={"small": {"image": image, "memory": "64M"}})
+        shown, _ = await seen_by_the_engine(engine, type="test-runner")
+        assert (shown["Config"]["Image"], shown["HostConfig"]["Memory"]) == (image, 2 * 2**30)
+        shown, _ = await seen_by_the_engine(engine, type="small", image=IMAGE)
+        assert (shown["Config"]["Image"].removeprefix("docker.io/"), shown["HostConfig"]["Memory"]) == (IMAGE, 2**26)
+        shown, _ = await seen_by_the_engine(engine)
+        assert shown["HostConfig"]["Memory"] == 2**29
+        async with belljar.Sandbox(engine=engine, backend=flavour, type="small") as box:
+            assert (await box.exec(["true"])).status == "success"
+            hungry = await box.run("print(len(bytearray(200 << 20)))")
+            assert hungry.status == "oom_killed"
+            assert (await box.run("print(len(bytearray(200 << 20)))", type="test-runner")).stdout == "209715200\n"
+
+
+async def test_a_type_that_wants_the_project_s_image_says_what_to_set(flavour: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match=r"preview runs in the project's image.*container\.images\.preview"):
+        await run(engine_with(flavour), "print(1)", type="preview")
+
+
+async def test_a_language_s_image_and_memory_are_those_of_the_administrators_file(flavour: str, tmp_path: Path) -> None:
+    async with another_image(engine_with(flavour)) as image:
+        table = language_file(tmp_path, python={"image": image, "memory": "200M"})
+        shown, _ = await seen_by_the_engine(engine_with(flavour, language_file=table))
+        assert (shown["Config"]["Image"], shown["HostConfig"]["Memory"]) == (image, 200 * 2**20)
+
+
+async def test_the_preferred_engine_is_taken_first() -> None:
+    for name in SHARED_KERNEL:
+        engine = engine_with(name, engine=name)
+        assert (await belljar.arun_in_container(["true"], engine=engine)).backend == name
