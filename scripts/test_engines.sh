@@ -18,7 +18,7 @@ PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 IMAGE=belljar-test/base:latest
 CACHE=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/belljar-tests
-PACKAGES="docker.io:dockerd runsc:runsc runc:runc podman:podman catatonit:catatonit uidmap:newuidmap slirp4netns:slirp4netns
+PACKAGES="docker.io:dockerd docker-cli:docker runsc:runsc runc:runc podman:podman catatonit:catatonit uidmap:newuidmap slirp4netns:slirp4netns
 fuse-overlayfs:fuse-overlayfs mmdebstrap:mmdebstrap docker-registry:docker-registry iptables:iptables e2fsprogs:mkfs.ext4"
 INSIDE=bash,ca-certificates,nodejs,python3,python3-numpy,python3-pip,python3-pytest
 BASE=$CACHE/base-$(echo "$INSIDE" | cksum | cut -d' ' -f1).tar # another list, another file
@@ -29,7 +29,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 install_packages() {
     lacking=""
     for pair in $PACKAGES; do
-        has "${pair#*:}" || lacking="$lacking ${pair%:*}"
+        has "${pair#*:}" || lacking="$lacking $pair"
     done
     [ -n "$lacking" ] || return 0
     if [ "${BELLJAR_INSTALL:-yes}" = no ]; then
@@ -46,8 +46,9 @@ install_packages() {
     [ -e "$policy" ] || { printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy" && own_policy=yes; }
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -q >/dev/null 2>&1
-    for package in $lacking; do
-        apt-get install -q -y --no-install-recommends "$package" >/dev/null 2>&1 || say "$package cannot be had"
+    for pair in $lacking; do # an earlier one may have brought the program of a later one
+        has "${pair#*:}" || apt-get install -q -y --no-install-recommends "${pair%:*}" >/dev/null 2>&1
+        has "${pair#*:}" || say "${pair%:*} cannot be had"
     done
     [ "${own_policy:-no}" = no ] || rm -f "$policy"
 }

@@ -21,7 +21,6 @@ PullPolicy = Literal["always", "if-not-present", "never"]
 Severity = Literal["negligible", "low", "medium", "high", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("negligible", "low", "medium", "high", "critical")
 MAX_LOCK = 4 * MIB
-SIGNATURE_MAX_AGE = 3600.0  # seconds that cosign's consent counts: a key may be revoked
 
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -272,9 +271,9 @@ class SignatureRecord(Model):
     policy: str = Field(description="of cosign, its words, and the keys that they name")
 
 
-def still_signed(record: SignatureRecord, reference: Reference, policy: str, now: float) -> bool:
+def still_signed(record: SignatureRecord, reference: Reference, policy: str, now: float, max_age: float) -> bool:
     """Whether a verdict counts: not too old, not from the future, for this repository, and under this very policy."""
-    fresh = 0 <= now - record.at <= SIGNATURE_MAX_AGE
+    fresh = 0 <= now - record.at <= max_age  # a key may be revoked
     return fresh and (record.name, record.policy) == (reference.name, policy)
 
 

@@ -35,8 +35,8 @@ class Trust:
         """What cosign accepted counts for a while; what it refused is asked anew each time."""
         argv = images_rules.signature_command(reference, digest, self.rules)
         policy = await anyio.to_thread.run_sync(self._policy)
-        kept = None if again else self.store.signature(digest)
-        if kept and images_rules.still_signed(kept, reference, policy, time.time()):
+        kept, max_age = None if again else self.store.signature(digest), self.rules.signature_max_age
+        if kept and images_rules.still_signed(kept, reference, policy, time.time(), max_age):
             return
         try:
             said = await run_pinned(argv, self.rules.cosign_sha256, deadline=self.rules.tool_timeout, limit=1 << 20)

@@ -97,9 +97,11 @@ def _lacks(plan: Plan, offer: Capabilities) -> Iterator[str]:
         yield "it runs code, not commands"
     if plan.language and offer.languages is not None and plan.language not in offer.languages:
         yield f"it does not speak {plan.language}"
-    throttled = plan.limits.io_bps or plan.limits.io_iops
-    if throttled and offer.guarantees.limits.get("io", "not limited") == "not limited":
+    throttled, held = plan.limits.io_bps or plan.limits.io_iops, promise(plan, offer) or offer.guarantees
+    if throttled and held.limits.get("io", "not limited") == "not limited":
         yield "it cannot limit block I/O here"
+    if plan.seccomp_profile and not offer.runtimes:
+        yield f"it cannot take the seccomp profile that {plan.language} must have here"
     if plan.workspace and not offer.workspace:
         yield "it cannot be granted a folder of the host"
     if (plan.deterministic or plan.limits.fuel is not None) and not offer.fuel:

@@ -189,6 +189,8 @@ class Session(portal.Twinned["SyncSession"]):
         await self._converse(checkpoint._snapshot.turns)
 
     async def _converse(self, turns: int = 0) -> None:
+        python = self._lease.engine.languages.get("python")
+        policy.check_language(python, self._lease.plan.egress, self._lease.offer)
         talk = _Talk(self._lease, self._sandbox._request.env, self._idle, self._lifetime, turns)
         await talk.open(self._tasks)
         self._talk = talk

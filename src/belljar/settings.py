@@ -154,6 +154,7 @@ class Images(Model):
     cosign: str = Field("", description="absolute path of the program")
     cosign_sha256: Sha256 = ""
     cosign_arguments: tuple[str, ...] = Field((), description='such as ["--key", "/etc/belljar/cosign.pub"]')
+    signature_max_age: float = Field(3600, ge=0, allow_inf_nan=False, description="seconds that a consent counts")
     require_scan: bool = False
     scanner: tuple[str, ...] = Field((), description="{reference}, {id} and {socket} are filled in")
     scanner_sha256: Sha256 = ""

@@ -53,7 +53,9 @@ def start(stack: ExitStack, facts: dict[str, Any], missing: list[str]) -> dict[s
         theirs = side.startswith("llm")
         try:
             python = (
-                peer_python(PEER.replace("==", "[docker]=="), PEER_VENV, "llm_sandbox, docker") if theirs else Path(sys.executable)
+                peer_python(PEER.replace("==", "[docker]=="), PEER_VENV, "llm_sandbox, docker")
+                if theirs
+                else Path(sys.executable)
             )
             workers[side] = Worker(python, facts | {"side": side, "slow": theirs}, PATIENCE_SECONDS)
         except RuntimeError as error:

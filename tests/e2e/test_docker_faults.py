@@ -296,10 +296,10 @@ def fill(found: Engines) -> Path:
     """To the last block."""
     ballast = found.folder / "docker" / "data" / "ballast"
     with ballast.open("ab", buffering=0) as file:
-        for size in (64 << 20, 1 << 20, 4096, 1):
+        for size in (256 << 20, 1 << 20, 4096):
             with suppress(OSError):
-                while file.write(bytes(size)) == size:
-                    pass
+                while True:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
         os.fsync(file.fileno())
     assert os.statvfs(ballast.parent).f_bavail == 0
     return ballast

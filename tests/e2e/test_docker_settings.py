@@ -237,6 +237,8 @@ async def inner_network(flavour: str) -> AsyncIterator[str]:
 
 
 async def removed(client: Any, network: str) -> bool:
+    if await client.containers.list(all=True, filters={"label": [f"{docker_spec.LABEL}=1"]}):
+        return False
     try:
         return bool(await (await client.networks.get(network)).delete())
     except DockerError as error:

@@ -26,7 +26,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> ImageEngine:
 @pytest.fixture
 def engine(host: ImageEngine) -> Iterator[Engine]:
     yield engines().engine(host.name, cache_dir=str(host.folder / "cache"))
-    for tag in ("mine/app:1", "mine/greedy:1"):
+    for tag in ("mine/app:1", "mine/greedy:1", "mine/told:1"):
         host.docker("rmi", "-f", tag, check=False)
 
 
@@ -52,17 +52,17 @@ async def test_what_a_project_does_wrong_is_told_with_its_step_its_last_lines_an
     host: ImageEngine, engine: Engine
 ) -> None:
     project = host.project(f"FROM {IMAGE}\nRUN echo fine\nRUN echo the reason >&2; exit 7\n")
-    report = await belljar.abuild_image(project, "mine/app:1", backend=host.name, engine=engine)
+    report = await belljar.abuild_image(project, "mine/broken:1", backend=host.name, engine=engine)
     assert (report.ok, report.id, report.exit_code) == (False, "", 7)
     assert "RUN echo the reason >&2; exit 7" in report.step
     assert "the reason" in report.last_lines
-    assert not host.has("mine/app:1")
+    assert not host.has("mine/broken:1")
     with pytest.raises(errors.InvalidRequest, match="there is no readable Absent"):
-        await belljar.abuild_image(project, "mine/app:1", file="Absent", backend=host.name, engine=engine)
+        await belljar.abuild_image(project, "mine/broken:1", file="Absent", backend=host.name, engine=engine)
     with pytest.raises(errors.InvalidRequest, match="is not a folder"):
-        await belljar.abuild_image(project / "none", "mine/app:1", backend=host.name, engine=engine)
-    with pytest.raises(errors.BelljarError, match="mine/app:1"):
-        await belljar.arun_in_container(["true"], image="mine/app:1", backend=host.name, engine=engine)
+        await belljar.abuild_image(project / "none", "mine/broken:1", backend=host.name, engine=engine)
+    with pytest.raises(errors.BelljarError, match="mine/broken:1"):
+        await belljar.arun_in_container(["true"], image="mine/broken:1", backend=host.name, engine=engine)
 
 
 async def test_a_step_has_no_more_memory_than_the_build_was_given_and_no_network(
@@ -85,12 +85,12 @@ async def test_a_step_has_no_more_memory_than_the_build_was_given_and_no_network
 
 async def test_an_image_says_what_it_was_built_from(host: ImageEngine, engine: Engine) -> None:
     project = host.project(f"FROM {IMAGE} AS one\nFROM scratch\nCOPY --from=one /etc/hostname /\n")
-    report = await belljar.abuild_image(project, "mine/app:1", backend=host.name, engine=engine)
+    report = await belljar.abuild_image(project, "mine/told:1", backend=host.name, engine=engine)
     assert report.ok, report
     (base,) = report.bases
     name, _, digest = base.partition("@")
     known = json.loads(host.docker("inspect", IMAGE))[0]
     assert name == IMAGE
     assert digest in (known["Id"], *(entry.partition("@")[2] for entry in known["RepoDigests"] or ()))
-    labels = json.loads(host.docker("inspect", "mine/app:1"))[0]["Config"]["Labels"]
+    labels = json.loads(host.docker("inspect", "mine/told:1"))[0]["Config"]["Labels"]
     assert labels["belljar.bases"] == base

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from belljar.images_engine import Traits, network_of
-from belljar.images_rules import SIGNATURE_MAX_AGE, SignatureRecord, parse, still_signed
+from belljar.images_rules import SignatureRecord, parse, still_signed
 from belljar.images_store import Store
 from belljar.images_trust import Trust
 from belljar.settings import Images
 
 ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 NOW = 2_000_000_000.0
+MAX_AGE = 3600.0
 RECORD = SignatureRecord(digest=ONE, name="registry.example/app", at=NOW, policy="p")
 
 
@@ -21,8 +22,8 @@ RECORD = SignatureRecord(digest=ONE, name="registry.example/app", at=NOW, policy
     ("later", "name", "policy", "counts"),
     [
         (0.0, "registry.example/app:1", "p", True),
-        (SIGNATURE_MAX_AGE, "registry.example/app:2", "p", True),
-        (SIGNATURE_MAX_AGE + 1, "registry.example/app:1", "p", False),
+        (MAX_AGE, "registry.example/app:2", "p", True),
+        (MAX_AGE + 1, "registry.example/app:1", "p", False),
         (-1.0, "registry.example/app:1", "p", False),
         (0.0, "registry.example/other:1", "p", False),
         (0.0, "app:1", "p", False),
@@ -32,7 +33,7 @@ RECORD = SignatureRecord(digest=ONE, name="registry.example/app", at=NOW, policy
 def test_a_consent_counts_for_its_repository_and_policy_and_not_for_ever(
     later: float, name: str, policy: str, counts: bool
 ) -> None:
-    assert still_signed(RECORD, parse(name), policy, NOW + later) is counts
+    assert still_signed(RECORD, parse(name), policy, NOW + later, MAX_AGE) is counts
 
 
 def test_a_consent_is_kept_by_its_digest_and_forgotten_with_its_image(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ def create(settings: Settings) -> Apple:
     return Apple(
         Path(settings.state_dir),
         path=settings.path,
-        images=settings.container.images,
+        images={name: settings.container.image_of(name) for name in settings.container.types}
+        | dict(settings.container.images),
         spoken=tuple(languages.load(settings.language_file)),
         first_uid=settings.user_uid,
     )
@@ -195,9 +196,17 @@ class Apple:
         """The image that was asked for, the language's own, or that of its container type."""
         if plan.image:
             return plan.image
+        if plan.type:
+            return self._images.get(plan.type) or self._no_image(plan.type)
         own = next((one.image for one in self._languages if one.name == plan.language and one.image), "")
         kind = _NODE if plan.language in ("javascript", "typescript") else _EXECUTION
         return self._images.get(plan.language or "") or own or self._images[kind]
+
+    def _no_image(self, kind: str) -> str:
+        raise errors.InvalidRequest(
+            f"the container type {kind} runs in the project's image, and nobody said which that is",
+            fix=f"give image=…, or container.images.{kind} in the settings",
+        )
 
     async def languages(self) -> tuple[LanguageSupport, ...]:
         cli, _ = await self._installed()

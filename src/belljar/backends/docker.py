@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
@@ -304,6 +305,7 @@ class Containers:
                 self._pool(facts) if pooled else None, self._proxy, self._state_dir,
                 address.local, own_kernel,
                 small_buffers=facts.cgroup == "cgroup v1" and address.local and not own_kernel, copies=copies,
+                options_for=partial(self.options_for, plan),
             )  # fmt: skip
             if own_kernel and plan.egress.mode == "listed":
                 raise errors.PolicyDenied(

@@ -55,7 +55,7 @@ class Host(NamedTuple):
 
     client: Docker
     flavour: Flavour
-    image_for: Callable[[str | None], str]  # of a language
+    image_for: Callable[..., str]  # of a language, or of a type of work
     trusted: Callable[[str], Awaitable[str]]  # an image's name -> what to run, by the rules for images
     runtime: str | None
     owner: str
@@ -67,6 +67,7 @@ class Host(NamedTuple):
     own_kernel: bool  # is the runtime one with a kernel of its own?
     small_buffers: bool
     copies: bool  # must granted folders be copied, because the guest could not use them where they are?
+    options_for: Callable[[str | None], docker_spec.Options]  # a language -> what the settings change of the walls
 
 
 class DockerBox:
@@ -92,7 +93,7 @@ class DockerBox:
         places += [WORKSPACE] if self.copies or not self.plan.workspace else []
         self._volumes = {f"{self.id}-{place[1:]}": place for place in places}
         name = f"{self.id}-holder"
-        image = await self._host.trusted(self._image(None))
+        image = await self._host.trusted(self._image())
         try:
             async with AsyncExitStack() as stack:
                 with anyio.CancelScope(shield=True):
@@ -127,8 +128,9 @@ class DockerBox:
             workspace=None if self.copies else self.plan.workspace, own_kernel=self._host.own_kernel,
         )  # fmt: skip
 
-    def _image(self, language: str | None) -> str:
-        return self.plan.image or self._host.image_for(language)
+    def _image(self, command: Command | None = None) -> str:
+        language, kind = (command.language, command.type) if command else (None, None)
+        return self.plan.image or self._host.image_for(language, kind or self.plan.type)
 
     # --- files ---
 
@@ -194,7 +196,7 @@ class DockerBox:
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
         given = dict(self.plan.files) | dict(command.files)
-        image = await self._host.trusted(self._image(command.language))
+        image = await self._host.trusted(self._image(command))
         body = self._body(command, command.limits or self.plan.limits, bool(given), image)
         door = await self._door() if self.plan.egress.mode == "listed" else None
         pool = None if self._holder or self.plan.workspace else self._host.pool
@@ -209,7 +211,7 @@ class DockerBox:
                         raise  # else it had died while it waited, and the guest was never there
             return await DockerRun(self._job(command, given, body, door), emit, control).go()
         except errors.ImageNotFound as error:
-            image = self._image(command.language)
+            image = self._image(command)
             raise errors.ImageNotFound(error.message, fix=f"belljar images pull {image}") from None
 
     def _job(
@@ -248,6 +250,7 @@ class DockerBox:
             runtime=self._host.runtime, env=docker_spec.GUEST_ENV, volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
             locked=locked, own_kernel=self._host.own_kernel, small_buffers=self._host.small_buffers,
+            options=self._host.options_for(command.language),
         )  # fmt: skip
         return docker_spec.container(guest)
 

@@ -70,14 +70,17 @@ def facts(address: Address, version: str, said: Mapping[str, Any]) -> Facts:
     """From the engine's own account."""
     security = " ".join(map(str, said.get("SecurityOptions") or ()))
     default = os.path.basename(str(said.get("DefaultRuntime") or ""))  # Podman tells its path
+    rootless = bool(said.get("Rootless")) or "rootless" in security  # Podman's word, and Docker's
+    version_1 = str(said.get("CgroupVersion", "1")) == "1"
     return Facts(
         version=version, address=address, kernel=str(said.get("KernelVersion", "")),
         cgroup=f"cgroup v{said.get('CgroupVersion', '1')}",
-        limits={name: bool(said.get(key)) for name, key in
+        # Without root, version 1 lets nobody set a limit; Podman takes them, leaves them out and says yes here.
+        limits={name: bool(said.get(key)) and not (rootless and version_1) for name, key in
                 (("memory", "MemoryLimit"), ("pids", "PidsLimit"), ("cpus", "CpuCfsQuota"))},
         runtimes=(default,) if address.flavour.one_runtime else tuple(said.get("Runtimes") or {}),
         default=default,
-        maps_uids=bool(re.search(r"name=(rootless|userns)|rootless", security)), labelled="selinux" in security,
+        maps_uids=rootless or "name=userns" in security, labelled="selinux" in security,
         security=security, disk=_disk(address, said),
     )  # fmt: skip
 
