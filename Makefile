@@ -5,21 +5,21 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.belljar-ready
 
-.PHONY: run test test-containers setup check bench profiles clean
+.PHONY: run test test-quick test-containers setup check bench profiles clean
 
 run: $(STAMP)              ## a small showcase on the embedded default: no Docker, no root
 	@$(BIN)/python examples/showcase.py
 
-test: $(STAMP)             ## all tests but those of container engines, on real sandboxes
+test: $(STAMP)             ## all tests, on real sandboxes; as root also on the container engines, which it starts
 	@sh scripts/system_packages.sh
 	@$(BIN)/belljar setup wasm
-	@echo "make test: the container engines are not part of this run while they are in progress: make test-containers"
-	@$(BIN)/python -m pytest -m "not containers"
+	@$(BIN)/python -m pytest $(TESTS)
 
-test-containers: $(STAMP)  ## the suites on a real Docker, gVisor and Podman, which are installed and started; half an hour
-	@sh scripts/system_packages.sh
-	@$(BIN)/belljar setup wasm
-	@$(BIN)/python -m pytest -m containers
+test-quick:                ## the same without container engines
+	@$(MAKE) test TESTS='-m "not containers"'
+
+test-containers:           ## only what needs container engines
+	@$(MAKE) test TESTS='-m containers'
 
 check: $(STAMP)            ## style, types, layers
 	@$(BIN)/ruff check .

@@ -23,6 +23,8 @@ from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
+FULL_DISK = "make room on the engine's disk (belljar images gc)"  # what helps against it, wherever it strikes
+
 
 class BelljarError(Exception):
     """`message` says what happened, `fix` what to do next."""

@@ -87,6 +87,8 @@ def translated(status: int, message: str) -> errors.BelljarError:
         return errors.BackendTimeout(text, fix="check the registry, and try again")
     if status == 409:
         return errors.CleanupFailed(text, fix="stop and remove what uses it, or use --force")
+    if status == 0 and "no space left on device" in text:
+        return errors.PullFailed(text, fix=errors.FULL_DISK)
     if status == 0:  # told in the middle of a stream: the pull had begun
         return errors.PullFailed(text, fix="try again; if it happens again, the registry's copy is damaged")
     return errors.ExecutionFailed(f"the engine said: {text}", context={"status": status})

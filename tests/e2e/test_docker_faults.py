@@ -313,8 +313,9 @@ async def test_a_run_on_a_full_disk_says_so_and_works_when_there_is_room(
     assert (await engine.offer("docker")).available
     ballast = fill(small)
     try:
-        with pytest.raises(errors.StartFailed, match="no space left on device"):
+        with pytest.raises(errors.StartFailed, match="no space left on device") as caught:
             await run(engine, "print(1)", collect=collect)
+        assert "make room" in caught.value.fix
         offer = await small.engine("docker").offer("docker")
         assert not offer.available
         assert "no space left on device" in offer.why_not
@@ -343,8 +344,9 @@ async def test_a_pull_onto_a_full_disk_says_so_and_works_when_there_is_room(
     before = set(bench.docker("images", "-aq", "--no-trunc").split())
     ballast = fill(small)
     try:
-        with pytest.raises(errors.PullFailed, match="no space left on device"):
+        with pytest.raises(errors.PullFailed, match="no space left on device") as caught:
             await bench.images().pull(name)
+        assert "make room" in caught.value.fix
         assert set(bench.docker("images", "-aq", "--no-trunc").split()) == before
     finally:
         ballast.unlink()

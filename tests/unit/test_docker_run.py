@@ -69,9 +69,7 @@ def launched(cwd: str, env: dict[str, str], argv: list[str], stdin: bytes = b"")
     inside = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "sh", "-c", f"{line}; exit 0"]
     done = subprocess.run(inside, input=said, capture_output=True, timeout=30, check=False)
     if done.stderr.startswith(b"unshare:"):
-        pytest.skip(
-            f"THE LAUNCHER was not tried: no process namespace here ({done.stderr.decode().strip()})"
-        )
+        pytest.skip(f"THE LAUNCHER was not tried: no process namespace here ({done.stderr.decode().strip()})")
     return done
 
 

@@ -129,6 +129,8 @@ def _told(what: str, error: Exception, otherwise: type[errors.BelljarError], fix
     status, message = getattr(error, "status", None), str(getattr(error, "message", "") or error).strip()
     if status == 404 and re.search(r"no such image|image not known|image.* not found", message, re.IGNORECASE):
         return errors.ImageNotFound(message, context={"status": status})
+    if "no space left on device" in message:
+        fix = errors.FULL_DISK
     if status == _UNREACHABLE or isinstance(error, OSError):
         kind = otherwise if issubclass(otherwise, errors.NotAvailable) else errors.ExecutionFailed
         return kind(f"{what}: the engine cannot be reached: {message}"[:500], fix=fix or "is it running?")

@@ -6,7 +6,7 @@ A run makes one and gives it its word at once. The pool makes them beforehand, s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -88,11 +88,19 @@ class Ready:
         """As far as can be told without asking."""
         return self.wire.connected and (self._keeper is None or self._keeper.connected)
 
-    async def kill(self) -> None:
-        """Returns when the engine says that it is dead. What it says otherwise does not matter: it will be removed."""
-        with suppress(errors.BelljarError):
+    async def kill(self) -> bool:
+        """Returns when the engine says that it is dead; False if it says nothing at all.
+
+        What it says otherwise does not matter: the container will be removed.
+        """
+        try:
             async with asking("kill", seconds=15):
                 await self.container.kill(signal="KILL")
+        except errors.BackendTimeout:
+            return False
+        except errors.BelljarError:
+            pass
+        return True
 
     async def close(self) -> None:
         """Hangs up. Whoever made the container removes it."""

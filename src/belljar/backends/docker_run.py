@@ -29,6 +29,7 @@ _LAST_WORDS = 1.0  # seconds that a run has before it is watched, and that its o
 _PREAMBLE = 1 << 16
 _CODE = 16  # bytes that an exit code has at most
 _UNTOLD = 255
+_DEAF = "the engine did not answer when it was told to end the container: it will be told again, until it is gone"
 _CASUALTY = "a process that the guest had started was killed for memory; the guest itself went on"
 
 
@@ -112,6 +113,7 @@ class DockerRun:
         self._cpu_before = 0.0
         self._denied: list[str] = []
         self._ended = False
+        self._deaf = False  # did the engine not even answer when it was told to kill?
         self._listening = anyio.CancelScope()
         self._ready: Ready
 
@@ -143,6 +145,10 @@ class DockerRun:
             watchers.start_soon(self._talk)
             watchers.start_soon(self._watch_exit)
             await self._listen(watchers.start_soon)
+            if self._deaf:  # the verdict is ours; the broom asks again when the engine hears again
+                self._ended = True
+                watchers.cancel_scope.cancel()
+                return self._result(None, False, self._verdict)
             code = await self._exit_code()
             watchers.cancel_scope.cancel()
         starved = await self._was_starved(code)
@@ -258,7 +264,9 @@ class DockerRun:
         await self._kill()
 
     async def _kill(self) -> None:
-        await self._ready.kill()
+        if not await self._ready.kill():
+            self._deaf = True
+            self._listening.cancel()
 
     def _result(self, code: int | None, starved: bool, verdict: Status | None) -> Result:
         out, err = self._streams["stdout"], self._streams["stderr"]
@@ -272,7 +280,7 @@ class DockerRun:
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(self._startup_ms, 3),
             memory_used_mb=None if peak is None else round(peak / MIB, 3),
             cpu_ms=None if cpu is None else round(max(0.0, cpu - self._cpu_before), 3), container_id=self._job.id,
-            reasons=(*self._denied, *((_CASUALTY,) if went_on else ())),
+            reasons=(*self._denied, *((_CASUALTY,) if went_on else ()), *((_DEAF,) if self._deaf else ())),
         )  # fmt: skip
 
 
