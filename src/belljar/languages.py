@@ -13,7 +13,7 @@ from pydantic import Field, StrictBool, ValidationError, field_validator
 
 from belljar import errors
 from belljar.models import MIB, EnvName, GuestPath, Model, Size, Text
-from belljar.settings import ProfilePath
+from belljar.seccomp import ProfilePath
 
 
 class Language(Model):

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, Validat
 
 from belljar import errors
 from belljar.models import GIB, MIB, Limits, Model, Size, parse_size
+from belljar.seccomp import ProfilePath
 
 UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
 Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
@@ -96,15 +97,6 @@ def _confined(name: str) -> str:
     if re.search(r"unconfined|\bdisable\b|\bspc_t\b", name) or not re.fullmatch(r"([\w./-][\w.:,/-]{0,255})?", name):
         raise ValueError("write the name of a profile or label, or leave it out: a wall cannot be switched off here")
     return name
-
-
-def _profile(path: str) -> str:
-    if path:
-        read_profile(path)
-    return path
-
-
-ProfilePath = Annotated[str, AfterValidator(_profile)]
 
 
 class Container(Model):
@@ -325,58 +317,6 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise errors.InvalidRequest(f"{path}: {error}", fix="mend the file or move it away") from None
-
-
-_ACTIONS = frozenset(
-    f"SCMP_ACT_{word}" for word in ("KILL", "KILL_PROCESS", "KILL_THREAD", "TRAP", "ERRNO", "TRACE", "ALLOW", "LOG")
-)
-_PROFILE_KEYS = {
-    "comment", "defaultAction", "defaultErrnoRet", "defaultErrno", "architectures", "archMap", "syscalls", "flags",
-}  # fmt: skip
-_RULE_KEYS = {
-    "comment", "name", "names", "action", "args", "errnoRet", "errno", "includes", "excludes"
-}  # fmt: skip
-
-
-def read_profile(path: str) -> str:
-    """The text of a seccomp profile in the engines' format, or `ValueError` that says what is wrong with it."""
-    if not path.startswith("/"):
-        raise ValueError(f"{path[:80]!r} is not an absolute path of a seccomp profile")
-    try:
-        text = Path(path).read_text("utf-8")
-        profile = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no JSON"
-        raise ValueError(f"{path}: the seccomp profile cannot be read: {why}") from None
-    if wrong := _wrong_in_profile(profile):
-        raise ValueError(f"{path}: this is no seccomp profile of an engine: {wrong}")
-    return text
-
-
-def _wrong_in_profile(profile: Any) -> str:
-    if not isinstance(profile, dict):
-        return "it is no object"
-    if unknown := sorted(set(profile) - _PROFILE_KEYS):
-        return f"there is no key {unknown[0]!r}"
-    if profile.get("defaultAction") not in _ACTIONS:
-        return f"defaultAction must be one of {', '.join(sorted(_ACTIONS))}"
-    rules = profile.get("syscalls", [])
-    if not isinstance(rules, list):
-        return "syscalls must be a list"
-    return next((f"syscalls.{number}: {wrong}" for number, rule in enumerate(rules) if (wrong := _wrong_in(rule))), "")
-
-
-def _wrong_in(rule: Any) -> str:
-    if not isinstance(rule, dict):
-        return "a rule is an object"
-    if unknown := sorted(set(rule) - _RULE_KEYS):
-        return f"there is no key {unknown[0]!r}"
-    names = rule.get("names", [rule["name"]] if "name" in rule else None)
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        return "names must be a list of system calls"
-    if rule.get("action") not in _ACTIONS:
-        return f"action must be one of {', '.join(sorted(_ACTIONS))}"
-    return ""
 
 
 def _here() -> Path:

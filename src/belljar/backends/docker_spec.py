@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from belljar import errors
 from belljar.backends.docker_engine import Flavour
 from belljar.models import INPUTS, MIB, WORKSPACE, Limits, Workspace
-from belljar.settings import read_profile
+from belljar.seccomp import read_profile
 
 LABEL = "belljar"
 KEEPER = 60_998  # owns what goes in read-only, and the shared folders: a uid that no guest ever has
