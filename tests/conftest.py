@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -117,6 +118,17 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> object
     while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return value
+
+
+def interpreter_for(uid: int, what: str) -> str:
+    """A Python of our version that a user without rights may run, or a loud skip."""
+    for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
+        try:
+            subprocess.run([python, "-c", ""], user=uid, group=uid, extra_groups=[], cwd="/", check=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return python
+    pytest.skip(f"NOTHING of {what} was checked: install Python 3.{sys.version_info.minor} system-wide")
 
 
 @pytest.fixture(scope="session")

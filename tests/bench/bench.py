@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from rich.console import Console
@@ -54,6 +54,12 @@ Phase = tuple[str, dict[str, Callable[[], float]], int]  # its title, what it co
 TIMED_IMPORT = "import time; t = time.perf_counter(); {}; print((time.perf_counter() - t) * 1000)"
 
 err = Console(stderr=True, highlight=False)
+
+
+class Part(NamedTuple):
+    key: str  # in the results
+    title: str
+    what: str  # heads its table
 
 
 class Worker:
@@ -329,6 +335,26 @@ def asked(doc: str | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="how often each side runs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args()
+
+
+def add_part(
+    doc: str | None, measure: Callable[[int, bool], dict[str, Any]], rounds: tuple[int, int], part: Part
+) -> int:
+    """The whole of another benchmark: measured, added to the results of this one, and shown."""
+    options = asked(doc)
+    try:
+        report = measure(options.rounds or rounds[options.quick], options.quick)
+    except RuntimeError as error:
+        err.print(f"[red]bench: {error}[/]")
+        return 1
+    whole = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps(whole | {part.key: report}, indent=2) + "\n")
+    if options.json:
+        print(json.dumps(report, indent=2))
+    else:
+        Console().print(f"\n{part.title}", style="bold")
+        show(report, part.what)
+    return 0
 
 
 def main() -> int:

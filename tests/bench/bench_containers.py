@@ -8,14 +8,12 @@ pool is full again, so that nobody pays for another's clearing up. The engines' 
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
-from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -23,18 +21,16 @@ from belljar.backends.toolchains import find_bubblewrap
 from bench import (
     PEER,
     PEER_VENV,
-    RESULTS,
+    Part,
     Phase,
     Worker,
-    asked,
+    add_part,
     at_least,
     at_most,
-    err,
     interleave,
     machine,
     peer_python,
     prepared,
-    show,
     summary,
 )
 from engines import FLAVOURS, IMAGE, engines
@@ -118,22 +114,5 @@ def bench(rounds: int, quick: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> int:
-    options = asked(__doc__)
-    try:
-        report = bench(options.rounds or (5 if options.quick else 40), options.quick)
-    except RuntimeError as error:
-        err.print(f"[red]bench: {error}[/]")
-        return 1
-    whole = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(whole | {"containers": report}, indent=2) + "\n")
-    if options.json:
-        print(json.dumps(report, indent=2))
-    else:
-        Console().print("\nContainers", style="bold")
-        show(report, "print(1) in a container")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(add_part(__doc__, bench, (40, 5), Part("containers", "Containers", "print(1) in a container")))

