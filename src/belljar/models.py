@@ -5,6 +5,7 @@ Everything here is frozen, refuses unknown fields, and does no I/O.
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 import time
@@ -20,6 +21,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     field_validator,
     model_validator,
 )
@@ -153,7 +155,22 @@ def _encodable(value: str) -> str:
 
 
 def _as_bytes(value: object) -> object:
+    """Text, or `{"base64": …}` for what is not text."""
+    if isinstance(value, Mapping):
+        if set(value) != {"base64"} or not isinstance(value["base64"], str):
+            raise ValueError('give text, or {"base64": "…"} for bytes that are not text')
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except ValueError:
+            raise ValueError("base64: it cannot be decoded") from None
     return value.encode() if isinstance(value, str) else value
+
+
+def _in_json(value: bytes) -> str | dict[str, str]:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
 
 
 _HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -172,7 +189,7 @@ Size = Annotated[int, BeforeValidator(parse_size)]
 Text = Annotated[str, AfterValidator(_no_nul), AfterValidator(_encodable)]
 GuestPath = Annotated[str, BeforeValidator(guest_path)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
-Bytes = Annotated[bytes, BeforeValidator(_as_bytes)]
+Bytes = Annotated[bytes, BeforeValidator(_as_bytes), PlainSerializer(_in_json, when_used="json")]
 HostPattern = Annotated[str, AfterValidator(_host)]
 
 

@@ -307,3 +307,21 @@ def test_isolation_is_ordered_from_weakest_to_strongest() -> None:
 
 def test_a_default_is_not_shared_between_requests() -> None:
     assert RunRequest().files is not RunRequest().files
+
+
+@given(st.dictionaries(st.sampled_from(["a.txt", "b/c.bin"]), st.binary(max_size=50)), st.binary(max_size=50))
+def test_a_request_survives_its_own_json_whatever_bytes_it_holds(files: dict[str, bytes], stdin: bytes) -> None:
+    asked = RunRequest(code="print(1)", files=files, stdin=stdin)
+    assert RunRequest.model_validate_json(asked.model_dump_json()) == asked
+
+
+def test_in_json_text_is_text_and_other_bytes_are_base64() -> None:
+    asked = RunRequest(code="", files={"a": "hé", "b": b"\xff"}, stdin={"base64": "AAE="})
+    assert asked.stdin == b"\0\1"
+    assert asked.model_dump(mode="json")["files"] == {"a": "hé", "b": {"base64": "/w=="}}
+
+
+@pytest.mark.parametrize("wrong", [{"base64": "*"}, {"base64": 1}, {"text": "a"}, {}, {"base64": "", "more": 1}])
+def test_a_mapping_that_is_no_base64_is_refused_with_what_to_write(wrong: object) -> None:
+    with pytest.raises(ValidationError, match="base64"):
+        RunRequest(code="", stdin=wrong)
