@@ -13,7 +13,8 @@ from typing import Any
 
 import anyio
 
-from belljar import backends, errors, languages, policy, routing
+from belljar import audit, backends, errors, languages, policy, routing
+from belljar.audit import Audit
 from belljar.backends.base import Backend, Box, Control, Preparable, in_this_loop
 from belljar.models import (
     WORKSPACE,
@@ -61,6 +62,7 @@ class Engine:
         self._sinks = tuple(sinks)
         self.on_setup = on_setup  # told each step of what a backend needs once, which may take minutes
         self._places = Places(self.settings.max_containers)
+        self._audit = Audit(self.settings.audit_log) if self.settings.audit_log else None
 
     # --- what there is ---
 
@@ -145,6 +147,14 @@ class Engine:
         self, request: RunRequest, *, keep_files: bool = False, after: Capabilities | None = None
     ) -> tuple[Plan, Choice]:
         """What is allowed, and where; `after` a run on one backend, only on those next in line and no weaker."""
+        try:
+            return await self._weigh(request, keep_files=keep_files, after=after)
+        except errors.BelljarError as error:
+            kind = "refused" if isinstance(error, errors.PolicyDenied) else "failed"
+            await self.record(kind, error=error.kind, message=error.message, **audit.asked(request))
+            raise
+
+    async def _weigh(self, request: RunRequest, *, keep_files: bool, after: Capabilities | None) -> tuple[Plan, Choice]:
         language = None
         if request.code is not None:  # by its own name: policy and routing know no aliases
             language = self.languages.get(request.language)
@@ -160,8 +170,42 @@ class Engine:
         backend, offer = self.backend(choice.backend), await self.offer(choice.backend)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._places)
-            box = await stack.enter_async_context(backend.open(plan))
+            await self.record("created", run=plan.id, backend=choice.backend, reasons=choice.reasons)
+            stack.push_async_callback(self._record_end, plan.id)
+            async with self.recording_failure(plan.id):
+                box = await stack.enter_async_context(backend.open(plan))
             yield Lease(self, plan, box, offer, choice.reasons)
+
+    async def record(self, kind: str, **facts: Any) -> None:
+        """In the audit log, if there is one. It is there when this returns; if it cannot be, nothing goes on."""
+        if self._audit:
+            await self._audit.record(kind, **facts)
+
+    @asynccontextmanager
+    async def recording_failure(self, run: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except errors.BelljarError as error:
+            await self._record_late("failed", run=run, error=error.kind, message=error.message)
+            raise
+
+    async def record_result(self, run: str, result: Result) -> None:
+        failure = result.error.error_type if result.error else None
+        await self._record_late(
+            "finished", run=run, status=result.status, exit_code=result.exit_code, error=failure,
+            duration_ms=result.duration_ms,
+        )  # fmt: skip
+
+    async def _record_end(self, run: str) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._record_late("destroyed", run=run)
+
+    async def _record_late(self, kind: str, **facts: Any) -> None:
+        """What has happened has happened: a record that cannot be made any more takes no result away."""
+        try:
+            await self.record(kind, **facts)
+        except errors.BelljarError as error:
+            logging.getLogger("belljar").error("%s of %s: %s", kind, facts["run"], error)
 
     async def _candidates(self, plan: Plan, after: Capabilities | None = None) -> tuple[Capabilities, ...]:
         """For `auto` the offers up to the first that suits, for a named backend its own: nobody waits for the rest."""
@@ -279,11 +323,13 @@ class Lease:
     async def run(
         self, request: RunRequest, *, listener: Listener | None = None, control: Control | None = None
     ) -> Result:
-        command = await self.command(request)
-        emit = self._emitter(listener)
-        result = await self.box.run(command, emit, control or Control())
-        result = await self.finish(request, result)
-        await emit("finished", "", result=result)
+        async with self.engine.recording_failure(self.box.id):
+            command = await self.command(request)
+            await self.announce(request)
+            emit = self._emitter(listener)
+            result = await self.box.run(command, emit, control or Control())
+            result = await self.finish(request, result)
+            await emit("finished", "", result=result)
         return result
 
     async def command(self, request: RunRequest) -> Command:
@@ -318,6 +364,11 @@ class Lease:
             type=request.type,
         )  # fmt: skip
 
+    async def announce(self, request: RunRequest) -> None:
+        """To the audit log, before anything is run."""
+        facts = audit.asked(request) | {"limits": self.limits(request).model_dump(exclude_none=True)}
+        await self.engine.record("requested", run=self.box.id, backend=self.offer.backend, **facts)
+
     def limits(self, request: RunRequest) -> Limits:
         language = None if request.code is None else self.engine.languages.get(request.language)
         return policy.command_limits(request, self.plan, self.engine.settings, language)
@@ -351,6 +402,12 @@ class Lease:
         limits = self.limits(request)
         return diagnose.diagnose(result, language=language, limits=limits, backend=self.offer.backend)
 
+    async def _record(self, event: Event) -> None:
+        if event.kind in ("limit", "denied"):
+            await self.engine.record(event.kind, run=event.run, message=event.text)
+        elif event.result is not None:
+            await self.engine.record_result(event.run, event.result)
+
     def _emitter(self, listener: Listener | None) -> Any:
         sequence = 0
 
@@ -358,6 +415,7 @@ class Lease:
             nonlocal sequence
             sequence += 1
             event = Event(run=self.box.id, seq=sequence, kind=kind, text=text, result=result)
+            await self._record(event)
             await self.engine.tell(event, listener)
 
         return emit

@@ -79,6 +79,7 @@ class Session(portal.Twinned["SyncSession"]):
         """
         asked = self._sandbox._asked(code=code, timeout=timeout)
         limits = policy.limits(asked.limits, self._lease.plan.limits, self._lease.engine.settings.caps)
+        await self._lease.announce(asked)
         emit = self._lease._emitter(listening(on_event, on_stdout, on_stderr))
         talk = self._conversation
         if cancel:

@@ -174,6 +174,7 @@ class Settings(Model):
     language_file: str = ""
     docker_socket: str = Field("/var/run/docker.sock", description="or an address: unix://…, tcp://…, ssh://…")
     podman_socket: str = ""
+    audit_log: str = Field("", description="a file; where it is set, what is not recorded there is not run")
     switched_off: str = Field("", description="the project file that says so: then nothing is run at all")
     container: Container = Container()
     images: Images = Images()
@@ -243,6 +244,7 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "MAX_CONTAINERS": (("max_containers",), int),
     "BELLJAR_BACKEND": (("backend",), str),
     "BELLJAR_STATE_DIR": (("state_dir",), str),
+    "BELLJAR_AUDIT_LOG": (("audit_log",), str),
     **{f"BELLJAR_MAX_{name.upper()}": (("caps", name), str) for name in Caps.model_fields if name != "timeout"},
     **{f"BELLJAR_DEFAULT_{name.upper()}": (("defaults", name), str) for name in Limits.model_fields},
 }
