@@ -176,6 +176,10 @@ class Engine:
                 box = await stack.enter_async_context(backend.open(plan))
             yield Lease(self, plan, box, offer, choice.reasons)
 
+    @property
+    def audited(self) -> bool:
+        return self._audit is not None
+
     async def record(self, kind: str, **facts: Any) -> None:
         """In the audit log, if there is one. It is there when this returns; if it cannot be, nothing goes on."""
         if self._audit:
@@ -366,6 +370,8 @@ class Lease:
 
     async def announce(self, request: RunRequest) -> None:
         """To the audit log, before anything is run."""
+        if not self.engine.audited:
+            return
         facts = audit.asked(request) | {"limits": self.limits(request).model_dump(exclude_none=True)}
         await self.engine.record("requested", run=self.box.id, backend=self.offer.backend, **facts)
 
