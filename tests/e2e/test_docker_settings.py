@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -219,6 +218,8 @@ async def test_a_wall_that_the_engine_does_not_have_makes_it_unavailable_in_word
 @asynccontextmanager
 async def inner_network(flavour: str) -> AsyncIterator[str]:
     """A network of the test's own, in the engine that the tests started: it leads nowhere."""
+    if flavour == "podman":
+        pytest.skip("NOTHING of open networks was checked on podman: it would write rules into the host's firewall")
     backend = engine_with(flavour).backend(flavour)
     assert isinstance(backend, Containers)
     name = f"belljar-test-{secrets.token_hex(4)}"
@@ -233,7 +234,6 @@ async def inner_network(flavour: str) -> AsyncIterator[str]:
             with anyio.fail_after(30):  # what ran there is cleared away behind the answer's back
                 while not await removed(client, name):
                     await anyio.sleep(0.05)
-            shutil.rmtree(f"/var/lib/cni/networks/{name}", ignore_errors=True)  # Podman's own note of its addresses
 
 
 async def removed(client: Any, network: str) -> bool:
