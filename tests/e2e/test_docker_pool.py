@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -21,11 +23,28 @@ pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
 LOOK = "import os; print(os.getuid(), os.path.exists('/tmp/mine'), os.listdir('/workspace')); open('/tmp/mine', 'w')"
 
 
+@pytest.fixture(autouse=True)
+async def alone() -> AsyncIterator[None]:
+    """No test finds another's pool: all may share one event loop."""
+    yield
+    for engine in MADE:
+        if pool := backend_of(engine)._ready:
+            pool.close()
+        assert await none_left(engine)
+    MADE.clear()
+
+
+MADE: list[Engine] = []
+
+
 def pooled(flavour: str, **options: Any) -> Engine:
     runtime = FLAVOURS[flavour][1]
-    return engines().engine(
-        flavour, container={"runtime": runtime, "images": {"execution": IMAGE}, "pool": 2} | options
-    )
+    MADE.append(made(flavour, {"runtime": runtime, "images": {"execution": IMAGE}, "pool": 2} | options))
+    return MADE[-1]
+
+
+def made(flavour: str, container: dict[str, Any]) -> Engine:
+    return engines().engine(flavour, container=container)
 
 
 @pytest.fixture(params=FLAVOURS)
@@ -149,7 +168,7 @@ async def test_a_name_that_stands_for_another_image_is_not_served_from_the_old_o
             await container.commit(repository="belljar-test/moving", tag="latest")  # another id, the same files
             [garden] = backend_of(engine)._ready._gardens.values()  # type: ignore[union-attr]
             await garden._weed(client)
-            garden._wanted.set()
+            garden.wanted.set()
             assert not old & await waiting(engine)
         finally:
             await client.images.delete(name, force=True)
@@ -200,6 +219,17 @@ async def test_a_process_that_is_killed_leaves_containers_that_end_by_themselves
             await anyio.sleep(0.05)
     await backend_of(engine).reap()
     assert await none_left(engine, child.pid)
+
+
+async def test_a_backend_that_nobody_holds_any_more_lets_its_pool_go() -> None:
+    engine = pooled("docker")
+    await run(engine, "print('first')")
+    await waiting(engine)
+    MADE.clear()
+    watcher = made("docker", {"images": {"execution": IMAGE}})
+    del engine
+    gc.collect()
+    assert await none_left(watcher)
 
 
 async def test_orphans_are_looked_for_in_rounds() -> None:

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import anyio
 import anyio.lowlevel
@@ -325,6 +325,7 @@ class Containers:
         if self._ready is None:
             uids = range(0) if facts.maps_uids else range(self._first_uid, self._first_uid + owner.UIDS)
             self._ready = Pool(facts.address, self.broom, self._options.pool, self._options.pool_idle, uids)
+            finalize(self, self._ready.close)
         return self._ready
 
     @property

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakMethod
 
 import anyio
 
@@ -40,7 +41,7 @@ class Litter(NamedTuple):
 class Broom:
     def __init__(self, address: Address, reap: Callable[[], Awaitable[object]], interval: float) -> None:
         self.address = address
-        self._reap = reap
+        self._reap = WeakMethod(reap)  # a backend that nobody uses any more is not kept by its broom
         self._interval = interval
         self._waiting: queue.Queue[Litter] = queue.Queue()
         self._lock = threading.Lock()
@@ -91,7 +92,8 @@ class Broom:
                 self._waiting.task_done()
 
     async def _go_round(self) -> None:
-        await self._reap()
+        if reap := self._reap():
+            await reap()
 
     async def _sweep(self, batch: Sequence[Litter]) -> None:
         async with connected(self.address) as client, anyio.create_task_group() as tasks:

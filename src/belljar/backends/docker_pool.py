@@ -1,7 +1,7 @@
 """Containers that wait for their word: a few of each kind that was asked for lately, each for one run and no second.
 
-Off unless the administrator sets `container.pool`. What waits belongs to the event loop that made it, and goes with
-it; a thread that serves callers for years has one loop for all of them.
+Off unless the administrator sets `container.pool`. What waits belongs to the event loop that made it and to the backend
+that asked for it, and goes with either; a thread that serves callers for years has one loop for all of them.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Pool:
         self.size = size
         self.idle = idle
         self.uids = uids  # empty: the engine maps uids itself
+        self.closed = False
         self.names: set[str] = set()  # of all that wait, in whatever loop
         self._gardens: WeakKeyDictionary[Any, Garden] = WeakKeyDictionary()  # one for each event loop
         if size:
@@ -64,13 +65,20 @@ class Pool:
 
     def claim(self, body: Mapping[str, Any]) -> Ready | None:
         """One that waits, if there is; and in any case more of its kind are made, for the next."""
-        if not self.size:
+        if not self.size or self.closed:
             return None
         loop = asyncio.get_running_loop()
         garden = self._gardens.get(loop)
         if garden is None or garden.task.done():
             garden = self._gardens[loop] = Garden(self)
         return garden.claim(body)
+
+    def close(self) -> None:
+        """Lets all go that wait, from whatever thread. Returns at once."""
+        self.closed = True
+        for loop, garden in list(self._gardens.items()):
+            with suppress(RuntimeError):  # a closed loop took its own with it
+                loop.call_soon_threadsafe(garden.wanted.set)
 
     @property
     def waiting(self) -> int:
@@ -88,7 +96,7 @@ class Garden:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.kinds: OrderedDict[str, Kind] = OrderedDict()
-        self._wanted = asyncio.Event()
+        self.wanted = asyncio.Event()
         self.task = asyncio.create_task(self._tend(), name="belljar-pool")
 
     def claim(self, body: Mapping[str, Any]) -> Ready | None:
@@ -96,7 +104,7 @@ class Garden:
         kind = self.kinds.setdefault(key, Kind(body))
         self.kinds.move_to_end(key)
         kind.asked = time.monotonic()
-        self._wanted.set()
+        self.wanted.set()
         while kind.waiting:
             ready = kind.waiting.popleft()
             self._pool.names.discard(ready.name)
@@ -109,16 +117,16 @@ class Garden:
         async with connected(self._pool.address) as client:
             try:
                 await anyio.sleep(_RESPITE)
-                while self.kinds:
+                while self.kinds and not self._pool.closed:
                     while len(self.kinds) > _KINDS:
                         await self._clear(client, list(self.kinds.popitem(last=False)[1].waiting))
                     lacking = [kind for kind in self.kinds.values() if not kind.failed and self._lacks(kind)]
                     if lacking:
                         await self._plant(client, lacking[-1])
                         continue
-                    self._wanted.clear()
+                    self.wanted.clear()
                     with anyio.move_on_after(min(_LOOK, self._pool.idle)):
-                        await self._wanted.wait()
+                        await self.wanted.wait()
                         await anyio.sleep(_RESPITE)
                     await self._weed(client)
             finally:
