@@ -17,8 +17,9 @@ find /var/lib/dpkg/info -type f ! -name '*.list' ! -name '*.md5sums' -delete 2>/
 for name in "$@"; do # those of the language
     rm -rf "/usr/bin/$name" "/usr/local/bin/$name" "/usr/local/cargo/bin/$name" "/usr/local/lib/node_modules/$name"
 done
-find / -xdev -depth \( -path '*/site-packages/pip*' -o -path '*/site-packages/setuptools*' -o -path '*/ensurepip/_bundled*' \) \
-    -delete 2>/dev/null || true
+rm -f /usr/bin/pip /usr/bin/pip3* /usr/local/bin/pip /usr/local/bin/pip3*
+find / -xdev -depth \( -path '*/site-packages/pip*' -o -path '*/site-packages/setuptools*' -o -path '*/dist-packages/pip*' \
+    -o -path '*/dist-packages/setuptools*' -o -path '*/ensurepip/_bundled*' \) -delete 2>/dev/null || true
 
 # Ways to become somebody else, and traces of how the base was made.
 find / -xdev -perm /6000 \( -type f -o -type d \) -exec chmod a-s {} +
