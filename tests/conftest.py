@@ -19,6 +19,16 @@ from belljar.engine import Engine
 from belljar.settings import load
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """An engine on a busy machine may miss a deadline: its tests have a second try, which the report counts as `rerun`.
+
+    Attacks have none: a wall that holds every other time is no wall.
+    """
+    for item in items:
+        if item.get_closest_marker("containers") and "escape" not in item.path.parts:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
