@@ -12,6 +12,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import anyio
@@ -31,6 +32,8 @@ _CONNECTIONS = 64
 _HEADER_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 120.0
+_PAUSE = 0.1  # seconds
+_LOST = (TimeoutError, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 _TARGET = re.compile(rb"([A-Za-z0-9.-]{1,253}):(\d{1,5})")
 
 Told = Callable[[str], Awaitable[None]]
@@ -80,30 +83,28 @@ class Proxy:
         self._told = told
         self._resolve = resolver
         self._private = private  # may names lead to private addresses? Only where a test says so.
-        self._slots = anyio.CapacityLimiter(_CONNECTIONS)
+        self._slots = anyio.Semaphore(_CONNECTIONS)
 
     async def serve(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         with listener:
             async with anyio.create_task_group() as tasks:
                 while True:
-                    await anyio.wait_readable(listener)
-                    try:
-                        connection, _ = listener.accept()
-                    except (BlockingIOError, ConnectionError):
-                        continue
-                    tasks.start_soon(self._attend, connection)
+                    await self._slots.acquire()  # first: each that is taken is a descriptor of this process
+                    tasks.start_soon(self._attend, await _accepted(listener))
 
     async def _attend(self, connection: socket.socket) -> None:
         kind = UNIXSocketStream if connection.family is socket.AF_UNIX else SocketStream
-        async with self._slots, await kind.from_socket(connection) as guest:
-            try:
+        try:
+            async with await kind.from_socket(connection) as guest:
                 with anyio.fail_after(_HEADER_SECONDS):
                     request = await _request(guest)
                 if request is not None:
                     await self._answer(guest, *request)
-            except (TimeoutError, OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                return
+        except (*_LOST, anyio.EndOfStream):
+            return
+        finally:
+            self._slots.release()
 
     async def _answer(self, guest: SocketStream, method: bytes, target: bytes, early: bytes) -> None:
         verdict = judge(target, self._allowed) if method == b"CONNECT" else _plain(target)
@@ -138,6 +139,17 @@ class Proxy:
         await guest.send(head.encode() + body)
 
 
+async def _accepted(listener: socket.socket) -> socket.socket:
+    while True:
+        await anyio.wait_readable(listener)
+        try:
+            return listener.accept()[0]
+        except (BlockingIOError, ConnectionError):
+            continue
+        except OSError:  # no descriptor is free
+            await anyio.sleep(_PAUSE)
+
+
 async def _request(guest: SocketStream) -> tuple[bytes, bytes, bytes] | None:
     """Method, target and what already followed the header; None for what is not HTTP."""
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=16_384)
@@ -159,12 +171,14 @@ async def _relay(one: SocketStream, other: SocketStream) -> None:
 
     async def pump(source: SocketStream, target: SocketStream) -> None:
         try:
-            while True:
-                with anyio.fail_after(_IDLE_SECONDS):
-                    data = await source.receive()
-                await target.send(data)
-        except anyio.EndOfStream:
+            with suppress(anyio.EndOfStream):
+                while True:
+                    with anyio.fail_after(_IDLE_SECONDS):
+                        data = await source.receive()
+                    await target.send(data)
             await target.send_eof()
+        except _LOST:  # caught here: out of a task group it would come as a group
+            tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pump, one, other)

@@ -129,9 +129,12 @@ def bring_back(after: Collected, before: Sequence[File], path: str) -> tuple[str
     """Changes to a copy of a host folder, written there by us, file by file, following no link; what was left out."""
     was = {file.path: file for file in before}
     left_out = list(after.left_out)
-    there = {file.path for file in after.files} | {left.partition(": ")[0] for left in left_out}
+    unseen = {left.partition(": ")[0] for left in left_out}
+    gone = was.keys() - {file.path for file in after.files} - unseen
+    if any(name.endswith("/") for name in unseen):  # a folder of which not all was looked at: nothing says it is gone
+        gone = set()
     with opened(path) as target:
-        discard(target, sorted(was.keys() - there, reverse=True))
+        discard(target, sorted(gone, reverse=True))
         for file in after.files:
             if was.get(file.path) != file:
                 left_out += _copy_one(target, file)

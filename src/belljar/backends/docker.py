@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from belljar.images import Images
 
 _MINIMUM_API = (1, 41)  # Docker 20.10, Podman 4
-_SHARED_KERNEL = re.compile(r"runc|crun|youki|io\.containerd\..*")  # not worth a second proof
+_SHARED_KERNEL = re.compile(r"runc|crun|youki|io\.containerd\.runc\..*")  # not worth a second proof
 _VOUCHED = 60.0  # seconds that an image's lock, signature and scan need not be looked at again
+_REMEMBERED = 10.0  # seconds that a name is taken to mean the same image
 _ABANDONED = 3600  # seconds after which a container of an earlier boot is nobody's
 
 
@@ -59,6 +60,7 @@ class Containers:
         self._settings = settings
         self._options: Container = settings.container
         self._vouched: dict[str, tuple[float, str]] = {}  # image -> until when it counts, and its id
+        self._declared: dict[str, tuple[float, tuple[str, ...]]] = {}  # image -> until when it counts, and its volumes
         self._languages = languages.load(settings.language_file)
         self._unweighed: set[str] = set()  # runtimes that cannot take a weight of block I/O here
         self._first_uid = settings.user_uid
@@ -164,6 +166,10 @@ class Containers:
             return "SELinux keeps a container from our socket"
         if not self._speaks_python:
             return f"the image {self.image_for(None)} has no python3, which the way out needs"
+        if not _SHARED_KERNEL.fullmatch(runtime := self._options.runtime or facts.default):
+            return f"{runtime} has a network stack of its own, which no second container can join"
+        if len(os.fsencode(self._state_dir)) > docker_door.LONGEST_FOLDER:
+            return f"the name of the state directory {self._state_dir} is too long for a socket in it"
         try:
             owner.prepare(self._state_dir)
         except errors.BelljarError as error:
@@ -285,6 +291,16 @@ class Containers:
             self._vouched[image] = (time.monotonic() + _VOUCHED, known)
         return known
 
+    async def _volumes_of(self, client: Docker, image: str) -> tuple[str, ...]:
+        until, known = self._declared.get(image, (0.0, ()))
+        if time.monotonic() > until:
+            with suppress(errors.ImageNotFound):  # which its container's creation says with a remedy
+                async with asking("the image", errors.StartFailed):
+                    config = (await client.images.inspect(image)).get("Config") or {}
+                known = tuple(sorted({os.path.normpath(path) for path in config.get("Volumes") or {}}))
+                self._declared[image] = (time.monotonic() + _REMEMBERED, known)
+        return known
+
     # --- sandboxes ---
 
     @asynccontextmanager
@@ -301,7 +317,8 @@ class Containers:
             runtime = self._runtime(plan)
             own_kernel = not _SHARED_KERNEL.fullmatch(runtime or facts.default)
             host = Host(
-                client, address.flavour, self.image_for, self._trusted, runtime, self._owner(), self.broom,
+                client, address.flavour, self.image_for, partial(self._volumes_of, client), self._trusted,
+                runtime, self._owner(), self.broom,
                 self._pool(facts) if pooled else None, self._proxy, self._state_dir,
                 address.local, own_kernel,
                 small_buffers=facts.cgroup == "cgroup v1" and address.local and not own_kernel, copies=copies,
@@ -309,7 +326,8 @@ class Containers:
             )  # fmt: skip
             if own_kernel and plan.egress.mode == "listed":
                 raise errors.PolicyDenied(
-                    f"{self.name}: {runtime} has a network stack of its own, which no second container can join",
+                    f"{self.name}: {runtime or facts.default} has a network stack of its own, "
+                    "which no second container can join",
                     fix="ask for listed hosts on another runtime or backend",
                 )
             box = DockerBox(host, plan, uid)

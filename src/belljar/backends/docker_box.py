@@ -56,6 +56,7 @@ class Host(NamedTuple):
     client: Docker
     flavour: Flavour
     image_for: Callable[..., str]  # of a language, or of a type of work
+    volumes_of: Callable[[str], Awaitable[tuple[str, ...]]]  # an image -> where it wants volumes
     trusted: Callable[[str], Awaitable[str]]  # an image's name -> what to run, by the rules for images
     runtime: str | None
     owner: str
@@ -99,7 +100,8 @@ class DockerBox:
                 with anyio.CancelScope(shield=True):
                     await self._make_volumes()
                     async with asking("the sandbox's folders could not be made", errors.StartFailed):
-                        body = docker_spec.container(self._holder_facts(image))
+                        declared = await self._host.volumes_of(image)
+                        body = docker_spec.container(self._holder_facts(image, declared))
                         holder = await self._host.client.containers.create(body, name=name)
                 attached = holder.attach(stdin=True, stdout=True, stderr=True)
                 await stack.enter_async_context(Wire.to(attached, "the holder's streams"))
@@ -119,13 +121,13 @@ class DockerBox:
             async with asking("the sandbox's folders could not be made", errors.StartFailed):
                 await self._host.client.volumes.create(body)  # type: ignore[no-untyped-call]
 
-    def _holder_facts(self, image: str) -> docker_spec.Guest:
+    def _holder_facts(self, image: str, declared: tuple[str, ...]) -> docker_spec.Guest:
         room = 3 * self.plan.limits.disk + 64 * MIB  # what is written through it counts as its own
         limits = self.plan.limits.model_copy(update={"memory": room, "pids": 64})
         return docker_spec.Guest(
             self._host.flavour, image, ("/bin/sh", "-c", docker_spec.HOLD), docker_spec.KEEPER, limits,
             self._host.owner, self.id, runtime=self._host.runtime, volumes=self._volumes,
-            workspace=None if self.copies else self.plan.workspace, own_kernel=self._host.own_kernel,
+            workspace=None if self.copies else self.plan.workspace, own_kernel=self._host.own_kernel, declared=declared,
         )  # fmt: skip
 
     def _image(self, command: Command | None = None) -> str:
@@ -139,9 +141,10 @@ class DockerBox:
         names = [file.path for file in files_in]
         await self._inside(docker_files.REPLACE, docker_files.archive(files_in), names, what="the file")
 
-    async def get(self, patterns: Sequence[str], limit: int = files.MAX_COLLECTED) -> Collected:
-        said = await self._inside(docker_files.LIST, limit=docker_files.LIST_LIMIT)
-        chosen, left_out = docker_files.wanted(said, patterns, limit)
+    async def get(
+        self, patterns: Sequence[str], limit: int = files.MAX_COLLECTED, most: int = files.MAX_ENTRIES
+    ) -> Collected:
+        chosen, left_out = docker_files.wanted(await self._listing(most), patterns, limit, most)
         if not chosen:
             return Collected((), tuple(left_out))
         names = "".join(f"./{item.path}\n" for item in chosen).encode()
@@ -153,7 +156,11 @@ class DockerBox:
         return Collected(collected.files, (*left_out, *collected.left_out))
 
     async def list(self) -> tuple[Entry, ...]:
-        return docker_files.entries(await self._inside(docker_files.LIST, limit=docker_files.LIST_LIMIT))
+        return docker_files.entries(await self._listing(files.MAX_ENTRIES))
+
+    async def _listing(self, most: int) -> bytes:
+        """Of twice as many, because what the keeper put in is not counted."""
+        return await self._inside(docker_files.LIST, words=[str(2 * most)], limit=docker_files.LIST_LIMIT)
 
     async def _copy_in(self) -> None:
         assert self.plan.workspace
@@ -164,7 +171,7 @@ class DockerBox:
 
     async def _copy_back(self) -> tuple[str, ...]:
         assert self.plan.workspace
-        after = await self.get(["**"], limit=self.plan.limits.disk)
+        after = await self.get(["**"], limit=self.plan.limits.disk, most=files.MANY)
         path, before = self.plan.workspace.path, self._copied
         self._copied = after.files
         return await anyio.to_thread.run_sync(files.bring_back, after, before, path)
@@ -197,9 +204,10 @@ class DockerBox:
     async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
         given = dict(self.plan.files) | dict(command.files)
         image = await self._host.trusted(self._image(command))
-        body = self._body(command, command.limits or self.plan.limits, bool(given), image)
+        declared = await self._host.volumes_of(image)
+        body = self._body(command, command.limits or self.plan.limits, bool(given), image, declared)
         door = await self._door() if self.plan.egress.mode == "listed" else None
-        pool = None if self._holder or self.plan.workspace else self._host.pool
+        pool = None if self._holder or self.plan.workspace or control.stopping else self._host.pool
         waiting = pool.claim(body) if pool else None
         try:
             if waiting is not None:
@@ -229,7 +237,7 @@ class DockerBox:
                 await ready.start(local=self._host.local)
             if self._holder:  # in a kept folder the last command's files have to go
                 await self._deliver(self._holder, given)
-            elif given:
+            elif given or waiting:  # a keeper that waits has to go: it counts as a process of the guest's
                 await ready.lay(docker_files.archive(_inputs(given), sticky=True), self.plan.inputs)
 
         return Job(
@@ -241,15 +249,17 @@ class DockerBox:
     async def _door(self) -> Door:
         host = self._host
         image = await host.trusted(host.image_for(None))
-        return Door(host.client, host.flavour, host.broom, image, host.owner, self.id, host.state_dir)
+        return Door(host.client, host.flavour, host.broom, image, host.owner, self.id, host.state_dir, host.runtime)
 
-    def _body(self, command: Command, limits: Limits, given: bool, image: str) -> dict[str, Any]:
+    def _body(
+        self, command: Command, limits: Limits, given: bool, image: str, declared: tuple[str, ...]
+    ) -> dict[str, Any]:
         locked = (WORKSPACE,) if self.copies and self.plan.workspace and not self.plan.workspace.write else ()
         guest = docker_spec.Guest(
             self._host.flavour, image, docker_spec.LAUNCHER, self.uid, limits, self._host.owner, self.id,
             runtime=self._host.runtime, env=docker_spec.GUEST_ENV, volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
-            locked=locked, own_kernel=self._host.own_kernel, small_buffers=self._host.small_buffers,
+            locked=locked, declared=declared, own_kernel=self._host.own_kernel, small_buffers=self._host.small_buffers,
             options=self._host.options_for(command.language),
         )  # fmt: skip
         return docker_spec.container(guest)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from aiodocker import Docker
 
 _SUFFIX = ".door"
+LONGEST_FOLDER = 56  # bytes: a socket's path has at most 107, and its name an owner's and a number
 _INSIDE = "/belljar.door"
 _LIMITS = Limits(memory=128 * MIB, pids=16, disk=64 * KIB)
 _OPENING = 30.0  # seconds
@@ -44,6 +45,7 @@ class Door(NamedTuple):
     owner: str
     run: str
     folder: Path  # where the socket goes
+    runtime: str | None = None  # the guest's
 
     @asynccontextmanager
     async def open(self, guest: Ready) -> AsyncIterator[socket.socket]:
@@ -70,7 +72,7 @@ class Door(NamedTuple):
         argv = ("python3", "-I", "-S", "-c", _program(), str(PORT), _INSIDE)
         guest = docker_spec.Guest(
             self.flavour, self.image, argv, docker_spec.KEEPER, _LIMITS, self.owner, self.run,
-            beside=str(beside.container.id), shown={str(path): _INSIDE},
+            runtime=self.runtime, beside=str(beside.container.id), shown={str(path): _INSIDE},
         )  # fmt: skip
         return docker_spec.container(guest)
 

@@ -21,7 +21,8 @@ from belljar.models import MIB, Collected, Entry, File, format_size, guest_path
 
 _BLOCK = 512
 _LETTERS = {b"f": stat.S_IFREG, b"d": stat.S_IFDIR, b"l": stat.S_IFLNK, b"p": stat.S_IFIFO}  # of `find`
-_LISTED = 2 * files.MAX_ENTRIES
+# A name can hold a newline, so a guest can say whole lines of its own: no number is longer than a kernel's.
+_LINE = re.compile(rb"(\d{1,10}) (?:([a-z]) ([0-7]{1,6})|([0-9a-f]{1,8})) (\d{1,19}) \./(.+)")
 
 # Takes away what the keeper put in for the last command, then puts in what is for the next.
 DELIVER = (
@@ -43,13 +44,13 @@ REPLACE = (
 )
 # GNU's `find` tells all by itself; BusyBox's needs `stat`, which an older gVisor answers with an error.
 _WALK = f"find . -xdev -mindepth 1 -maxdepth {files.MAX_DEPTH + 1}"
+LIST_LIMIT = 32 * MIB
 LIST = (
     'cd "$0" || exit 1; if find . -maxdepth 0 -printf "" 2>/dev/null; '
     f'then {_WALK} -printf "%U %y %m %s %p\\n"; else {_WALK} -exec stat -c "%u %f %s %n" {{}} +; fi '
-    f"2>/dev/null | head -n {_LISTED}"
+    f'2>/dev/null | head -n "${{1:-{2 * files.MAX_ENTRIES}}}" | head -c {LIST_LIMIT}'
 )
 FETCH = 'cd "$0" && exec tar -cf - -T - 2>/dev/null'
-LIST_LIMIT = 32 * MIB
 
 
 def archive(tree: Iterable[File], *, sticky: bool = False) -> bytes:
@@ -79,13 +80,13 @@ class Found(NamedTuple):
     size: int
 
 
-def listed(said: bytes) -> tuple[list[Found], list[str]]:
+def listed(said: bytes, most: int = files.MAX_ENTRIES) -> tuple[list[Found], list[str]]:
     """What the guest has in its folder, and what cannot be named; the keeper's own things are not the guest's."""
     found: list[Found] = []
     kept: list[Found] = []
     left_out: list[str] = []
     for line in said.split(b"\n"):
-        match = re.fullmatch(rb"(\d+) (?:([a-z]) ([0-7]+)|([0-9a-f]+)) (\d+) \./(.+)", line)
+        match = _LINE.fullmatch(line)
         if not match:
             continue
         try:
@@ -96,9 +97,9 @@ def listed(said: bytes) -> tuple[list[Found], list[str]]:
         mode = _LETTERS.get(match[2], stat.S_IFSOCK) | int(match[3], 8) if match[2] else int(match[4], 16)
         item = Found(path, mode, int(match[5]))
         (kept if int(match[1]) == KEEPER else found).append(item)
-    if len(found) > files.MAX_ENTRIES:
-        left_out.append(f"./: more than {files.MAX_ENTRIES} entries, the rest was not looked at")
-        found = found[: files.MAX_ENTRIES]
+    if len(found) > most or len(said) >= LIST_LIMIT:
+        left_out.append(f"./: more than {min(most, len(found))} entries, the rest was not looked at")
+        found = found[:most]
     full = {str(parent) for item in found for parent in PurePosixPath(item.path).parents}
     found += [item for item in kept if stat.S_ISDIR(item.mode) and item.path in full]
     return sorted(found), left_out
@@ -108,9 +109,11 @@ def entries(said: bytes) -> tuple[Entry, ...]:
     return tuple(Entry(item.path, files.kind(item.mode), item.size) for item in listed(said)[0])
 
 
-def wanted(said: bytes, patterns: Sequence[str], limit: int = files.MAX_COLLECTED) -> tuple[list[Found], list[str]]:
+def wanted(
+    said: bytes, patterns: Sequence[str], limit: int = files.MAX_COLLECTED, most: int = files.MAX_ENTRIES
+) -> tuple[list[Found], list[str]]:
     """Those regular files that match and fit, and what was left out."""
-    found, left_out = listed(said)
+    found, left_out = listed(said, most)
     chosen: list[Found] = []
     for item in found:
         if stat.S_ISDIR(item.mode) or not files.matches(item.path, patterns):
@@ -136,7 +139,7 @@ def unpacked(said: bytes, chosen: Sequence[Found]) -> Collected:
     taken, left_out = [], []
     for item in chosen:
         content = contents.get(item.path)
-        if content is None:
+        if content is None or len(content) > item.size:  # by which the limit was counted
             left_out.append(f"{item.path}: changed while it was read")
         else:
             taken.append(File(path=item.path, content=content, executable=bool(item.mode & 0o100)))

@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import json
 import logging
+import os
 import secrets
 import time
 from collections import OrderedDict, deque
@@ -59,6 +60,7 @@ class Pool:
         self.uids = uids  # empty: the engine maps uids itself
         self.closed = False
         self.names: set[str] = set()  # of all that wait, in whatever loop
+        self._pid = os.getpid()
         self._gardens: WeakKeyDictionary[Any, Garden] = WeakKeyDictionary()  # one for each event loop
         if size:
             atexit.register(self._leave)
@@ -70,8 +72,21 @@ class Pool:
         loop = asyncio.get_running_loop()
         garden = self._gardens.get(loop)
         if garden is None or garden.task.done():
+            self._abandon()
             garden = self._gardens[loop] = Garden(self)
         return garden.claim(body)
+
+    def _abandon(self) -> None:
+        """Lets go what waits in loops that were closed without a word to their tasks.
+
+        A garden keeps its loop, so no dictionary forgets them by itself.
+        """
+        for loop, garden in list(self._gardens.items()):
+            if loop.is_closed():
+                self._gardens.pop(loop, None)
+                left = sorted(self.names & garden.names)
+                self.names.difference_update(left)
+                self.broom.take(Litter(left))
 
     def close(self) -> None:
         """Lets all go that wait, from whatever thread. Returns at once."""
@@ -87,7 +102,8 @@ class Pool:
 
     def _leave(self) -> None:
         """At the end of the process: what a loop that nobody closed has left."""
-        self.broom.take(Litter(sorted(self.names)))
+        if os.getpid() == self._pid:  # a forked child has nothing of its own here
+            self.broom.take(Litter(sorted(self.names)))
 
 
 class Garden:
@@ -96,6 +112,7 @@ class Garden:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.kinds: OrderedDict[str, Kind] = OrderedDict()
+        self.names: set[str] = set()  # of all it ever planted and has not given away
         self.wanted = asyncio.Event()
         self.task = asyncio.create_task(self._tend(), name="belljar-pool")
 
@@ -107,7 +124,7 @@ class Garden:
         self.wanted.set()
         while kind.waiting:
             ready = kind.waiting.popleft()
-            self._pool.names.discard(ready.name)
+            self._forget([ready.name])
             if ready.alive:
                 return ready
             self._pool.broom.take(Litter([ready.name]))
@@ -139,6 +156,7 @@ class Garden:
     async def _plant(self, client: Docker, kind: Kind) -> None:
         name = f"bj-pool-{secrets.token_hex(8)}"
         self._pool.names.add(name)
+        self.names.add(name)
         ready: Ready | None = None
         try:
             with ExitStack() as claimed:
@@ -152,8 +170,14 @@ class Garden:
             logging.getLogger("belljar").warning("the pool could not be filled: %s", error.message)
         finally:
             if ready is None or ready not in kind.waiting:
-                self._pool.names.discard(name)
+                self._forget([name])
                 self._pool.broom.take(Litter([name]))
+                if ready is not None:
+                    await ready.close()
+
+    def _forget(self, names: Sequence[str]) -> None:
+        self._pool.names.difference_update(names)
+        self.names.difference_update(names)
 
     def _body(self, kind: Kind, claimed: ExitStack) -> dict[str, Any]:
         """The same again, for another guest."""
@@ -185,7 +209,7 @@ class Garden:
         names = [ready.name for ready in gone]
         if names and not await remove(client, Litter(names)):
             self._pool.broom.take(Litter(names))
-        self._pool.names.difference_update(names)
+        self._forget(names)
 
 
 async def _running(client: Docker) -> set[str]:

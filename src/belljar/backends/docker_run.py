@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import time
@@ -115,6 +116,7 @@ class DockerRun:
         self._ended = False
         self._deaf = False  # did the engine not even answer when it was told to kill?
         self._listening = anyio.CancelScope()
+        self._silent_since = self._started  # infinite while what was heard is told
         self._ready: Ready
 
     @property
@@ -189,16 +191,24 @@ class DockerRun:
         wire.end()
 
     async def _watch_exit(self) -> None:
-        """An engine that still holds input for a container that is dead does not end the conversation by itself."""
+        """An engine that still holds input for a container that is dead does not end the conversation by itself.
+
+        But a listener that takes its time has not heard all yet.
+        """
         await anyio.sleep(_LAST_WORDS)
         with suppress(Exception):
             await self._ready.container.wait()
-        await anyio.sleep(_LAST_WORDS)
+        rest = _LAST_WORDS
+        while rest > 0:
+            await anyio.sleep(rest)
+            silent = time.perf_counter() - self._silent_since
+            rest = 0.0 if self._verdict else min(_LAST_WORDS, _LAST_WORDS - silent)
         self._listening.cancel()
 
     async def _listen(self, start_soon: Callable[..., object]) -> None:
         with self._listening:
             async for name, data in self._ready.wire.parts():
+                self._silent_since = math.inf
                 marked, capture = self._marked[name], self._streams[name]
                 waited = not marked.begun
                 heard = marked.take(data)
@@ -211,6 +221,7 @@ class DockerRun:
                     start_soon(self._end, Status.OUTPUT_LIMIT)
                 if all(each.ended is not None for each in self._marked.values()):
                     break
+                self._silent_since = time.perf_counter()
         for each in STREAMS:
             if held := self._marked[each].rest():
                 await hear(self._streams[each], each, held, self._emit)
@@ -223,7 +234,7 @@ class DockerRun:
             if self._job.lasting or self._usage is None:
                 await self._kill()
             self._ended = True  # its processes are dead; what is left of it is removed in a moment
-            return int(told) if re.fullmatch(rb"\d{1,3}", told) else _UNTOLD
+            return min(int(told), _UNTOLD) if re.fullmatch(rb"\d{1,3}", told) else _UNTOLD
         async with asking("the container's end"):
             code = (await self._ready.container.wait())["StatusCode"]
         self._ended = True
@@ -232,7 +243,8 @@ class DockerRun:
         if not self.begun and self._verdict is None and code != _KILLED:
             said = self._marked["stderr"].preamble.decode("utf-8", "replace").strip()
             raise errors.StartFailed(f"the guest could not be started: {said[-500:] or f'exit code {code}'}")
-        return code
+        # The launcher itself never ends with 0 before it has told an exit code: if none was heard, it was lost.
+        return code or _UNTOLD if self._verdict is None else code
 
     def _look(self) -> None:
         """The figures, while the container is still there."""

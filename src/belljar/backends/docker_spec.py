@@ -32,11 +32,13 @@ _LEAST_QUOTA = 1000
 # Waits for the word to go (the files are put in place meanwhile) and for the order, says the word back and runs the
 # guest. When that has ended, it ends what the guest started, and says the word again, with the exit code. A guest has
 # the same uid, so it could find the word and end itself in another way than by ending: nothing else is to be gained.
+# A guest that made the streams non-blocking and left them full must not cost it its last words: it tries again.
 _LAUNCH = (
     "IFS= read -r word && IFS= read -r order || exit 125; n='\n'; eval \"set -- $order\" || exit 125; "
     'if [ ! -d "$1" ]; then mkdir -p -- "$1" || exit 125; fi; cd -- "$1" || exit 125; shift; '
     'exec 3>&2 2>/dev/null; printf "%s\\n" "$word" >&3; (exec "$@" 2>&3 3>&-); code=$?; kill -s KILL -- -1; '
-    'printf "%s %s\\n" "$word" "$code" >&3; printf "%s\\n" "$word"; exec sleep 20 3>&-'
+    'until printf "%s %s\\n" "$word" "$code" >&3; do :; done; until printf "%s\\n" "$word"; do :; done; '
+    "exec sleep 20 3>&-"
 )
 LAUNCHER = ("/bin/sh", "-c", _LAUNCH)
 HOLD = "read -r forever"  # keeps its folders mounted until its stdin is closed
@@ -46,7 +48,7 @@ def order(cwd: str, env: Mapping[str, str], argv: Sequence[str]) -> bytes:
     """What the launcher is to run, and where, as one line for its shell."""
     # By `env`, so that it is a program and never a word that the shell knows; which would take a=b for a variable.
     program = ["sh", "-c", 'exec "$@"', "sh"] if "=" in argv[0] else []
-    words = (cwd, "env", *(f"{name}={value}" for name, value in env.items()), *program, *argv)
+    words = (cwd, "env", "--", *(f"{name}={value}" for name, value in env.items()), *program, *argv)
     return " ".join(map(_quoted, words)).encode() + b"\n"
 
 
@@ -84,6 +86,7 @@ class Guest(NamedTuple):
     workspace: Workspace | None = None
     inputs: bool = False  # does it need a place for inputs beside a granted folder?
     locked: Sequence[str] = ()  # which of the volumes' places are read-only
+    declared: Sequence[str] = ()  # where the image wants volumes
     small_buffers: bool = False  # is what waits in sockets not counted as its memory?
     own_kernel: bool = False  # is there a kernel between it and the host's, with processes of its own on the host?
     beside: str = ""  # the id of a container whose network it shares
@@ -108,6 +111,7 @@ def container(guest: Guest) -> dict[str, Any]:
         "AttachStdout": True,
         "AttachStderr": True,
         "Tty": False,
+        "Healthcheck": {"Test": ["NONE"]},  # else the image says what the host runs in it, and how often
         "NetworkDisabled": not (guest.options.network or guest.beside),
         "HostConfig": _walls(guest),
     }
@@ -187,7 +191,8 @@ def _ulimits(guest: Guest) -> Sequence[tuple[str, int]]:
 def _folders(guest: Guest) -> dict[str, str]:
     """Fresh ones for this container, where none are shared. Sticky, so that what the keeper puts in stays."""
     taken = {*guest.volumes.values(), *((WORKSPACE,) if guest.workspace else ())}
-    wanted = ("/tmp", WORKSPACE, *((INPUTS,) if guest.inputs else ()))
+    # The image's own volumes among them: the engine would put those on its disk, writable and of any size.
+    wanted = ("/tmp", WORKSPACE, *((INPUTS,) if guest.inputs else ()), *guest.declared)
     options = f"rw,nosuid,nodev,exec,mode=1777,size={guest.limits.disk}"
     return {path: options for path in wanted if path not in taken} | dict(guest.flavour.folders)
 
