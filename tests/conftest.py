@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from belljar.backends import cgroups, owner
 from belljar.engine import Engine
 from belljar.settings import load
+from witness import Traces
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,88 +53,9 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-class Traces:
-    """All that sandboxes of one test can leave on the host, found by a word that only they contain."""
-
-    def __init__(self, state_dir: Path) -> None:
-        self.state_dir = state_dir
-        self.word = f"trace{uuid.uuid4().hex[:12]}"
-        self._before: set[str] = set()
-        self._before = set(self.groups())  # workers that earlier tests left idle, on purpose
-
-    def processes(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else ""
-            except OSError:
-                continue
-            if (self.word in line or str(self.state_dir) in line) and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-        return found
-
-    def groups(self) -> list[str]:
-        """Control groups of this process and of dead ones; those of other living Belljars are none of our business."""
-        tree = cgroups.detect()
-        if isinstance(tree, str):
-            return []
-        mine = f"{cgroups.PREFIX}{owner._namespace()}.{os.getpid()}."
-        names = {path.name for base in set(tree.bases.values()) for path in base.glob(f"{cgroups.PREFIX}*")}
-        dead = {path.name for group in tree.orphans(owner.is_dead) for path in group.paths}
-        return [name for name in names - self._before if name.startswith(mine) or name in dead]
-
-    def mounts(self) -> list[str]:
-        return [line for line in Path("/proc/self/mounts").read_text().splitlines() if "belljar" in line]
-
-    def files(self) -> list[str]:
-        if not self.state_dir.exists():
-            return []
-        expected = {"workspace", "tmp", f"{owner._namespace()}.{os.getpid()}.{owner._started(os.getpid())}.owner"}
-        return [path.name for path in self.state_dir.rglob("*") if path.name not in expected]
-
-    def all(self) -> dict[str, list[object]]:
-        found = {"processes": self.processes(), "groups": self.groups(), "mounts": self.mounts(), "files": self.files()}
-        return {kind: list(what) for kind, what in found.items() if what}
-
-
 @pytest.fixture
 def traces(state_dir: Path) -> Traces:
     return Traces(state_dir)
-
-
-def descendants(root: int) -> set[int]:
-    """Every process below one, dead ones that nobody waited for included."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
-        except OSError:
-            continue
-        if stat:
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {root}
-
-
-def eventually(condition: Callable[[], object], seconds: float = 10.0) -> object:
-    """Polls until the condition holds; returns its last value, for an assertion that can show it."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return value
-
-
-def interpreter_for(uid: int, what: str) -> str:
-    """A Python of our version that a user without rights may run, or a loud skip."""
-    for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
-        try:
-            subprocess.run([python, "-c", ""], user=uid, group=uid, extra_groups=[], cwd="/", check=True)
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return python
-    pytest.skip(f"NOTHING of {what} was checked: install Python 3.{sys.version_info.minor} system-wide")
 
 
 @pytest.fixture(scope="session")

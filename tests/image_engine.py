@@ -24,8 +24,8 @@ import pytest
 
 from belljar.images import Images
 from belljar.settings import load
-from conftest import eventually
 from engines import engines
+from witness import eventually
 
 _REGISTRY = """version: 0.1
 storage: {{filesystem: {{rootdirectory: {folder}}}, delete: {{enabled: true}}}}

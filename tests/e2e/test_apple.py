@@ -23,9 +23,9 @@ from belljar.containers import abuild_image, adetect, ais_container_available, a
 from belljar.engine import Engine
 from belljar.models import Isolation, Limits, Plan
 from belljar.sandbox import Sandbox, arun
-from conftest import eventually
 from engines import IMAGE
 from stand_ins import apple as stand_ins
+from witness import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
 

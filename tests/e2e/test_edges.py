@@ -15,7 +15,7 @@ import pytest
 import belljar
 from belljar import errors
 from belljar.engine import Engine
-from conftest import Traces, eventually
+from witness import Traces, eventually
 
 BELLJAR = [sys.executable, "-m", "belljar"]
 

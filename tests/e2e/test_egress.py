@@ -20,8 +20,8 @@ from belljar.backends.native import Native
 from belljar.egress import judge
 from belljar.models import Egress
 from belljar.settings import load
-from conftest import eventually
 from engines import engines
+from witness import eventually
 
 pytestmark = pytest.mark.anyio
 LISTED = Egress(mode="listed", hosts=frozenset({"listed.example", "*.wild.example"}))

@@ -14,9 +14,9 @@ from belljar import __version__, errors
 from belljar.images import LANGUAGES
 from belljar.images_engine import Progress
 from belljar.images_rules import parse
-from conftest import eventually
 from engines import IMAGE, engines
 from image_engine import ImageEngine, belljar, socket_of
+from witness import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers]
 _PACKAGE_MANAGERS = {

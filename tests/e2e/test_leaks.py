@@ -16,7 +16,7 @@ import belljar
 from belljar.backends.base import Control
 from belljar.engine import Engine
 from belljar.sandbox import request
-from conftest import Traces, eventually
+from witness import Traces, eventually
 
 pytestmark = pytest.mark.anyio
 RUNS = 200

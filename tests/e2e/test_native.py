@@ -18,7 +18,7 @@ from belljar.backends.native import Native
 from belljar.engine import Engine
 from belljar.sandbox import request
 from belljar.settings import load
-from conftest import Traces, eventually
+from witness import Traces, eventually
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import belljar
-from conftest import eventually, interpreter_for
 from engines import IMAGE, engines
+from witness import eventually, interpreter_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers]
 UID = 54322

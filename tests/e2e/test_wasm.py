@@ -19,7 +19,7 @@ from belljar.backends.native import create as create_native
 from belljar.backends.wasm import Wasm
 from belljar.engine import Engine
 from belljar.models import Capabilities, Plan
-from conftest import Traces, descendants, eventually
+from witness import Traces, descendants, eventually
 
 pytestmark = pytest.mark.anyio
 PNG = b"\x89PNG\r\n\x1a\n"

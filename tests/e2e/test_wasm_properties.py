@@ -24,7 +24,7 @@ from belljar.backends.native import create as create_native
 from belljar.backends.wasm import Wasm
 from belljar.models import Plan
 from belljar.settings import load
-from conftest import Traces, descendants, eventually
+from witness import Traces, descendants, eventually
 
 pytestmark = pytest.mark.anyio
 NAMES = ("a", "b", "c")

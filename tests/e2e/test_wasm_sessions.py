@@ -22,7 +22,7 @@ from belljar.backends import wasm_cache
 from belljar.backends.native import create as create_native
 from belljar.backends.wasm import Wasm
 from belljar.engine import Engine
-from conftest import Traces, eventually
+from witness import Traces, eventually
 
 pytestmark = pytest.mark.anyio
 SOON = 10  # seconds; what a user would not wait for
