@@ -396,3 +396,20 @@ def test_the_group_of_a_container_is_found_by_its_process_and_its_name(version: 
     assert (found.version, found.usage().memory_peak) == (version, 4096)
     assert cgroups.group_of(7, "another", root, proc) is None, "a process of another machine can have the same number"
     assert cgroups.group_of(8, "abc", root, proc) is None
+
+
+def test_the_kernels_log_tells_of_a_group_that_is_gone() -> None:
+    tree = detect()
+    if isinstance(tree, str) or not os.access("/dev/kmsg", os.R_OK):
+        pytest.skip("NOTHING was checked of the kernel's log: only root may read it, and make groups")
+    name = f"0.0.0-{os.urandom(8).hex()}"
+    group = tree.create(name, Limits(memory=16 * MIB))
+    try:
+        enter = "; ".join(f"echo 0 > {door}" for door in group.doors)
+        done = subprocess.run(["sh", "-c", f"{enter}; exec head -c 200M /dev/zero | tail"], check=False, timeout=30)
+        assert done.returncode != 0
+        assert group.usage().oom_kills > 0
+    finally:
+        group.destroy()
+    assert cgroups.killed_for_memory(name)
+    assert not cgroups.killed_for_memory(f"{name}x")

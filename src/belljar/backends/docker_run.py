@@ -11,9 +11,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskStatus
 
 from belljar import errors
+from belljar.backends import cgroups
 from belljar.backends.base import STREAMS, Control, Emit, hear, lone_errors
 from belljar.backends.cgroups import Usage
 from belljar.backends.docker_door import Door
@@ -222,6 +224,8 @@ class DockerRun:
                 if all(each.ended is not None for each in self._marked.values()):
                     break
                 self._silent_since = time.perf_counter()
+        if self._marked["stderr"].ended is None and self._verdict is None:
+            self._look()  # all of it was killed at once, and an engine may not tell by whom
         for each in STREAMS:
             if held := self._marked[each].rest():
                 await hear(self._streams[each], each, held, self._emit)
@@ -260,7 +264,10 @@ class DockerRun:
             async with asking("the container's state"):
                 if (await self._ready.container.show())["State"].get("OOMKilled") is True:
                     return True
-        return False
+        if code != _KILLED or self._verdict or self._ready.group is None:
+            return False
+        # The group was gone before it could be read, and an engine that hears of it too late does not tell at all.
+        return await anyio.to_thread.run_sync(cgroups.killed_for_memory, str(self._ready.container.id))
 
     async def _watch_clock(self) -> None:
         await anyio.sleep(max(0.0, self._job.limits.timeout - (time.perf_counter() - self._started)))
