@@ -94,7 +94,7 @@ def llm_sandbox(facts: dict[str, Any]) -> Contenders:
     def session() -> float:
         began = time.perf_counter()
         with SandboxSession(
-            backend="docker", lang="python", image=facts["image"], skip_environment_setup=True,
+            backend="docker", lang="python", image=facts["peer_image"], skip_environment_setup=True,
             runtime_configs={"network_mode": "none"},
         ) as box:  # fmt: skip
             said = str(box.run(CODE).stdout)
