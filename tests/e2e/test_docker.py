@@ -151,7 +151,8 @@ async def test_what_kill_9_of_the_client_leaves_is_removed_by_the_next(flavour: 
     while len(await left_behind(engine)) < 4 and time.monotonic() < deadline:  # holder, guest, two volumes
         await anyio.sleep(0.05)
     assert len(await left_behind(engine)) >= 4
-    assert await backend_of(engine).reap() == 0, "its owner is alive"
+    await backend_of(engine).reap()  # which may find what others left, and takes nothing of the living
+    assert len(await left_behind(engine)) >= 4, "its owner is alive"
     client.kill()
     client.wait()
     await backend_of(engine).reap()
