@@ -155,8 +155,10 @@ async def test_what_kill_9_of_the_client_leaves_is_removed_by_the_next(flavour: 
     assert len(await left_behind(engine)) >= 4, "its owner is alive"
     client.kill()
     client.wait()
-    await backend_of(engine).reap()
-    assert await nothing_left(engine)
+    deadline = time.monotonic() + 90
+    while await left_behind(engine) and time.monotonic() < deadline:
+        await backend_of(engine).reap()  # gVisor's containers at times take more than one asking
+    assert await left_behind(engine) == []
 
 
 async def test_dockerd_killed_in_mid_run_is_our_failure_and_the_next_run_works(docker: Engine) -> None:

@@ -400,9 +400,14 @@ class Containers:
         folders = [str(each["Name"]) for each in volumes if _is_orphan(each.get("Labels"), False)]
         async with anyio.create_task_group() as tasks:
             for each in dead:
-                tasks.start_soon(remove, client, Litter([each]))
-        await remove(client, Litter((), folders))
+                tasks.start_soon(self._put_away, client, Litter([each]))
+        await self._put_away(client, Litter((), folders))
         return len(dead)
+
+    async def _put_away(self, client: Docker, litter: Litter) -> None:
+        """What an engine does not let go of at once is left to the broom, which asks again."""
+        if not await remove(client, litter):
+            self.broom.take(litter)
 
 
 def _is_orphan(labels: Mapping[str, str] | None, running: bool) -> bool:
