@@ -16,12 +16,14 @@ from witness import Traces
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An engine on a busy machine may miss a deadline: its tests have a second try, which the report counts as `rerun`.
+    """On a busy machine an engine or a server may miss a deadline: the tests of whole programs have a second try, which
+    the report counts as `rerun`.
 
     Attacks have none: a wall that holds every other time is no wall.
     """
     for item in items:
-        if item.get_closest_marker("containers") and "escape" not in item.path.parts:
+        whole = item.get_closest_marker("containers") or "e2e" in item.path.parts
+        if whole and "escape" not in item.path.parts:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
