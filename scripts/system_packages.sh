@@ -11,6 +11,8 @@ python3:python3:the tests of Python in the native sandbox
 libseccomp2:libseccomp.so.2:the comparison of the seccomp profile with its source
 golang-go:go:the tests of Go
 rustc:rustc:the tests of Rust
+redis-server:redis-server:the tests of the service with Redis
+postgresql:/usr/lib/postgresql:the tests of the service with PostgreSQL
 "
 
 # In the system's own directories only: a guest sees no home directory, so what lies there does not count.

@@ -3,7 +3,10 @@
     BelljarError                 exit  http  mcp
     ├── InvalidRequest            125   422  -32602   the request makes no sense; the message names the field
     ├── PolicyDenied              126   403  -32001   it makes sense, and the answer is no
-    │   └── ImageRefused          126   403  -32001   digest, signature or scan speaks against the image
+    │   ├── ImageRefused          126   403  -32001   digest, signature or scan speaks against the image
+    │   ├── Unauthorized          126   401  -32001   nobody knows who asks
+    │   ├── NotFound              126   404  -32001   there is no such thing, or not for this caller
+    │   └── Busy                  126   429  -32001   not now: a quota or the queue is full; `retry_after` says when
     └── BackendError              125   503  -32603   our failure, never the guest's
         ├── NotAvailable          125   503  -32603   kind "not_available"
         ├── ImageNotFound         125   404  -32603   kind "image_not_found"
@@ -59,6 +62,28 @@ class PolicyDenied(BelljarError):
 
 class ImageRefused(PolicyDenied):
     """`context["rule"]` names what speaks against it: pull_policy, lock, digest, signature or scan."""
+
+
+class Unauthorized(PolicyDenied):
+    kind = "unauthorized"
+    http_status = 401
+
+
+class NotFound(PolicyDenied):
+    kind = "not_found"
+    http_status = 404
+
+
+class Busy(PolicyDenied):
+    """`status` 429: the caller's own quota; 503: the whole service is full or going away."""
+
+    kind = "busy"
+    http_status = 429
+
+    def __init__(self, message: str, *, retry_after: float, status: int = 429, fix: str = "") -> None:
+        super().__init__(message, fix=fix or "try again later", context={"retry_after": retry_after})
+        self.retry_after = retry_after
+        self.http_status = status  # type: ignore[misc]
 
 
 class BackendError(BelljarError):

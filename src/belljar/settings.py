@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, ValidationError, model_validator
 
 from belljar import errors
-from belljar.models import GIB, MIB, Limits, Model, Size, parse_size
+from belljar.models import GIB, KIB, MIB, Limits, Model, Size, parse_size
 from belljar.seccomp import ProfilePath
 
 UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
@@ -163,6 +163,41 @@ class Images(Model):
     build_network: Literal["never", "on-request"] = "on-request"
 
 
+class Jwt(Model):
+    """Tokens of somebody else's making. One of `secret_file` and `public_key_file` switches them on."""
+
+    secret_file: str = Field("", description="a file with the shared secret, for HS256")
+    public_key_file: str = Field("", description="a PEM file, for RS256 or ES256")
+    algorithms: tuple[Literal["HS256", "RS256", "ES256"], ...] = ()
+    issuer: str = ""
+    audience: str = ""
+
+
+class Service(Model):
+    """What `belljar serve` does."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    port: int = Field(8080, ge=0, le=65535)
+    hosts: tuple[str, ...] = Field((), description="names under which it may be asked, besides those of loopback")
+    origins: tuple[str, ...] = Field((), description="origins of other web pages that may ask it")
+    jwt: Jwt = Jwt()
+    projects: tuple[str, ...] = Field((), description="folders below which `project_path` may lie; none: no project")
+    store: str = Field("", description="sqlite:///PATH or postgresql://…; empty: SQLite in the data folder")
+    shared_store: str = Field("", description="where records are pushed to as well: postgresql://…")
+    redis: str = Field("", description="redis://…: lines of output for other processes")
+    nats: str = Field("", description="nats://…: events for other systems")
+    request_size: Size = Field(64 * MIB, ge=KIB)
+    queue: int = Field(100, ge=0, description="runs that may wait")
+    rate: str = Field("600/minute", pattern=r"^\d+ ?(/|per) ?(second|minute|hour|day)$", description="of one caller")
+    concurrency: int = Field(0, ge=0, description="runs of one caller at once; 0: as many as there may be at all")
+    sessions: int = Field(0, ge=0, description="open at once; 0: half of max_containers")
+    cpu_overcommit: float = Field(8, gt=0, description="CPUs that running guests may have for each of ours")
+    memory_headroom: Size = Field(128 * MIB, ge=0, description="bytes of the host that guests leave alone")
+    drain: float = Field(30, ge=0, allow_inf_nan=False, description="seconds that runs have to end after SIGTERM")
+    keep: float = Field(30 * 86400, gt=0, description="seconds that records are kept by `belljar records prune`")
+    log_memory: Size = Field(MIB, ge=4096, description="bytes of each run's latest lines that are kept in memory")
+
+
 class Settings(Model):
     backend: str = "auto"
     defaults: Limits = Limits()
@@ -178,6 +213,8 @@ class Settings(Model):
     switched_off: str = Field("", description="the project file that says so: then nothing is run at all")
     container: Container = Container()
     images: Images = Images()
+    service: Service = Service()
+    data_dir: str = Field("", description="where records are kept")
     path: str = "/usr/local/bin:/usr/bin:/bin"
     home: str = "/"
 
@@ -245,6 +282,15 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "BELLJAR_BACKEND": (("backend",), str),
     "BELLJAR_STATE_DIR": (("state_dir",), str),
     "BELLJAR_AUDIT_LOG": (("audit_log",), str),
+    "BELLJAR_DATA_DIR": (("data_dir",), str),
+    "BELLJAR_STORE": (("service", "store"), str),
+    "BELLJAR_SHARED_STORE": (("service", "shared_store"), str),
+    "BELLJAR_REDIS": (("service", "redis"), str),
+    "BELLJAR_NATS": (("service", "nats"), str),
+    "BELLJAR_HOST": (("service", "host"), str),
+    "BELLJAR_PORT": (("service", "port"), int),
+    "BELLJAR_HOSTS": (("service", "hosts"), lambda v: tuple(v.split(","))),
+    "BELLJAR_PROJECTS": (("service", "projects"), lambda v: tuple(v.split(":"))),
     **{f"BELLJAR_MAX_{name.upper()}": (("caps", name), str) for name in Caps.model_fields if name != "timeout"},
     **{f"BELLJAR_DEFAULT_{name.upper()}": (("defaults", name), str) for name in Limits.model_fields},
 }
@@ -280,6 +326,7 @@ def load(environ: Mapping[str, str] | None = None, project: Path | None = None, 
     merged: dict[str, Any] = {
         "home": home,
         "cache_dir": f"{cache}/belljar",
+        "data_dir": f"{env.get('XDG_DATA_HOME') or f'{home}/.local/share'}/belljar",
         "path": env.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
     }
     for source, layer in layers:
