@@ -1,7 +1,8 @@
 """Container engines by their API: what works here, proved, and boxes to run in. Docker here; Podman is a row of data.
 
-`docker_spec` holds the walls, `docker_proof` what is claimed of them, `docker_box` a sandbox and its files,
-`docker_run` one command from start to verdict, `docker_engine` the conversation, `docker_broom` the clearing up.
+`docker_spec` holds the walls, `docker_proof` what is claimed of them, `docker_box` a sandbox and its files, `docker_ready`
+one container, `docker_pool` those that wait, `docker_run` one command from start to verdict, `docker_door` the way out to
+listed hosts, `docker_engine` the conversation, `docker_broom` the clearing up.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class Containers:
         if not self._speaks_python:
             return f"the image {self.image_for(None)} has no python3, which the way out needs"
         if not _SHARED_KERNEL.fullmatch(runtime := self._options.runtime or facts.default):
-            return f"{runtime} has a network stack of its own, which no second container can join"
+            return _own_stack(runtime)
         if len(os.fsencode(self._state_dir)) > docker_door.LONGEST_FOLDER:
             return f"the name of the state directory {self._state_dir} is too long for a socket in it"
         try:
@@ -326,8 +327,7 @@ class Containers:
             )  # fmt: skip
             if own_kernel and plan.egress.mode == "listed":
                 raise errors.PolicyDenied(
-                    f"{self.name}: {runtime or facts.default} has a network stack of its own, "
-                    "which no second container can join",
+                    f"{self.name}: {_own_stack(runtime or facts.default)}",
                     fix="ask for listed hosts on another runtime or backend",
                 )
             box = DockerBox(host, plan, uid)
@@ -420,3 +420,7 @@ def _is_orphan(labels: Mapping[str, str] | None, running: bool) -> bool:
 
 async def _ignore(kind: str, text: str) -> None:
     return None
+
+
+def _own_stack(runtime: str) -> str:
+    return f"{runtime} has a network stack of its own, which no second container can join"
