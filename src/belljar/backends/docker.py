@@ -1,8 +1,8 @@
 """Container engines by their API: what works here, proved, and boxes to run in. Docker here; Podman is a row of data.
 
-`docker_spec` holds the walls, `docker_proof` what is claimed of them, `docker_box` a sandbox and its files, `docker_ready`
-one container, `docker_pool` those that wait, `docker_run` one command from start to verdict, `docker_door` the way out to
-listed hosts, `docker_engine` the conversation, `docker_broom` the clearing up.
+`docker_spec` holds the walls, `docker_proof` what is claimed of them, `docker_box` a sandbox and its files,
+`docker_ready` one container, `docker_pool` those that wait, `docker_run` one command from start to verdict,
+`docker_door` the way out to listed hosts, `docker_engine` the conversation, `docker_broom` the clearing up.
 """
 
 from __future__ import annotations
