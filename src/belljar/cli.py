@@ -17,7 +17,7 @@ import anyio
 import typer
 from anyio.abc import TaskStatus
 
-from belljar import __version__, cli_audit, cli_images, errors, files, terminal
+from belljar import __version__, cli_audit, cli_images, cli_serve, errors, files, terminal
 from belljar.backends.base import Control, Preparable, lone_errors
 from belljar.engine import Engine
 from belljar.models import Capabilities, Result, RunRequest, Status
@@ -30,6 +30,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.add_typer(cli_images.app, name="images")
 app.add_typer(cli_audit.app, name="audit")
+app.command()(cli_serve.serve)
 
 _OWN_CODES = {Status.TIMEOUT: 124, Status.OOM_KILLED: 137, Status.ABORTED: 130, Status.KILLED: 137}
 

@@ -52,6 +52,7 @@ class Engine:
         extra: Sequence[Backend] = (),
         sinks: Sequence[Listener] = (),
         on_setup: Callable[[str], object] = _log_setup,
+        on_box: Callable[[Lease, bool], object] = lambda lease, opened: None,
     ) -> None:
         self.settings = settings or load_settings()
         self.languages = languages.load(self.settings.language_file)
@@ -61,6 +62,7 @@ class Engine:
         self._spoken: dict[str, tuple[LanguageSupport, ...]] = {}
         self._sinks = tuple(sinks)
         self.on_setup = on_setup  # told each step of what a backend needs once, which may take minutes
+        self._on_box = on_box  # told when a box is open, and when it is about to be closed
         self._places = Places(self.settings.max_containers)
         self._audit = Audit(self.settings.audit_log) if self.settings.audit_log else None
 
@@ -96,9 +98,9 @@ class Engine:
     # --- running ---
 
     async def run(
-        self, request: RunRequest, *, listener: Listener | None = None, control: Control | None = None
+        self, request: RunRequest, *, listener: Listener | None = None, control: Control | None = None, id: str = ""
     ) -> Result:
-        """One request in a sandbox of its own.
+        """One request in a sandbox of its own, which has the `id` that is given, or a new one.
 
         With `retry="stronger"`, code that failed for want of something that its backend lacks (a package, a process,
         a thread, a socket) runs once more on the next backend that can take it: by the same policy, with isolation no
@@ -107,6 +109,7 @@ class Engine:
         ended and stands; the engine's sinks hear both as they go.
         """
         plan, choice = await self._choose(request)
+        plan = plan.model_copy(update={"id": id}) if id else plan
         if request.retry == "stronger" and plan.backend == "auto":
             return await self._run_or_retry(request, plan, choice, listener, control)
         async with self._lease(plan, choice) as lease:
@@ -174,7 +177,10 @@ class Engine:
             stack.push_async_callback(self._record_end, plan.id)
             async with self.recording_failure(plan.id):
                 box = await stack.enter_async_context(backend.open(plan))
-            yield Lease(self, plan, box, offer, choice.reasons)
+            lease = Lease(self, plan, box, offer, choice.reasons)
+            self._on_box(lease, True)
+            stack.callback(self._on_box, lease, False)
+            yield lease
 
     @property
     def audited(self) -> bool:

@@ -387,7 +387,7 @@ class Guarantees(Model):
 
 class File(Model):
     path: str
-    content: bytes = b""
+    content: Bytes = b""
     executable: bool = False
     read_only: bool = False
 

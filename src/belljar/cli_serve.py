@@ -1,0 +1,110 @@
+"""`belljar serve`: the engine as a service."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from belljar import errors, terminal
+from belljar.backends.base import lone_errors
+from belljar.settings import Settings, load
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
+    from belljar.service.core import Service
+
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON with the address, and log in JSON.")]
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Where to listen; anything but loopback needs a key first.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any that is free.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve HTTP, WebSocket and MCP. SIGTERM lets runs end, then leaves; a second one leaves at once."""
+    flags = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    settings = load(service=flags) if flags else load()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        import uvicorn
+
+        from belljar.service.api import create_app
+    except ImportError as error:
+        raise errors.NotAvailable(
+            f"the service needs a package that is not installed: {error.name}", fix="pip install 'belljar[service]'"
+        ) from None
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app, lifespan="off", log_config=None, access_log=False, server_header=False, ws="wsproto",
+        ws_max_size=64 * 1024, timeout_graceful_shutdown=int(settings.service.drain) + 15, backlog=2048,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # they are ours
+    with _listening(settings) as listener:
+        anyio.run(_serve, server, app, listener, as_json)
+
+
+async def _serve(server: uvicorn.Server, app: FastAPI, listener: socket.socket, as_json: bool) -> None:
+    from belljar.service.access import refuse_open_bind
+
+    with lone_errors():
+        async with app.router.lifespan_context(app):
+            service: Service = app.state.service
+            refuse_open_bind(listener.getsockname()[0], await service.access.required())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_leave_when_told, server, service)
+                _announce(_url(listener), as_json)  # it is bound: who connects now is served in a moment
+                await server.serve(sockets=[listener])
+                tasks.cancel_scope.cancel()
+
+
+async def _leave_when_told(server: uvicorn.Server, service: Service) -> None:
+    """The first signal: nothing new is taken in, runs have their time to end. The second: they are ended now."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        async for _ in received:
+            if server.should_exit:
+                service.stop_all()
+                server.force_exit = True
+            service.draining.set()
+            server.should_exit = True
+
+
+def _announce(url: str, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps({"url": url}) + "\n")
+        sys.stdout.flush()
+    else:
+        terminal.say(f"Belljar serves on {url}  (its API: {url}/openapi.json; Ctrl-C ends it)")
+
+
+@contextmanager
+def _listening(settings: Settings) -> Iterator[socket.socket]:
+    """The socket is ours before anything else is started: a port that is taken is told at once."""
+    host, port = settings.service.host, settings.service.port
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+            yield listener
+    except OSError as error:
+        raise errors.NotAvailable(
+            f"cannot listen on {host}:{port}: {error.strerror or error}", fix="choose another --port"
+        ) from None
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,108 @@
+"""HTTP and WebSocket: routes that parse, ask and answer. What they ask is `core` and `sessions`.
+
+Three voices, kept apart: a guest's failure is a 200 with its status; a refusal is a 4xx of kind policy_denied,
+unauthorized or busy; our own failure is a 5xx. Every error is a problem (RFC 9457).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from belljar import __version__, errors
+from belljar.service import api_runs, api_sessions
+from belljar.service.bodies import Problem
+from belljar.service.core import Service
+from belljar.service.guard import Guard
+from belljar.service.health import Health
+from belljar.service.sessions import Sessions
+from belljar.settings import Settings
+
+_log = logging.getLogger("belljar")
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": what, "content": {"application/problem+json": {}}}
+    for status, what in (
+        (400, "not HTTP, or not JSON"),
+        (401, "nobody knows who asks"), (403, "refused"), (404, "there is no such thing"),
+        (409, "not in this state"), (413, "larger than the server takes"), (422, "the request makes no sense"),
+        (429, "over a quota: Retry-After says when"), (499, "aborted"), (500, "our failure"),
+        (503, "not available, or busy: Retry-After says when"), (504, "an engine did not answer"),
+    )
+}  # fmt: skip
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The whole service as an ASGI application; its lifespan opens and closes everything."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service = Service(settings)
+        sessions = Sessions(service)
+        app.state.service, app.state.sessions, app.state.health = service, sessions, Health(service)
+        async with service, sessions:
+            yield
+
+    app = FastAPI(
+        title="Belljar", version=__version__, lifespan=lifespan, responses=_PROBLEMS,
+        docs_url=None, redoc_url=None, openapi_url="/openapi.json",
+        description="Runs code that nobody has read yet, where it can do no harm, and returns a typed answer.",
+    )  # fmt: skip
+    app.include_router(api_runs.router)
+    app.include_router(api_sessions.router)
+    app.include_router(api_runs.about)
+    app.add_exception_handler(errors.BelljarError, _refuse)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _bug)
+    app.add_middleware(Guard, settings=settings)
+    return app
+
+
+def problem(error: errors.BelljarError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    told = Problem(
+        title=error.kind.replace("_", " "), status=error.http_status, detail=error.message, kind=error.kind,
+        fix=error.fix, context=error.context,
+    )  # fmt: skip
+    extra = dict(headers or {})
+    if isinstance(error, errors.Busy):
+        extra["Retry-After"] = str(max(1, round(error.retry_after)))
+    if isinstance(error, errors.Unauthorized):
+        extra["WWW-Authenticate"] = "Bearer"
+    body = told.model_dump(mode="json")
+    return JSONResponse(body, error.http_status, headers=extra, media_type="application/problem+json")
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.BelljarError)
+    return problem(error)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    told = []
+    for item in error.errors():
+        where = ".".join(str(step) for step in item["loc"] if step not in ("body", "query", "path"))
+        told.append(f"{where or 'body'}: {str(item['msg']).removeprefix('Value error, ')}")
+    fields = [".".join(map(str, item["loc"])) for item in error.errors()]
+    return problem(errors.InvalidRequest("; ".join(told), context={"fields": fields}))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = Problem(title=error.detail, status=error.status_code, detail=error.detail, kind="http")
+    body = told.model_dump(mode="json")
+    return JSONResponse(body, error.status_code, headers=error.headers, media_type="application/problem+json")
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    _log.exception("a bug of ours in %s %s", request.method, request.scope.get("route"))
+    return problem(
+        errors.ExecutionFailed("something broke in Belljar itself", fix="its log says what: please report it")
+    )

@@ -1,0 +1,143 @@
+"""What clients send and get, in the mission's words. What a request means is decided by `sandbox.request`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from belljar.models import Bytes, EnvName, Fixed, GuestPath, Limits, Model, Result, RunRequest, Text
+from belljar.sandbox import request
+from belljar.service.records import Alert, LogLine, Sample, State
+
+Files = Annotated[dict[GuestPath, Bytes], Field(description='text, or {"base64": …}; mounted read-only')]
+Environment = dict[EnvName, Text]
+Timeout = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
+
+
+def _examples(*bodies: dict[str, Any]) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": list(bodies)})
+
+
+class _Box(Model):
+    """What is said of a sandbox, whatever runs in it."""
+
+    context_files: Files | None = None
+    environment: Environment = Field(default_factory=dict)
+    limits: Limits | None = Field(None, description="only what is named counts")
+    net: tuple[str, ...] = Field((), description="hosts that it may reach")
+    backend: str = "auto"
+    isolation: Literal["wasm", "namespace", "kernel"] | None = None
+    image: Text | None = None
+    runtime: str | None = None
+    type: str | None = None
+    project_path: Text | None = Field(None, description="a folder of the server, below one of its project roots")
+    write: bool = Field(False, description="may the project be changed?")
+
+    def options(self) -> dict[str, Any]:
+        named = self.model_dump(include={"net", "backend", "isolation", "image", "runtime", "type", "write"})
+        return named | {
+            "env": self.environment, "files": self.context_files, "workspace": self.project_path,
+            "limits": self.limits.named() if self.limits else None,
+        }  # fmt: skip
+
+
+class Execute(_Box):
+    """A snippet (`code`) or a `command`, with what it may use."""
+
+    language: str = "python"
+    code: Text | None = None
+    command: tuple[Text, ...] | None = None
+    timeout_seconds: Timeout | None = Field(None, description="30, unless the administrator set another default")
+    stdin: Bytes = b""
+    collect: tuple[str, ...] = Field((), description="patterns of files to bring back")
+    packages: Text | None = None
+    deterministic: bool | Fixed = False
+    profile: str | None = None
+    retry: Literal["never", "stronger"] = "never"
+    wait: bool = Field(True, description="answer when it has ended; otherwise at once, with its id")
+    cached: bool = Field(False, description="the result of the same deterministic run will do, if there was one")
+
+    model_config = _examples(
+        {"language": "python", "code": "print(6 * 7)", "timeout_seconds": 5},
+        {"command": ["ls", "-la"], "backend": "native"},
+    )
+
+    def request(self) -> RunRequest:
+        same = self.model_dump(include={"language", "stdin", "collect", "packages", "profile", "retry"})
+        fixed = self.deterministic if isinstance(self.deterministic, bool) else self.deterministic.model_dump()
+        return request(
+            self.code, command=self.command, timeout=self.timeout_seconds, deterministic=fixed, **same, **self.options()
+        )
+
+
+class Executed(Result):
+    """The result, and the id under which the run is kept."""
+
+    id: str
+
+
+class OpenSession(_Box):
+    kind: Literal["session", "sandbox"] = Field("session", description="an interpreter, or a box for many commands")
+    idle: float = Field(600, gt=0, le=86400, allow_inf_nan=False)
+    lifetime: float = Field(3600, gt=0, le=7 * 86400, allow_inf_nan=False)
+    timeout_seconds: Timeout | None = None
+
+    model_config = _examples({"kind": "session", "backend": "wasm"})
+
+
+class Turn(Model):
+    code: Text | None = None
+    command: tuple[Text, ...] | None = None
+    language: str | None = None
+    timeout_seconds: Timeout | None = None
+    stdin: Bytes | None = None
+
+    model_config = _examples({"code": "x = 41"}, {"code": "x + 1"})
+
+
+class Fork(Model):
+    checkpoint: str | None = Field(None, description="else from how it is now")
+
+
+class Rollback(Model):
+    checkpoint: str
+
+
+class Checkpointed(Model):
+    id: str
+    bytes: int
+
+
+class Listed(Model):
+    path: str
+    kind: str
+    size: int
+
+
+class FileList(Model):
+    files: tuple[Listed, ...]
+
+
+class LogPage(Model):
+    lines: tuple[LogLine, ...]
+    state: State
+
+
+class Figures(Model):
+    container_id: str
+    latest: Sample | None
+    samples: tuple[Sample, ...]
+    alerts: tuple[Alert, ...]
+
+
+class Problem(Model):
+    """`kind` tells the voices apart: invalid_request, policy_denied, unauthorized, busy, not_found; others are ours."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    kind: str
+    fix: str = ""
+    context: dict[str, Any] = Field(default_factory=dict)

@@ -1,0 +1,411 @@
+"""The one that runs other people's requests: takes them in, records them, waits for their turn, and tells their end.
+
+No record, no run: a run is in the store before it starts, and one that cannot be recorded is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from belljar import audit, errors
+from belljar.backends.base import Control
+from belljar.engine import Engine, Lease, Listener
+from belljar.models import Event, Result, RunRequest, Status
+from belljar.service import projects
+from belljar.service.access import Access
+from belljar.service.admission import Admission
+from belljar.service.bus import Bus, open_bus
+from belljar.service.instances import Instance
+from belljar.service.logs import Live, replay
+from belljar.service.observe import Metrics, Watched
+from belljar.service.records import Alert, Caller, LogLine, RunRecord, Sample, new_id
+from belljar.service.sampler import Sampler
+from belljar.service.sinks import Sink, Sinks
+from belljar.service.store import Store, store_url
+from belljar.service.sync import Syncer
+from belljar.service.tracing import span
+from belljar.settings import Settings
+
+Work = Callable[[Listener, Control], Awaitable[Result]]
+_ENDING = 10.0  # seconds that a run has to end when it was told to
+_log = logging.getLogger("belljar")
+
+
+class Run:
+    """A run under way, as this process knows it."""
+
+    def __init__(self, record: RunRecord, live: Live) -> None:
+        self.record = record
+        self.live = live
+        self.control = Control()
+        self.scope = anyio.CancelScope()
+        self.seen = anyio.Event()  # it has a place, or one in the queue, or was turned away
+        self.begun = anyio.Event()  # it is in the store
+        self.done = anyio.Event()
+        self.refusal: errors.BelljarError | None = None
+        self.error: errors.BelljarError | None = None  # what `problem` was made of
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    def change(self, **fields: Any) -> None:
+        self.record = self.record.model_copy(update=fields)
+
+    def stop(self, reason: Status = Status.ABORTED) -> None:
+        """Ends the guest if it runs; one that waits leaves the queue."""
+        self.control.stop(reason)
+        if self.record.state == "queued":
+            self.scope.cancel()
+
+    async def result(self) -> Result:
+        """What came of it, or the error that came instead."""
+        await self.done.wait()
+        if self.record.result is None:
+            raise self.error or errors.ExecutionFailed(f"{self.id} ended without a result")
+        return self.record.result
+
+
+class Service:
+    """`async with Service(settings) as service`: everything that a server needs, and nothing that listens."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.sinks = Sinks([Sink("events", self._publish_event, kinds=("started", "limit", "denied"))])
+        self.engine = Engine(settings, sinks=[self.sinks.hear], on_box=self._watch)
+        self.store = Store(store_url(settings), outbox=bool(settings.service.shared_store))
+        self.access = Access(settings, self.store)
+        self.admission = Admission(settings)
+        self.metrics = Metrics()
+        self.sampler = Sampler(self._sampled)
+        shared = settings.service.shared_store
+        self.syncer = Syncer(self.store, shared) if shared else None
+        self.lines: Bus
+        self.events: Bus
+        self.instance = Instance(Path(settings.data_dir))
+        self.runs: dict[str, Run] = {}
+        self.draining = anyio.Event()
+        self._stack = AsyncExitStack()
+        self._tasks: TaskGroup
+
+    async def __aenter__(self) -> Self:
+        settings = self.settings.service
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self.instance)
+            await stack.enter_async_context(self.store)
+            await stack.enter_async_context(self.sampler)
+            self.lines, self.events = await stack.enter_async_context(
+                open_bus(redis=settings.redis, nats=settings.nats)
+            )
+            await stack.enter_async_context(self.sinks)
+            await self._mend()
+            self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            if self.syncer:
+                self._tasks.start_soon(self.syncer.run)
+            stack.push_async_callback(self._end_all)
+            self._tasks.start_soon(self._drain_when_told)
+            self._stack = stack.pop_all()
+        self._show()
+        return self
+
+    def _show(self) -> None:
+        """Figures that are looked up when somebody asks for them."""
+        for name, read in _FIGURES.items():
+            self.metrics.show(name, partial(read, self))
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stack.__aexit__(*error)
+
+    async def _mend(self) -> None:
+        """What a server that was killed left: its runs get a final state, its sandboxes are removed."""
+        lost = await self.store.lose(self.instance.is_dead)
+        if lost:
+            _log.warning("%d runs were under way when another Belljar died: %s", len(lost), ", ".join(lost[:20]))
+        for id in lost:
+            await self.engine.record("lost", run=id, message="the service died while it was under way")
+        self.instance.clear()
+
+    # --- taking in ---
+
+    async def submit(self, request: RunRequest, caller: Caller, *, key: str = "", cached: bool = False) -> Run:
+        """Takes a request in: returns when it is recorded and runs or waits, raises when it is turned away."""
+        projects.check(request, self.settings.service.projects)
+        record = self._record_of(request, caller, cached)
+        if cached and record.fingerprint and (found := await self.store.same(record.fingerprint)):
+            return await self._served_again(found, record)
+        if key:
+            owner, fingerprint = await self.store.claim(caller.name, key, _fingerprint(request), record.id)
+            if owner != record.id:
+                return await self._same_again(owner, fingerprint == _fingerprint(request))
+        limits = self._limits(request)
+
+        async def work(listener: Listener, control: Control) -> Result:
+            return await self.engine.run(request, listener=listener, control=control, id=record.id)
+
+        return await self.take(record, caller, work, cpus=limits[0], memory=limits[1])
+
+    async def take(self, record: RunRecord, caller: Caller, work: Work, *, cpus: float, memory: int) -> Run:
+        run = Run(record, Live(record.id, self.store, self._publish, self.settings.service.log_memory))
+        self.runs[run.id] = run
+        self._tasks.start_soon(self._carry_out, run, caller, work, cpus, memory)
+        await run.seen.wait()
+        if run.refusal:
+            await self.engine.record("refused", run=run.id, error=run.refusal.kind, message=run.refusal.message)
+            self.metrics.refused(run.refusal.kind)
+            raise run.refusal
+        try:
+            await self.store.begin(run.record)
+        except BaseException:
+            run.scope.cancel()
+            raise
+        run.begun.set()
+        return run
+
+    async def _carry_out(self, run: Run, caller: Caller, work: Work, cpus: float, memory: int) -> None:
+        audit.caller.set(caller.name)
+        try:
+            with run.scope, span("request", run=run.id, caller=caller.name):
+                try:
+                    with span("queue"):
+                        place = self.admission.place(caller, run.id, cpus=cpus, memory=memory, told=_waiting(run))
+                        async with place:
+                            await self._go(run, work)
+                except errors.Busy as refusal:
+                    self._turn_away(run, refusal)
+            if run.scope.cancelled_caught and run.begun.is_set():
+                self._fail(run, errors.Aborted("it was cancelled while it waited", fix="send it again"))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._end(run)
+
+    async def _go(self, run: Run, work: Work) -> None:
+        waited = run.record.position is not None
+        run.change(state="running", started=time.time(), position=None)
+        run.seen.set()
+        await run.begun.wait()
+        if waited:
+            await self.store.change(run.id, state="running", started=run.record.started)
+        self._tell("running", run)
+        try:
+            result = await work(run.live.hear, run.control)
+            run.change(state="finished", result=result, backend=result.backend)
+        except errors.BelljarError as error:
+            self._fail(run, error)
+        except Exception as error:  # a bug of ours ends one run, not the service
+            _log.exception("run %s", run.id)
+            self._fail(run, errors.ExecutionFailed(f"{type(error).__name__}: {error}", fix="please report this"))
+
+    def _turn_away(self, run: Run, refusal: errors.Busy) -> None:
+        if run.seen.is_set():  # it waited, and the service goes away
+            self._fail(run, refusal)
+        else:
+            run.refusal = refusal
+
+    def _fail(self, run: Run, error: errors.BelljarError) -> None:
+        run.error = error
+        state = "refused" if isinstance(error, errors.PolicyDenied) else "failed"
+        run.change(state=state, problem=error.as_dict(), position=None)
+
+    async def _end(self, run: Run) -> None:
+        """Whatever happened: nobody is left waiting, and the record says how it ended."""
+        run.change(ended=time.time())
+        run.live.close(run.record.ended or 0.0)
+        run.seen.set()
+        if run.begun.is_set():
+            record = run.record
+            if not record.final:
+                self._fail(run, errors.Aborted("the service ended while it was under way"))
+                record = run.record
+            self.metrics.hear(record)
+            self._tell("ended", run)
+            await self._write_end(record)
+        self.runs.pop(run.id, None)
+        run.done.set()
+
+    async def _write_end(self, record: RunRecord) -> None:
+        try:
+            await self.store.change(
+                record.id, state=record.state, started=record.started, ended=record.ended, backend=record.backend,
+                result=record.result, problem=record.problem,
+            )  # fmt: skip
+        except errors.BelljarError as error:  # the answer is not taken away; after a restart the run is `lost`
+            _log.error("the end of %s could not be recorded: %s", record.id, error)
+
+    # --- what is known ---
+
+    async def record(self, id: str, caller: Caller) -> RunRecord:
+        """A run of this caller; others' do not exist for them."""
+        run = self.runs.get(id)
+        record = run.record if run else await self.store.run(id)
+        if record is None or not sees(caller, record.caller):
+            raise errors.NotFound(f"there is no run {id[:80]!r}", fix="GET /api/sandbox/runs lists yours")
+        return record
+
+    async def history(self, caller: Caller, **wanted: Any) -> list[RunRecord]:
+        found = await self.store.runs(caller=None if caller.may("admin") else caller.name, **wanted)
+        live = [self.runs[record.id].record if record.id in self.runs else record for record in found]
+        return [record for record in live if wanted.get("state") in (None, record.state)]
+
+    async def cancel(self, id: str, caller: Caller) -> RunRecord:
+        record = await self.record(id, caller)
+        run = self.runs.get(id)
+        if run is None:
+            return record
+        run.stop()
+        with anyio.move_on_after(_ENDING):
+            await run.done.wait()
+        return run.record
+
+    async def follow(self, id: str, caller: Caller, after: int) -> AsyncIterator[list[LogLine]]:
+        await self.record(id, caller)
+        run = self.runs.get(id)
+        async for batch in run.live.follow(after) if run else replay(self.store, id, after):
+            after = batch[-1].number
+            yield batch
+        if run is None:
+            async for batch in self._elsewhere(id, caller, after):
+                yield batch
+
+    async def _elsewhere(self, id: str, caller: Caller, after: int) -> AsyncIterator[list[LogLine]]:
+        """Lines of a run of another process: its bus wakes us, the store tells them."""
+        while not (await self.record(id, caller)).final:
+            async with self.lines.subscribe(f"belljar.logs.{id}") as news:
+                with anyio.move_on_after(0.5):
+                    async for _ in news:
+                        break
+            async for batch in replay(self.store, id, after):
+                after = batch[-1].number
+                yield batch
+        async for batch in replay(self.store, id, after):
+            yield batch
+
+    # --- the end ---
+
+    async def _drain_when_told(self) -> None:
+        await self.draining.wait()
+        self.admission.drain()
+        with anyio.move_on_after(self.settings.service.drain):
+            for run in [*self.runs.values()]:
+                await run.done.wait()
+        self.stop_all()
+
+    def stop_all(self) -> None:
+        """Ends every run now; each is still recorded with what it had printed."""
+        for run in [*self.runs.values()]:
+            run.stop(Status.KILLED)
+
+    async def _end_all(self) -> None:
+        self.draining.set()
+        with anyio.move_on_after(self.settings.service.drain + _ENDING, shield=True):
+            for run in [*self.runs.values()]:
+                await run.done.wait()
+        self._tasks.cancel_scope.cancel()
+
+    # --- telling ---
+
+    def _watch(self, lease: Lease, opened: bool) -> None:
+        if opened:
+            self.sampler.watch(lease.plan.id, lease.box, lease.plan.limits, lease.plan.egress.mode != "none")
+        else:
+            self.sampler.forget(lease.plan.id)
+
+    def _sampled(self, told: Sample | Alert) -> None:
+        self.store.add(told)
+        if isinstance(told, Alert):
+            self.metrics.alerted(told.kind)
+            self.events.publish(f"belljar.events.alert.{told.container_id}", told.model_dump(mode="json"))
+
+    def _publish(self, line: LogLine) -> None:
+        self.lines.publish(f"belljar.logs.{line.container_id}", line.model_dump())
+
+    def _publish_event(self, event: Event) -> None:
+        self.events.publish(f"belljar.events.{event.kind}.{event.run}", event.model_dump(mode="json"))
+
+    def _tell(self, what: str, run: Run) -> None:
+        body = run.record.model_dump(mode="json", exclude={"result", "position"})
+        body["status"] = run.record.result.status if run.record.result else None
+        self.events.publish(f"belljar.events.{what}.{run.id}", body)
+
+    # --- the same again ---
+
+    def _record_of(self, request: RunRequest, caller: Caller, cached: bool) -> RunRecord:
+        text = request.code if request.code is not None else "\0".join(request.command or ())
+        return RunRecord(
+            id=new_id(), caller=caller.name, instance=self.instance.name, created=time.time(),
+            language=request.language if request.code is not None else "",
+            sha256=hashlib.sha256(text.encode()).hexdigest(),
+            fingerprint=_fingerprint(request) if request.deterministic and request.workspace is None else "",
+        )  # fmt: skip
+
+    async def _served_again(self, found: RunRecord, record: RunRecord) -> Run:
+        """The result of an identical deterministic run, and whose it was."""
+        assert found.result is not None
+        told = (*found.result.reasons, f"served from the store: {found.id} was the same run")
+        run = Run(record, Live(record.id, self.store, self._publish, 1))
+        await self.engine.record("served", run=record.id, message=f"from {found.id}")
+        run.change(
+            state="finished", started=record.created, ended=time.time(), backend=found.backend,
+            result=found.result.model_copy(update={"reasons": told, "container_id": found.id}),
+        )  # fmt: skip
+        await self.store.begin(run.record)
+        run.done.set()
+        return run
+
+    async def _same_again(self, owner: str, same: bool) -> Run:
+        """A request that was sent before under the same idempotency key gets the same run."""
+        if not same:
+            raise errors.InvalidRequest(
+                "this idempotency key came with another request before", fix="use a new key for a new request"
+            )
+        if owner in self.runs:
+            return self.runs[owner]
+        record = await self.store.run(owner)
+        if record is None:  # claimed a moment ago by its twin
+            raise errors.Busy("a request with this idempotency key is just being taken in", retry_after=1, status=503)
+        run = Run(record, Live(owner, self.store, self._publish, 1))
+        if record.problem:
+            run.error = errors.ExecutionFailed(record.problem["message"], fix=record.problem["fix"])
+        run.done.set()
+        return run
+
+    def _limits(self, request: RunRequest) -> tuple[float, int]:
+        named = {**self.settings.defaults.model_dump(), **request.limits.named()}
+        return float(named["cpus"]), int(named["memory"])
+
+
+def _waiting(run: Run) -> Callable[[int], None]:
+    def told(position: int) -> None:
+        run.change(state="queued", position=position)
+        run.seen.set()
+
+    return told
+
+
+def sees(caller: Caller, owner: str) -> bool:
+    return caller.name == owner or caller.may("admin")
+
+
+def _fingerprint(request: RunRequest) -> str:
+    return hashlib.sha256(request.model_dump_json().encode()).hexdigest()
+
+
+_FIGURES: dict[Watched, Callable[[Service], float]] = {
+    "running": lambda service: service.admission.running,
+    "waiting": lambda service: service.admission.waiting,
+    "store_up": lambda service: not service.store.status,
+    "bus_up": lambda service: not (service.lines.status or service.events.status),
+    "store_dropped": lambda service: service.store.dropped,
+    "bus_dropped": lambda service: service.lines.dropped + service.events.dropped,
+    "sinks_dropped": lambda service: sum(service.sinks.missed.values()),
+    "sync_behind": lambda service: service.syncer.behind if service.syncer else 0,
+}

@@ -1,0 +1,89 @@
+"""Lines of output: whole, numbered, and told to each reader at its own pace."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.models import Event
+from belljar.service.logs import Lines, Live
+from belljar.service.records import LogLine
+
+
+class Kept:
+    """Of the store, what lines need."""
+
+    def __init__(self) -> None:
+        self.written: list[LogLine] = []
+
+    def add(self, *lines: LogLine) -> None:
+        self.written += lines
+
+    async def flush(self) -> None:
+        pass
+
+    async def lines(self, id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
+        return [line for line in self.written if line.number > after][:limit]
+
+
+def said(text: str, kind: str = "stdout") -> Event:
+    return Event(run="r", seq=1, kind=kind, text=text)  # type: ignore[arg-type]
+
+
+def live(store: Kept, room: int = 1 << 20) -> Live:
+    return Live("r", store, lambda line: None, room)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.text(alphabet="ab\n", max_size=9), max_size=20))
+def test_the_lines_are_those_of_the_whole_text_however_it_was_cut(chunks: list[str]) -> None:
+    lines = Lines("r")
+    told = [line for chunk in chunks for line in lines.feed(said(chunk))] + lines.end(0)
+    whole = "".join(chunks)
+    assert [line.message for line in told] == whole.removesuffix("\n").split("\n") if whole else told == []
+    assert [line.number for line in told] == list(range(1, len(told) + 1))
+
+
+def test_streams_do_not_mix_within_a_line() -> None:
+    lines = Lines("r")
+    assert lines.feed(said("out ")) == []
+    assert [line.message for line in lines.feed(said("err\n", "stderr"))] == ["err"]
+    assert [(line.stream, line.message) for line in lines.feed(said("more\n"))] == [("stdout", "out more")]
+
+
+def test_a_line_without_end_is_told_in_parts() -> None:
+    lines = Lines("r")
+    told = lines.feed(said("x" * 200_000)) + lines.end(0)
+    assert "".join(line.message for line in told) == "x" * 200_000
+    assert len(told) == 4
+
+
+async def test_a_reader_that_comes_late_gets_all_of_it_from_the_store_and_from_memory() -> None:
+    store = Kept()
+    log = live(store, room=5000)
+    for number in range(1000):
+        log.hear(said(f"line {number}\n"))
+    log.close(0)
+    assert len(log._kept) < 100
+    told = [line.message async for batch in log.follow(0) for line in batch]
+    assert told == [f"line {number}" for number in range(1000)]
+
+
+async def test_a_reader_that_comes_back_with_its_last_number_misses_nothing_and_gets_nothing_twice() -> None:
+    log = live(Kept())
+    for number in range(10):
+        log.hear(said(f"{number}\n"))
+    log.close(0)
+    assert [line.number async for batch in log.follow(7) for line in batch] == [8, 9, 10]
+
+
+async def test_lines_that_nobody_kept_are_told_as_a_gap() -> None:
+    store = Kept()
+    log = live(store, room=400)
+    for number in range(100):
+        log.hear(said(f"{number}\n"))
+    store.written.clear()
+    log.close(0)
+    told = [line async for batch in log.follow(0) for line in batch]
+    assert told[0].stream == "gap"
+    assert told[-1].message == "99"
+    assert told[0].number + 1 == told[1].number

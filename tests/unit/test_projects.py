@@ -1,0 +1,57 @@
+"""Folders that a request over the network may name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar import errors
+from belljar.models import RunRequest, Workspace
+from belljar.service import projects
+from belljar.service.instances import Instance
+
+
+def asking(path: object) -> RunRequest:
+    return RunRequest(code="1", workspace=Workspace(path=str(path)))
+
+
+def test_a_folder_below_a_root_is_granted_and_the_root_itself_too(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    projects.check(asking(tmp_path / "a"), [str(tmp_path)])
+    projects.check(asking(tmp_path), [str(tmp_path)])
+
+
+def test_without_roots_no_folder_is_granted(tmp_path: Path) -> None:
+    with pytest.raises(errors.PolicyDenied, match="grants no folder"):
+        projects.check(asking(tmp_path), [])
+
+
+@pytest.mark.parametrize(
+    "path", ["{root}/..", "{root}/a/../../etc", "/etc", "{root}x", "{root}/out", "{root}/none", "a"]
+)
+def test_a_way_out_of_the_roots_is_refused(path: str, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "a").mkdir(parents=True)
+    (tmp_path / "rootx").mkdir()
+    (root / "out").symlink_to("/etc")
+    with pytest.raises(errors.PolicyDenied):
+        projects.check(asking(path.format(root=root)), [str(root)])
+
+
+def test_packages_are_folders_too(tmp_path: Path) -> None:
+    with pytest.raises(errors.PolicyDenied):
+        projects.check(RunRequest(code="1", packages="/usr"), [str(tmp_path)])
+
+
+def test_a_server_that_let_go_of_its_lock_is_dead_and_one_that_holds_it_is_not(tmp_path: Path) -> None:
+    first, second = Instance(tmp_path), Instance(tmp_path)
+    with second, first:
+        assert not second.is_dead(first.name)
+        assert not second.is_dead("server-of-another-machine")
+        assert not second.is_dead("../x")
+    (tmp_path / "servers" / first.name).touch()  # as `kill -9` leaves it
+    with second:
+        assert second.is_dead(first.name)
+        second.clear()
+        assert not (tmp_path / "servers" / first.name).exists()
