@@ -22,6 +22,7 @@ The guest's own failure is not here: it is a `Result`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
@@ -126,6 +127,25 @@ class Aborted(BackendError):
 class CleanupFailed(BackendError):
     kind = "cleanup_failed"
     http_status = 500
+
+
+def from_dict(told: Mapping[str, Any]) -> BelljarError:
+    """What `as_dict` told, as an error of the same kind again; one of no known kind is a failure of ours."""
+    kind, message, fix = (str(told.get(name, "")) for name in ("kind", "message", "fix"))
+    context = told.get("context")
+    context = dict(context) if isinstance(context, Mapping) else {}
+    if kind == Busy.kind:
+        return Busy(message, retry_after=float(context.get("retry_after", 1)), fix=fix)
+    return _KINDS.get(kind, ExecutionFailed)(message, fix=fix, context=context)
+
+
+_KINDS = {
+    error.kind: error
+    for error in (
+        InvalidRequest, PolicyDenied, Unauthorized, NotFound, BackendError, NotAvailable, ImageNotFound, StartFailed,
+        ExecutionFailed, BackendTimeout, Aborted, CleanupFailed,
+    )
+}  # fmt: skip
 
 
 def from_validation(error: ValidationError, what: str = "request") -> InvalidRequest:

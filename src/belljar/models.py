@@ -22,6 +22,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -90,6 +91,8 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 def parse_size(value: object) -> object:
     """`"512M"` -> 536870912. Units are powers of 1024; a bare number is bytes."""
+    if isinstance(value, bool):
+        raise ValueError("is neither true nor false, but a size")
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value.strip())
@@ -185,11 +188,18 @@ def _host(value: str) -> str:
     return host
 
 
-Size = Annotated[int, BeforeValidator(parse_size)]
+_ENCODED = {"type": "object", "properties": {"base64": {"type": "string"}}, "required": ["base64"]}
+_SIZES = {"anyOf": [{"type": "integer"}, {"type": "string", "examples": ["512M"]}]}
+Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(_SIZES, mode="validation")]
 Text = Annotated[str, AfterValidator(_no_nul), AfterValidator(_encodable)]
 GuestPath = Annotated[str, BeforeValidator(guest_path)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
-Bytes = Annotated[bytes, BeforeValidator(_as_bytes), PlainSerializer(_in_json, when_used="json")]
+Bytes = Annotated[
+    bytes,
+    BeforeValidator(_as_bytes),
+    PlainSerializer(_in_json, when_used="json"),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _ENCODED | {"additionalProperties": False}]}),
+]
 HostPattern = Annotated[str, AfterValidator(_host)]
 
 

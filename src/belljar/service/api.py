@@ -7,7 +7,7 @@ unauthorized or busy; our own failure is a 5xx. Every error is a problem (RFC 94
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from belljar import __version__, errors
 from belljar.service import api_runs, api_sessions
 from belljar.service.bodies import Problem
 from belljar.service.core import Service
-from belljar.service.guard import Guard
+from belljar.service.guard import Guard, problem
 from belljar.service.health import Health
 from belljar.service.sessions import Sessions
 from belljar.settings import Settings
@@ -65,23 +65,16 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def problem(error: errors.BelljarError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    told = Problem(
-        title=error.kind.replace("_", " "), status=error.http_status, detail=error.message, kind=error.kind,
-        fix=error.fix, context=error.context,
-    )  # fmt: skip
-    extra = dict(headers or {})
+def _answer(error: errors.BelljarError) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, errors.Unauthorized) else {}
     if isinstance(error, errors.Busy):
-        extra["Retry-After"] = str(max(1, round(error.retry_after)))
-    if isinstance(error, errors.Unauthorized):
-        extra["WWW-Authenticate"] = "Bearer"
-    body = told.model_dump(mode="json")
-    return JSONResponse(body, error.http_status, headers=extra, media_type="application/problem+json")
+        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    return JSONResponse(problem(error), error.http_status, headers=headers, media_type="application/problem+json")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.BelljarError)
-    return problem(error)
+    return _answer(error)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -91,7 +84,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
         where = ".".join(str(step) for step in item["loc"] if step not in ("body", "query", "path"))
         told.append(f"{where or 'body'}: {str(item['msg']).removeprefix('Value error, ')}")
     fields = [".".join(map(str, item["loc"])) for item in error.errors()]
-    return problem(errors.InvalidRequest("; ".join(told), context={"fields": fields}))
+    return _answer(errors.InvalidRequest("; ".join(told), context={"fields": fields}))
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -103,6 +96,6 @@ async def _http(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, error: Exception) -> Response:
     _log.exception("a bug of ours in %s %s", request.method, request.scope.get("route"))
-    return problem(
+    return _answer(
         errors.ExecutionFailed("something broke in Belljar itself", fix="its log says what: please report it")
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Header, Query, Request, Response, WebSocket, WebSocketDisconnect
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from belljar.models import Capabilities, Result
 from belljar.service.bodies import Execute, Executed, Figures, LogPage
@@ -102,7 +102,9 @@ async def _events(
         if not batch:
             yield ": alive\n\n"
         yield "".join(f"id: {line.number}\ndata: {line.model_dump_json()}\n\n" for line in batch)
-    yield f"event: end\ndata: {(await service.record(id, caller)).state}\n\n"
+    record = await service.record(id, caller)
+    if record.final:  # else we go away, and another tells the rest
+        yield f"event: end\ndata: {record.state}\n\n"
 
 
 async def _beating(batches: AsyncIterator[list[LogLine]]) -> AsyncIterator[list[LogLine]]:
@@ -138,7 +140,8 @@ async def watch_logs(socket: WebSocket, id: str, service: TheService, after: Aft
             async for batch in service.follow(id, caller, after):
                 for line in batch:
                     await socket.send_text(line.model_dump_json())
-            await socket.close(1000, (await service.record(id, caller)).state)
+            record = await service.record(id, caller)
+            await socket.close(1000 if record.final else 1012, record.state)  # 1012: we go away, another tells the rest
             tasks.cancel_scope.cancel()
 
 
@@ -195,7 +198,7 @@ async def ready(request: Request, response: Response) -> dict[str, Any]:
     return told
 
 
-@about.get("/metrics")
+@about.get("/metrics", response_class=PlainTextResponse)
 async def prometheus(service: TheService, caller: Reader) -> Response:
     """For Prometheus."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")

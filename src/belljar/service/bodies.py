@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StrictBool
 
 from belljar.models import Bytes, EnvName, Fixed, GuestPath, Limits, Model, Result, RunRequest, Text
 from belljar.sandbox import request
@@ -12,7 +12,7 @@ from belljar.service.records import Alert, LogLine, Sample, State
 
 Files = Annotated[dict[GuestPath, Bytes], Field(description='text, or {"base64": …}; mounted read-only')]
 Environment = dict[EnvName, Text]
-Timeout = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
+Timeout = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)]
 
 
 def _examples(*bodies: dict[str, Any]) -> ConfigDict:
@@ -32,7 +32,7 @@ class _Box(Model):
     runtime: str | None = None
     type: str | None = None
     project_path: Text | None = Field(None, description="a folder of the server, below one of its project roots")
-    write: bool = Field(False, description="may the project be changed?")
+    write: StrictBool = Field(False, description="may the project be changed?")
 
     def options(self) -> dict[str, Any]:
         named = self.model_dump(include={"net", "backend", "isolation", "image", "runtime", "type", "write"})
@@ -52,11 +52,11 @@ class Execute(_Box):
     stdin: Bytes = b""
     collect: tuple[str, ...] = Field((), description="patterns of files to bring back")
     packages: Text | None = None
-    deterministic: bool | Fixed = False
+    deterministic: StrictBool | Fixed = False
     profile: str | None = None
     retry: Literal["never", "stronger"] = "never"
-    wait: bool = Field(True, description="answer when it has ended; otherwise at once, with its id")
-    cached: bool = Field(False, description="the result of the same deterministic run will do, if there was one")
+    wait: StrictBool = Field(True, description="answer when it has ended; otherwise at once, with its id")
+    cached: StrictBool = Field(False, description="the result of the same deterministic run will do, if there was one")
 
     model_config = _examples(
         {"language": "python", "code": "print(6 * 7)", "timeout_seconds": 5},
@@ -79,8 +79,8 @@ class Executed(Result):
 
 class OpenSession(_Box):
     kind: Literal["session", "sandbox"] = Field("session", description="an interpreter, or a box for many commands")
-    idle: float = Field(600, gt=0, le=86400, allow_inf_nan=False)
-    lifetime: float = Field(3600, gt=0, le=7 * 86400, allow_inf_nan=False)
+    idle: float = Field(600, gt=0, le=86400, allow_inf_nan=False, strict=True)
+    lifetime: float = Field(3600, gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)
     timeout_seconds: Timeout | None = None
 
     model_config = _examples({"kind": "session", "backend": "wasm"})

@@ -50,7 +50,8 @@ class Run:
         self.control = Control()
         self.scope = anyio.CancelScope()
         self.seen = anyio.Event()  # it has a place, or one in the queue, or was turned away
-        self.begun = anyio.Event()  # it is in the store
+        self.begun = anyio.Event()  # it is in the store, if it could be
+        self.recorded = False
         self.done = anyio.Event()
         self.refusal: errors.BelljarError | None = None
         self.error: errors.BelljarError | None = None  # what `problem` was made of
@@ -95,6 +96,7 @@ class Service:
         self.instance = Instance(Path(settings.data_dir))
         self.runs: dict[str, Run] = {}
         self.draining = anyio.Event()
+        self.drained = anyio.Event()  # no run is under way, and none will be
         self._stack = AsyncExitStack()
         self._tasks: TaskGroup
 
@@ -158,31 +160,35 @@ class Service:
         run = Run(record, Live(record.id, self.store, self._publish, self.settings.service.log_memory))
         self.runs[run.id] = run
         self._tasks.start_soon(self._carry_out, run, caller, work, cpus, memory)
-        await run.seen.wait()
-        if run.refusal:
-            await self.engine.record("refused", run=run.id, error=run.refusal.kind, message=run.refusal.message)
-            self.metrics.refused(run.refusal.kind)
-            raise run.refusal
         try:
+            await run.seen.wait()
+            if run.refusal:
+                raise run.refusal
             await self.store.begin(run.record)
-        except BaseException:
-            run.scope.cancel()
+            run.recorded = True
+        except errors.Busy as refusal:
+            await self.engine.record("refused", run=run.id, error=refusal.kind, message=refusal.message)
+            self.metrics.refused(refusal.kind)
             raise
-        run.begun.set()
+        finally:
+            run.begun.set()
+            if not run.recorded:
+                run.scope.cancel()
         return run
 
     async def _carry_out(self, run: Run, caller: Caller, work: Work, cpus: float, memory: int) -> None:
         audit.caller.set(caller.name)
         try:
             with run.scope, span("request", run=run.id, caller=caller.name):
+                place = self.admission.place(caller, run.id, cpus=cpus, memory=memory, told=_waiting(run))
                 try:
-                    with span("queue"):
-                        place = self.admission.place(caller, run.id, cpus=cpus, memory=memory, told=_waiting(run))
-                        async with place:
-                            await self._go(run, work)
+                    async with AsyncExitStack() as stack:
+                        with span("queue"):
+                            await stack.enter_async_context(place)
+                        await self._go(run, work)
                 except errors.Busy as refusal:
                     self._turn_away(run, refusal)
-            if run.scope.cancelled_caught and run.begun.is_set():
+            if run.scope.cancelled_caught and run.recorded:
                 self._fail(run, errors.Aborted("it was cancelled while it waited", fix="send it again"))
         finally:
             with anyio.CancelScope(shield=True):
@@ -193,10 +199,12 @@ class Service:
         run.change(state="running", started=time.time(), position=None)
         run.seen.set()
         await run.begun.wait()
-        if waited:
-            await self.store.change(run.id, state="running", started=run.record.started)
-        self._tell("running", run)
+        if not run.recorded:
+            return
         try:
+            if waited:
+                await self.store.change(run.id, state="running", started=run.record.started)
+            self._tell("running", run)
             result = await work(run.live.hear, run.control)
             run.change(state="finished", result=result, backend=result.backend)
         except errors.BelljarError as error:
@@ -221,7 +229,8 @@ class Service:
         run.change(ended=time.time())
         run.live.close(run.record.ended or 0.0)
         run.seen.set()
-        if run.begun.is_set():
+        await run.begun.wait()
+        if run.recorded:
             record = run.record
             if not record.final:
                 self._fail(run, errors.Aborted("the service ended while it was under way"))
@@ -278,7 +287,7 @@ class Service:
 
     async def _elsewhere(self, id: str, caller: Caller, after: int) -> AsyncIterator[list[LogLine]]:
         """Lines of a run of another process: its bus wakes us, the store tells them."""
-        while not (await self.record(id, caller)).final:
+        while not (await self.record(id, caller)).final and not self.drained.is_set():
             async with self.lines.subscribe(f"belljar.logs.{id}") as news:
                 with anyio.move_on_after(0.5):
                     async for _ in news:
@@ -295,9 +304,15 @@ class Service:
         await self.draining.wait()
         self.admission.drain()
         with anyio.move_on_after(self.settings.service.drain):
-            for run in [*self.runs.values()]:
-                await run.done.wait()
+            await self._all_done()
         self.stop_all()
+        with anyio.move_on_after(_ENDING):
+            await self._all_done()
+        self.drained.set()
+
+    async def _all_done(self) -> None:
+        for run in [*self.runs.values()]:
+            await run.done.wait()
 
     def stop_all(self) -> None:
         """Ends every run now; each is still recorded with what it had printed."""
@@ -306,9 +321,8 @@ class Service:
 
     async def _end_all(self) -> None:
         self.draining.set()
-        with anyio.move_on_after(self.settings.service.drain + _ENDING, shield=True):
-            for run in [*self.runs.values()]:
-                await run.done.wait()
+        with anyio.move_on_after(self.settings.service.drain + 2 * _ENDING, shield=True):
+            await self.drained.wait()
         self._tasks.cancel_scope.cancel()
 
     # --- telling ---
@@ -374,7 +388,7 @@ class Service:
             raise errors.Busy("a request with this idempotency key is just being taken in", retry_after=1, status=503)
         run = Run(record, Live(owner, self.store, self._publish, 1))
         if record.problem:
-            run.error = errors.ExecutionFailed(record.problem["message"], fix=record.problem["fix"])
+            run.error = errors.from_dict(record.problem)
         run.done.set()
         return run
 

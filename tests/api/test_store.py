@@ -1,0 +1,557 @@
+"""The store on a real SQLite and a real PostgreSQL: the same promises for both, and what becomes of them in a fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from belljar import errors
+from belljar.models import File, Result, Status
+from belljar.service import database, tables
+from belljar.service.records import Alert, Key, LogLine, RunRecord, Sample, new_id
+from belljar.service.store import Store
+from postgres_server import PostgresServer, postgres_server
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/data/records.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.new_url()
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[Store]:
+    async with Store(url) as opened:
+        yield opened
+
+
+def a_run(**fields: Any) -> RunRecord:
+    return RunRecord(**{"id": new_id(), "caller": "ann", "instance": "one", "created": time.time()} | fields)
+
+
+def a_line(id: str, number: int, message: str = "hello") -> LogLine:
+    return LogLine(container_id=id, number=number, timestamp=time.time(), stream="stdout", message=message)
+
+
+async def until(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+    """The condition's first true value; it may be a coroutine function's."""
+    with anyio.fail_after(seconds):
+        while True:
+            value = condition()
+            value = await value if hasattr(value, "__await__") else value
+            if value:
+                return value
+            await anyio.sleep(0.01)
+
+
+# --- runs --------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_was_begun_is_seen_by_another_process_at_once(store: Store, url: str) -> None:
+    run = a_run(language="python", sha256="ab", session="s", position=3)
+    await store.begin(run)
+    async with Store(url) as other:
+        assert await other.run(run.id) == run
+        assert await other.run("bj-nothing") is None
+
+
+async def test_a_result_comes_back_as_it_was_byte_for_byte(store: Store) -> None:
+    run = a_run()
+    await store.begin(run)
+    result = Result(
+        status=Status.SUCCESS, exit_code=0, stdout="nul \0, é, 🛎\n",
+        files=(File(path="a.bin", content=bytes(range(256))),),
+        results=({"text/plain": "nul \0"},), reasons=("because",),
+    )  # fmt: skip
+    problem = {"kind": "x", "message": "nul \0"}
+    await store.change(run.id, state="finished", started=1.5, ended=2.5, backend="wasm", result=result, problem=problem)
+    found = await store.run(run.id)
+    assert found is not None
+    assert (found.state, found.started, found.ended, found.backend) == ("finished", 1.5, 2.5, "wasm")
+    assert found.result == result
+    assert found.problem == problem
+    assert found.caller == run.caller
+
+
+async def test_half_a_surrogate_pair_that_a_guest_displayed_does_not_cost_the_record(store: Store) -> None:
+    run = a_run()
+    await store.begin(run)
+    await store.change(run.id, state="finished", result=Result(status="success", results=({"text/plain": "a\ud800b"},)))
+    found = await store.run(run.id)
+    assert found is not None and found.result is not None
+    assert found.result.results == ({"text/plain": "a?b"},)
+
+
+async def test_a_change_of_what_is_not_there_is_refused(store: Store) -> None:
+    with pytest.raises(errors.NotFound):
+        await store.change("bj-nothing", state="running")
+    with pytest.raises(errors.InvalidRequest, match="colour"):
+        await store.change("bj-nothing", colour="red")
+    with pytest.raises(errors.InvalidRequest, match="sleeping"):
+        await store.change("bj-nothing", state="sleeping")
+
+
+async def test_one_bad_write_does_not_take_the_others_of_its_transaction_along(store: Store) -> None:
+    first = a_run()
+    await store.begin(first)
+    runs = [a_run() for _ in range(20)]
+    told: list[Exception] = []
+
+    async def begin(run: RunRecord) -> None:
+        try:
+            await store.begin(run)
+        except errors.BelljarError as error:
+            told.append(error)
+
+    async with anyio.create_task_group() as group:
+        for run in [*runs[:10], first, *runs[10:]]:
+            group.start_soon(begin, run)
+    assert [type(error) for error in told] == [errors.InvalidRequest]
+    assert {run.id for run in await store.runs()} == {run.id for run in [first, *runs]}
+    assert store.status == ""
+
+
+async def test_a_hundred_callers_share_a_few_commits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = 0
+    write = store.database.write
+
+    async def counted(work: Any) -> Any:
+        nonlocal commits
+        commits += 1
+        return await write(work)
+
+    monkeypatch.setattr(store.database, "write", counted)
+    async with anyio.create_task_group() as group:
+        for _ in range(100):
+            group.start_soon(store.begin, a_run())
+    assert len(await store.runs(limit=200)) == 100
+    assert commits <= 5
+
+
+async def test_runs_are_listed_newest_first_by_what_was_asked_and_without_results(store: Store) -> None:
+    for number in range(6):
+        run = a_run(
+            created=1000.0 + number, caller="ann" if number % 2 else "bob", language="python" if number < 3 else "bash",
+            state="finished", result=Result(status="success", stdout="x"),
+        )  # fmt: skip
+        await store.begin(run)
+    found = await store.runs()
+    assert [run.created for run in found] == [1005, 1004, 1003, 1002, 1001, 1000]
+    assert all(run.result is None for run in found)
+    assert [run.created for run in await store.runs(caller="ann", language="python")] == [1001]
+    assert [run.created for run in await store.runs(before=1003, limit=2)] == [1002, 1001]
+    assert await store.runs(state="running") == []
+    assert [run.created async for run in store.history()] == [1000, 1001, 1002, 1003, 1004, 1005]
+    assert [run.result.stdout async for run in store.history() if run.result] == ["x"] * 6
+
+
+async def test_the_same_run_is_found_by_its_fingerprint_if_it_succeeded(store: Store) -> None:
+    for number, status in enumerate(["success", "success", "error"]):
+        run = a_run(
+            fingerprint="f", state="finished", ended=float(number), result=Result(status=status, stdout=str(number))
+        )
+        await store.begin(run)
+    await store.begin(a_run(fingerprint="g", state="running"))
+    found = await store.same("f")
+    assert found is not None and found.result is not None and found.result.stdout == "1"
+    assert await store.same("g") is None
+    assert await store.same("") is None
+
+
+async def test_what_a_dead_process_left_open_is_lost_and_nothing_else(store: Store) -> None:
+    queued, running = a_run(instance="dead", position=2), a_run(instance="dead", state="running")
+    others = [a_run(instance="dead", state="finished", ended=1.0), a_run(instance="alive", state="running")]
+    for run in (queued, running, *others):
+        await store.begin(run)
+    assert sorted(await store.lose(lambda instance: instance == "dead")) == sorted([queued.id, running.id])
+    for run in (queued, running):
+        found = await store.run(run.id)
+        assert found is not None and found.state == "lost" and found.position is None
+        assert found.ended is not None and time.time() - found.ended < 60
+    for run in others:
+        assert await store.run(run.id) == run
+    assert await store.lose(lambda instance: instance == "dead") == []
+
+
+# --- lines, samples, alerts --------------------------------------------------------------------
+
+
+async def test_lines_come_back_in_order_from_where_one_left_off_and_none_twice(store: Store) -> None:
+    lines = [a_line("bj-1", number, f"line {number} \0 é") for number in range(1, 2501)]
+    store.add(*lines)
+    store.add(*lines[:10])  # a second time
+    store.add(a_line("bj-2", 1))
+    await store.flush()
+    assert await store.lines("bj-1", limit=5000) == lines
+    assert await store.lines("bj-1", after=2400, limit=7) == lines[2400:2407]
+    assert await store.lines("bj-2", after=1) == []
+    assert store.dropped == 0
+
+
+async def test_lines_are_written_soon_without_anybody_asking(store: Store) -> None:
+    store.add(a_line("bj-1", 1))
+    assert await until(lambda: store.lines("bj-1"), 5)
+
+
+async def test_who_sees_that_a_run_ended_sees_all_its_lines(store: Store) -> None:
+    for _ in range(20):
+        run = a_run()
+        await store.begin(run)
+        store.add(*[a_line(run.id, number) for number in range(1, 51)])
+        await store.change(run.id, state="finished", ended=1.0)
+        assert len(await store.lines(run.id)) == 50
+
+
+async def test_samples_and_alerts_are_kept(store: Store) -> None:
+    samples = [
+        Sample(
+            container_id="bj-1", at=float(at), cpu_percent=1.5, memory_mb=2.0, uptime_seconds=at, network_rx_bytes=2**40
+        )
+        for at in range(1, 6)
+    ]
+    alerts = [
+        Alert(container_id="bj-1", at=1.0, kind="cpu", message="hot"),
+        Alert(container_id="bj-2", at=2.0, kind="cpu", message="hot", over=True),
+    ]
+    store.add(*samples, *alerts)
+    await store.flush()
+    assert await store.samples("bj-1", after=2.0, limit=2) == samples[2:4]
+    assert await store.alerts() == alerts[::-1]
+    assert await store.alerts("bj-1") == alerts[:1]
+
+
+async def test_what_does_not_fit_is_counted_and_nobody_waits(url: str) -> None:
+    async with Store(url, buffer_items=100) as store:
+        store.add(*[a_line("bj-1", number) for number in range(1, 151)])
+        assert store.dropped == 50
+        await store.flush()
+        store.add(a_line("bj-1", 151))
+        await store.flush()
+        assert [line.number for line in await store.lines("bj-1")] == [*range(1, 101), 151]
+    async with Store(url, buffer_bytes=10_000) as store:
+        store.add(a_line("bj-2", 1, "x" * 9_000), a_line("bj-2", 2, "x" * 9_000))
+        assert store.dropped == 1
+
+
+async def test_what_was_handed_over_is_written_when_the_store_is_closed_even_by_a_cancellation(url: str) -> None:
+    run = a_run()
+    with anyio.CancelScope() as scope:
+        async with Store(url) as store:
+            await store.begin(run)
+            store.add(a_line(run.id, 1))
+            scope.cancel()
+            await anyio.sleep_forever()
+    async with Store(url) as store:
+        assert len(await store.lines(run.id)) == 1
+
+
+# --- claims, keys, images ----------------------------------------------------------------------
+
+_CLAIMS = """
+import anyio, json, sys
+from belljar.service.store import Store
+
+async def main():
+    async with Store(sys.argv[1]) as store:
+        print(json.dumps([await store.claim("ann", f"key{n}", sys.argv[2], f"{sys.argv[2]}-{n}") for n in range(100)]))
+
+anyio.run(main)
+"""
+
+
+async def test_of_two_processes_exactly_one_gets_a_claim_and_the_other_is_told_whose_it_is(url: str) -> None:
+    """Both begin with a store that is not there yet: its tables are made once, too."""
+    line = [sys.executable, "-c", _CLAIMS, url]
+    racers = [subprocess.Popen([*line, name], stdout=subprocess.PIPE) for name in ("a", "b")]
+    told = [json.loads(racer.communicate(timeout=60)[0]) for racer in racers]
+    assert told[0] == told[1]
+    assert len(told[0]) == 100
+    assert all(id == f"{fingerprint}-{number}" for number, (id, fingerprint) in enumerate(told[0]))
+
+
+async def test_a_claim_belongs_to_its_caller(store: Store) -> None:
+    assert await store.claim("ann", "k", "f", "bj-1") == ("bj-1", "f")
+    assert await store.claim("ann", "k", "g", "bj-2") == ("bj-1", "f")
+    assert await store.claim("bob", "k", "g", "bj-2") == ("bj-2", "g")
+
+
+async def test_keys_are_kept_and_revoked_once(store: Store) -> None:
+    key = Key(
+        id="k1",
+        name="ci",
+        digest="d" * 64,
+        scopes=frozenset({"run", "read"}),
+        created=1.0,
+        expires=9.0,
+        rate="1/minute",
+    )
+    await store.add_key(key)
+    assert await store.keys() == [key]
+    with pytest.raises(errors.InvalidRequest):
+        await store.add_key(key)
+    assert await store.revoke_key("k1")
+    assert not await store.revoke_key("k1")
+    assert not await store.revoke_key("k2")
+    assert (await store.keys())[0].revoked is not None
+
+
+async def test_an_image_is_kept_once_with_what_was_last_said_of_it(store: Store) -> None:
+    await store.add_image("python:3", "sha256:a", {"size": 1})
+    await store.add_image("python:3", "sha256:a", {"size": 2})
+    await store.add_image("python:3", "sha256:b", {})
+    found = {image["digest"]: image["facts"] for image in await store.images()}
+    assert found == {"sha256:a": {"size": 2}, "sha256:b": {}}
+
+
+# --- age ---------------------------------------------------------------------------------------
+
+
+async def test_what_is_old_goes_with_all_that_belongs_to_it_and_what_is_under_way_stays(store: Store) -> None:
+    old = [a_run(created=1000.0 + number, state="finished", ended=2000.0) for number in range(250)]
+    open_runs = [a_run(created=1.0, state="running"), a_run(created=1.0)]
+    young = a_run(state="failed", ended=time.time())
+    async with anyio.create_task_group() as group:
+        for run in (*old, *open_runs, young):
+            group.start_soon(store.begin, run)
+    await store.claim("ann", "k", "f", old[0].id)
+    for run in (old[0], open_runs[0], young):
+        store.add(a_line(run.id, 1), Sample(container_id=run.id, at=1.0, cpu_percent=0, memory_mb=0, uptime_seconds=0))
+    session = LogLine(container_id="session", number=1, timestamp=5.0, stream="stdout", message="x")
+    store.add(session, Alert(container_id="session", at=5.0, kind="cpu", message="x"))
+    await store.flush()
+    gone = await store.prune(86400)
+    assert gone == {"runs": 250, "logs": 2, "samples": 1, "alerts": 1, "claims": 1, "outbox": 0}
+    assert {run.id for run in await store.runs()} == {run.id for run in (*open_runs, young)}
+    assert await store.lines(open_runs[0].id) and await store.lines(young.id)
+    assert set((await store.prune(86400)).values()) == {0}
+
+
+async def test_the_newest_so_many_stay_however_old(store: Store) -> None:
+    for number in range(10):
+        await store.begin(a_run(created=float(number), state="finished", ended=float(number)))
+    assert (await store.prune(60, keep=20))["runs"] == 0
+    assert (await store.prune(60, keep=3))["runs"] == 7
+    assert [run.created for run in await store.runs()] == [9, 8, 7]
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+async def test_the_migrations_make_the_tables_that_the_code_expects(store: Store) -> None:
+    differences = await store.database.read(
+        lambda db: compare_metadata(MigrationContext.configure(db), tables.metadata)
+    )
+    assert differences == []
+    folder = Path(database.__file__).parent / "migrations"
+    assert ScriptDirectory(str(folder)).get_heads() == [tables.HEAD]
+
+
+async def test_a_store_of_a_newer_belljar_is_left_alone(url: str) -> None:
+    async with Store(url) as store:
+        await store.write(lambda db: db.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'") and None)
+    with pytest.raises(errors.NotAvailable, match="newer Belljar"):
+        async with Store(url):
+            pass
+
+
+@pytest.mark.parametrize("wrong", ["", "records.db", "mysql://x/y", "sqlite://", "sqlite:///:memory:"])
+def test_an_address_that_is_none_is_refused(wrong: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="no address"):
+        Store(wrong)
+
+
+# --- faults of SQLite --------------------------------------------------------------------------
+
+
+async def test_the_file_is_ours_alone(tmp_path: Path) -> None:
+    async with Store(f"sqlite:///{tmp_path}/data/records.db") as store:
+        await store.begin(a_run())
+        for path in (tmp_path / "data").iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        assert len(list((tmp_path / "data").iterdir())) == 3
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
+
+
+async def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "records.db").write_text("these are not the records you are looking for" * 100)
+    with pytest.raises(errors.NotAvailable, match="not a database"):
+        async with Store(f"sqlite:///{tmp_path}/records.db"):
+            pass
+
+
+async def test_pruning_gives_the_disk_its_room_back(tmp_path: Path) -> None:
+    file = tmp_path / "records.db"
+    async with Store(f"sqlite:///{file}") as store:
+        for _ in range(20):
+            result = Result(status="success", stdout="x" * 500_000)
+            await store.begin(a_run(created=1.0, ended=1.0, state="finished", result=result))
+    before = file.stat().st_size
+    async with Store(f"sqlite:///{file}") as store:
+        await store.prune(60)
+    assert before > 10_000_000
+    assert file.stat().st_size < 1_000_000
+
+
+async def test_a_lock_that_another_process_holds_is_waited_for_and_not_for_ever(tmp_path: Path) -> None:
+    file = tmp_path / "records.db"
+    async with Store(f"sqlite:///{file}") as store:
+        other = sqlite3.connect(file, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        begun = time.monotonic()
+        with pytest.raises(errors.NotAvailable):
+            await store.begin(a_run())
+        assert time.monotonic() - begun < 9
+        assert "locked" in store.status
+        other.execute("ROLLBACK")
+        other.close()
+        run = a_run()
+        await store.begin(run)
+        assert [found.id for found in await store.runs(state="queued")] == [run.id]
+        assert store.status == ""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    line = ["mount", "-t", "tmpfs", "-o", "size=3m", "belljar-test-small", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(line, check=False, capture_output=True).returncode != 0:
+        pytest.skip("NOTHING of a full disk was checked: it takes the right to mount a small one")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+async def test_on_a_full_disk_nothing_is_begun_and_all_goes_on_when_there_is_room(small_disk: Path) -> None:
+    async with Store(f"sqlite:///{small_disk}/records.db") as store:
+        early = a_run(state="running")
+        await store.begin(early)
+        filler = small_disk / "filler"
+        with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        refused = await _fill(store)
+        assert "full" in refused.message or "I/O" in refused.message
+        assert str(small_disk) in refused.fix
+        assert store.status
+        store.add(*[a_line(early.id, number) for number in range(1, 2001)])
+        with pytest.raises(errors.NotAvailable):  # it is told, and yet not forgotten
+            await store.change(
+                early.id, state="finished", ended=2.0, result=Result(status="success", stdout="y" * 50_000)
+            )
+        with pytest.raises(errors.NotAvailable):
+            await store.begin(a_run(id="bj-refused"))
+        filler.unlink()
+        await until(lambda: store.status == "" and not store.buffered)
+        await store.begin(a_run())
+        assert len(await store.lines(early.id, limit=5000)) == 2000
+        found = await store.run(early.id)
+        assert found is not None and found.state == "finished"
+        assert found.result is not None and len(found.result.stdout) == 50_000
+        assert await store.run("bj-refused") is None
+        assert store.dropped == 0
+
+
+async def _fill(store: Store) -> errors.NotAvailable:
+    """SQLite's journal has some room of its own, which comes to an end."""
+    with anyio.fail_after(30):
+        while True:
+            try:
+                await store.begin(a_run(sha256="x" * 4000))
+            except errors.NotAvailable as error:
+                return error
+
+
+# --- faults of PostgreSQL ----------------------------------------------------------------------
+
+
+async def test_postgresql_killed_and_started_again_loses_nothing_that_was_acknowledged(
+    postgres: PostgresServer,
+) -> None:
+    acknowledged: list[str] = []
+    refused = 0
+    async with Store(postgres.new_url()) as store:
+
+        async def keep_beginning(scope: anyio.CancelScope) -> None:
+            nonlocal refused
+            while not scope.cancel_called:
+                run = a_run()
+                try:
+                    await store.begin(run)
+                    acknowledged.append(run.id)
+                except errors.NotAvailable:
+                    refused += 1
+                    await anyio.sleep(0.05)
+
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                for _ in range(10):
+                    group.start_soon(keep_beginning, scope)
+                await until(lambda: len(acknowledged) > 100)
+                postgres.kill()
+                try:
+                    begun = time.monotonic()
+                    with pytest.raises(errors.NotAvailable) as told:
+                        await store.begin(a_run(id="bj-refused"))
+                    assert time.monotonic() - begun < 7
+                    assert "PostgreSQL" in told.value.fix
+                    assert store.status
+                    store.add(*[a_line("bj-1", number) for number in range(1, 101)])
+                    with pytest.raises(errors.NotAvailable):
+                        await store.run("bj-1")
+                finally:
+                    postgres.start()
+                before = len(acknowledged)
+                await until(lambda: len(acknowledged) > before + 100)
+                scope.cancel()
+        await until(lambda: not store.status and not store.buffered)
+        assert len(await store.lines("bj-1")) == 100
+        known = {run.id for run in await store.runs(limit=100_000)}
+        assert set(acknowledged) <= known
+        assert "bj-refused" not in known
+        assert refused > 0
+
+
+async def test_postgresql_that_hangs_keeps_nobody_waiting_for_ever(postgres: PostgresServer) -> None:
+    async with Store(postgres.new_url()) as store:
+        await store.begin(a_run())
+        pids = [
+            int(pid)
+            for pid in postgres.sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'belljar'").split()
+        ]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            with pytest.raises(errors.NotAvailable):
+                await store.begin(a_run(id="bj-late"))
+            assert time.monotonic() - begun < 7
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        await store.begin(a_run(id="bj-next"))
+        await store.flush()
+        late = await store.run("bj-late")
+        assert late is None or late.state == "failed"  # its caller was told that it was not begun
