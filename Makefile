@@ -32,6 +32,7 @@ bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand 
 	@$(BIN)/python tests/bench/bench.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_wasm.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_containers.py $(BENCH)
+	@$(BIN)/python tests/bench/bench_service.py $(BENCH)
 
 setup: $(STAMP)
 

@@ -8,7 +8,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -34,6 +34,7 @@ from belljar.models import (
 from belljar.routing import Choice
 from belljar.settings import CONTAINER_ENGINES, Settings
 from belljar.settings import load as load_settings
+from belljar.tracing import span
 
 Listener = Callable[[Event], Awaitable[None] | None]
 _ALWAYS_SPOKEN = ("python", "bash")
@@ -151,7 +152,8 @@ class Engine:
     ) -> tuple[Plan, Choice]:
         """What is allowed, and where; `after` a run on one backend, only on those next in line and no weaker."""
         try:
-            return await self._weigh(request, keep_files=keep_files, after=after)
+            with span("policy"):
+                return await self._weigh(request, keep_files=keep_files, after=after)
         except errors.BelljarError as error:
             kind = "refused" if isinstance(error, errors.PolicyDenied) else "failed"
             await self.record(kind, error=error.kind, message=error.message, **audit.asked(request))
@@ -172,14 +174,17 @@ class Engine:
     async def _lease(self, plan: Plan, choice: Choice) -> AsyncIterator[Lease]:
         backend, offer = self.backend(choice.backend), await self.offer(choice.backend)
         async with AsyncExitStack() as stack:
+            leaving = stack.enter_context(ExitStack())
             await stack.enter_async_context(self._places)
             await self.record("created", run=plan.id, backend=choice.backend, reasons=choice.reasons)
             stack.push_async_callback(self._record_end, plan.id)
             async with self.recording_failure(plan.id):
-                box = await stack.enter_async_context(backend.open(plan))
+                with span("start", run=plan.id, backend=choice.backend):
+                    box = await stack.enter_async_context(backend.open(plan))
             lease = Lease(self, plan, box, offer, choice.reasons)
             self._on_box(lease, True)
             stack.callback(self._on_box, lease, False)
+            stack.callback(leaving.enter_context, span("cleanup", run=plan.id))  # ends when all of it is gone
             yield lease
 
     @property
@@ -200,6 +205,8 @@ class Engine:
             raise
 
     async def record_result(self, run: str, result: Result) -> None:
+        if result.error and result.error.context.get("signal") == "SIGSYS":
+            await self._record_late("seccomp", run=run, message="ended by the kernel for a system call that is closed")
         failure = result.error.error_type if result.error else None
         await self._record_late(
             "finished", run=run, status=result.status, exit_code=result.exit_code, error=failure,
@@ -337,7 +344,9 @@ class Lease:
             command = await self.command(request)
             await self.announce(request)
             emit = self._emitter(listener)
-            result = await self.box.run(command, emit, control or Control())
+            with span("run", run=self.box.id, backend=self.offer.backend, language=command.language) as seen:
+                result = await self.box.run(command, emit, control or Control())
+                seen.set(status=result.status)
             result = await self.finish(request, result)
             await emit("finished", "", result=result)
         return result

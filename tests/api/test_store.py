@@ -1,16 +1,12 @@
-"""The store on a real SQLite and a real PostgreSQL: the same promises for both, and what becomes of them in a fault."""
+"""The store on a real SQLite and a real PostgreSQL: the same promises for both."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sqlite3
-import stat
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +19,10 @@ from alembic.script import ScriptDirectory
 from belljar import errors
 from belljar.models import File, Result, Status
 from belljar.service import database, tables
-from belljar.service.records import Alert, Key, LogLine, RunRecord, Sample, new_id
+from belljar.service.records import Alert, Key, LogLine, RunRecord, Sample
 from belljar.service.store import Store
 from postgres_server import PostgresServer, postgres_server
+from store_records import a_line, a_run, until
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +43,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def store(url: str) -> AsyncIterator[Store]:
     async with Store(url) as opened:
         yield opened
-
-
-def a_run(**fields: Any) -> RunRecord:
-    return RunRecord(**{"id": new_id(), "caller": "ann", "instance": "one", "created": time.time()} | fields)
-
-
-def a_line(id: str, number: int, message: str = "hello") -> LogLine:
-    return LogLine(container_id=id, number=number, timestamp=time.time(), stream="stdout", message=message)
-
-
-async def until(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
-    """The condition's first true value; it may be a coroutine function's."""
-    with anyio.fail_after(seconds):
-        while True:
-            value = condition()
-            value = await value if hasattr(value, "__await__") else value
-            if value:
-                return value
-            await anyio.sleep(0.01)
 
 
 # --- runs --------------------------------------------------------------------------------------
@@ -225,6 +203,30 @@ async def test_who_sees_that_a_run_ended_sees_all_its_lines(store: Store) -> Non
         assert len(await store.lines(run.id)) == 50
 
 
+async def test_one_run_that_floods_keeps_neither_the_lines_of_another_back_nor_who_asks_for_its_own(
+    store: Store,
+) -> None:
+    async def flood(scope: anyio.CancelScope) -> None:
+        number = 0
+        while not scope.cancel_called:
+            if store.buffered < 20_000:  # there is room for the others, so none of theirs is dropped
+                store.add(*[a_line("bj-flood", number + step) for step in range(1, 201)])
+                number += 200
+            await anyio.sleep(0.001)
+
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(flood, scope)
+            await until(lambda: store.lines("bj-flood"))
+            store.add(a_line("bj-quiet", 1))
+            await store.flush("bj-quiet")
+            assert len(await store.lines("bj-quiet")) == 1
+            store.add(a_line("bj-calm", 1))
+            await until(lambda: store.lines("bj-calm"))
+            await store.flush()
+            scope.cancel()
+
+
 async def test_samples_and_alerts_are_kept(store: Store) -> None:
     samples = [
         Sample(
@@ -254,6 +256,17 @@ async def test_what_does_not_fit_is_counted_and_nobody_waits(url: str) -> None:
     async with Store(url, buffer_bytes=10_000) as store:
         store.add(a_line("bj-2", 1, "x" * 9_000), a_line("bj-2", 2, "x" * 9_000))
         assert store.dropped == 1
+
+
+async def test_an_item_that_the_database_refuses_is_counted_and_the_others_are_written(store: Store) -> None:
+    lines = [a_line("bj-1", number) for number in range(1, 101)]
+    store.add(*lines[:50], a_line("bj-1", 2**70), *lines[50:])
+    run = a_run()
+    await store.begin(run)
+    await store.flush()
+    assert await store.lines("bj-1") == lines
+    assert store.dropped == 1
+    assert store.status == ""
 
 
 async def test_what_was_handed_over_is_written_when_the_store_is_closed_even_by_a_cancellation(url: str) -> None:
@@ -381,177 +394,3 @@ async def test_a_store_of_a_newer_belljar_is_left_alone(url: str) -> None:
 def test_an_address_that_is_none_is_refused(wrong: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="no address"):
         Store(wrong)
-
-
-# --- faults of SQLite --------------------------------------------------------------------------
-
-
-async def test_the_file_is_ours_alone(tmp_path: Path) -> None:
-    async with Store(f"sqlite:///{tmp_path}/data/records.db") as store:
-        await store.begin(a_run())
-        for path in (tmp_path / "data").iterdir():
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-        assert len(list((tmp_path / "data").iterdir())) == 3
-    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
-
-
-async def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
-    (tmp_path / "records.db").write_text("these are not the records you are looking for" * 100)
-    with pytest.raises(errors.NotAvailable, match="not a database"):
-        async with Store(f"sqlite:///{tmp_path}/records.db"):
-            pass
-
-
-async def test_pruning_gives_the_disk_its_room_back(tmp_path: Path) -> None:
-    file = tmp_path / "records.db"
-    async with Store(f"sqlite:///{file}") as store:
-        for _ in range(20):
-            result = Result(status="success", stdout="x" * 500_000)
-            await store.begin(a_run(created=1.0, ended=1.0, state="finished", result=result))
-    before = file.stat().st_size
-    async with Store(f"sqlite:///{file}") as store:
-        await store.prune(60)
-    assert before > 10_000_000
-    assert file.stat().st_size < 1_000_000
-
-
-async def test_a_lock_that_another_process_holds_is_waited_for_and_not_for_ever(tmp_path: Path) -> None:
-    file = tmp_path / "records.db"
-    async with Store(f"sqlite:///{file}") as store:
-        other = sqlite3.connect(file, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        begun = time.monotonic()
-        with pytest.raises(errors.NotAvailable):
-            await store.begin(a_run())
-        assert time.monotonic() - begun < 9
-        assert "locked" in store.status
-        other.execute("ROLLBACK")
-        other.close()
-        run = a_run()
-        await store.begin(run)
-        assert [found.id for found in await store.runs(state="queued")] == [run.id]
-        assert store.status == ""
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    line = ["mount", "-t", "tmpfs", "-o", "size=3m", "belljar-test-small", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(line, check=False, capture_output=True).returncode != 0:
-        pytest.skip("NOTHING of a full disk was checked: it takes the right to mount a small one")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-async def test_on_a_full_disk_nothing_is_begun_and_all_goes_on_when_there_is_room(small_disk: Path) -> None:
-    async with Store(f"sqlite:///{small_disk}/records.db") as store:
-        early = a_run(state="running")
-        await store.begin(early)
-        filler = small_disk / "filler"
-        with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
-            while True:
-                file.write(b"x" * 4096)
-        refused = await _fill(store)
-        assert "full" in refused.message or "I/O" in refused.message
-        assert str(small_disk) in refused.fix
-        assert store.status
-        store.add(*[a_line(early.id, number) for number in range(1, 2001)])
-        with pytest.raises(errors.NotAvailable):  # it is told, and yet not forgotten
-            await store.change(
-                early.id, state="finished", ended=2.0, result=Result(status="success", stdout="y" * 50_000)
-            )
-        with pytest.raises(errors.NotAvailable):
-            await store.begin(a_run(id="bj-refused"))
-        filler.unlink()
-        await until(lambda: store.status == "" and not store.buffered)
-        await store.begin(a_run())
-        assert len(await store.lines(early.id, limit=5000)) == 2000
-        found = await store.run(early.id)
-        assert found is not None and found.state == "finished"
-        assert found.result is not None and len(found.result.stdout) == 50_000
-        assert await store.run("bj-refused") is None
-        assert store.dropped == 0
-
-
-async def _fill(store: Store) -> errors.NotAvailable:
-    """SQLite's journal has some room of its own, which comes to an end."""
-    with anyio.fail_after(30):
-        while True:
-            try:
-                await store.begin(a_run(sha256="x" * 4000))
-            except errors.NotAvailable as error:
-                return error
-
-
-# --- faults of PostgreSQL ----------------------------------------------------------------------
-
-
-async def test_postgresql_killed_and_started_again_loses_nothing_that_was_acknowledged(
-    postgres: PostgresServer,
-) -> None:
-    acknowledged: list[str] = []
-    refused = 0
-    async with Store(postgres.new_url()) as store:
-
-        async def keep_beginning(scope: anyio.CancelScope) -> None:
-            nonlocal refused
-            while not scope.cancel_called:
-                run = a_run()
-                try:
-                    await store.begin(run)
-                    acknowledged.append(run.id)
-                except errors.NotAvailable:
-                    refused += 1
-                    await anyio.sleep(0.05)
-
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-                for _ in range(10):
-                    group.start_soon(keep_beginning, scope)
-                await until(lambda: len(acknowledged) > 100)
-                postgres.kill()
-                try:
-                    begun = time.monotonic()
-                    with pytest.raises(errors.NotAvailable) as told:
-                        await store.begin(a_run(id="bj-refused"))
-                    assert time.monotonic() - begun < 7
-                    assert "PostgreSQL" in told.value.fix
-                    assert store.status
-                    store.add(*[a_line("bj-1", number) for number in range(1, 101)])
-                    with pytest.raises(errors.NotAvailable):
-                        await store.run("bj-1")
-                finally:
-                    postgres.start()
-                before = len(acknowledged)
-                await until(lambda: len(acknowledged) > before + 100)
-                scope.cancel()
-        await until(lambda: not store.status and not store.buffered)
-        assert len(await store.lines("bj-1")) == 100
-        known = {run.id for run in await store.runs(limit=100_000)}
-        assert set(acknowledged) <= known
-        assert "bj-refused" not in known
-        assert refused > 0
-
-
-async def test_postgresql_that_hangs_keeps_nobody_waiting_for_ever(postgres: PostgresServer) -> None:
-    async with Store(postgres.new_url()) as store:
-        await store.begin(a_run())
-        pids = [
-            int(pid)
-            for pid in postgres.sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'belljar'").split()
-        ]
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            begun = time.monotonic()
-            with pytest.raises(errors.NotAvailable):
-                await store.begin(a_run(id="bj-late"))
-            assert time.monotonic() - begun < 7
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
-        await store.begin(a_run(id="bj-next"))
-        await store.flush()
-        late = await store.run("bj-late")
-        assert late is None or late.state == "failed"  # its caller was told that it was not begun

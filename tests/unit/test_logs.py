@@ -19,10 +19,10 @@ class Kept:
     def add(self, *lines: LogLine) -> None:
         self.written += lines
 
-    async def flush(self) -> None:
+    async def flush(self, id: str) -> None:
         pass
 
-    async def lines(self, id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
+    async def lines(self, id: str, after: int = 0, limit: int = 1000, room: float = 0) -> list[LogLine]:
         return [line for line in self.written if line.number > after][:limit]
 
 
@@ -45,14 +45,14 @@ def test_the_lines_are_those_of_the_whole_text_however_it_was_cut(chunks: list[s
 
 def test_streams_do_not_mix_within_a_line() -> None:
     lines = Lines("r")
-    assert lines.feed(said("out ")) == []
+    assert list(lines.feed(said("out "))) == []
     assert [line.message for line in lines.feed(said("err\n", "stderr"))] == ["err"]
     assert [(line.stream, line.message) for line in lines.feed(said("more\n"))] == [("stdout", "out more")]
 
 
 def test_a_line_without_end_is_told_in_parts() -> None:
     lines = Lines("r")
-    told = lines.feed(said("x" * 200_000)) + lines.end(0)
+    told = [*lines.feed(said("x" * 200_000)), *lines.end(0)]
     assert "".join(line.message for line in told) == "x" * 200_000
     assert len(told) == 4
 
@@ -61,7 +61,7 @@ async def test_a_reader_that_comes_late_gets_all_of_it_from_the_store_and_from_m
     store = Kept()
     log = live(store, room=5000)
     for number in range(1000):
-        log.hear(said(f"line {number}\n"))
+        await log.hear(said(f"line {number}\n"))
     log.close(0)
     assert len(log._kept) < 100
     told = [line.message async for batch in log.follow(0) for line in batch]
@@ -71,7 +71,7 @@ async def test_a_reader_that_comes_late_gets_all_of_it_from_the_store_and_from_m
 async def test_a_reader_that_comes_back_with_its_last_number_misses_nothing_and_gets_nothing_twice() -> None:
     log = live(Kept())
     for number in range(10):
-        log.hear(said(f"{number}\n"))
+        await log.hear(said(f"{number}\n"))
     log.close(0)
     assert [line.number async for batch in log.follow(7) for line in batch] == [8, 9, 10]
 
@@ -80,10 +80,27 @@ async def test_lines_that_nobody_kept_are_told_as_a_gap() -> None:
     store = Kept()
     log = live(store, room=400)
     for number in range(100):
-        log.hear(said(f"{number}\n"))
+        await log.hear(said(f"{number}\n"))
     store.written.clear()
     log.close(0)
     told = [line async for batch in log.follow(0) for line in batch]
     assert told[0].stream == "gap"
     assert told[-1].message == "99"
     assert told[0].number + 1 == told[1].number
+
+
+def test_more_lines_than_anybody_reads_are_told_together_and_whole() -> None:
+    lines = Lines("r")
+    text = "".join(f"{number}\n" for number in range(50_000))
+    assert len(list(lines.feed(said(text)))) == 50_000
+    told = list(lines.feed(said("a\nb\n\nc")))
+    assert [line.message for line in told] == ["a\nb\n"]
+    assert [line.message for line in lines.end(0)] == ["c"]
+
+
+async def test_a_batch_is_bounded_by_its_size_too() -> None:
+    log = live(Kept())
+    for _ in range(40):
+        await log.hear(said("x" * 60_000 + "\n"))
+    log.close(0)
+    assert max([len(batch) async for batch in log.follow(35)]) <= 5

@@ -91,7 +91,7 @@ async def read_logs(
     if "text/event-stream" in request.headers.get("accept", ""):
         lines = service.follow(id, caller, max(after, int(last_event_id or 0)))
         return StreamingResponse(_events(service, id, lines, caller), media_type="text/event-stream")
-    await service.store.flush()
+    await service.store.flush(id)
     return LogPage(lines=tuple(await service.store.lines(id, after, limit)), state=record.state)
 
 
@@ -155,7 +155,7 @@ async def _until_gone(socket: WebSocket, scope: anyio.CancelScope) -> None:
 async def read_metrics(id: str, service: TheService, caller: Reader, after: float = 0) -> Figures:
     """What a sandbox used, second by second, and what was alarming about it."""
     await service.record(id, caller)
-    await service.store.flush()
+    await service.store.flush(id)
     samples = await service.store.samples(id, after)
     latest = service.sampler.latest(id) or (samples[-1] if samples else None)
     return Figures(container_id=id, latest=latest, samples=tuple(samples), alerts=tuple(await service.store.alerts(id)))

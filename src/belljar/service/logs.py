@@ -1,22 +1,33 @@
 """Output as lines with numbers. The latest of a run under way are in memory, all of them go to the store, and each
-reader goes at its own pace: one that is slow costs nothing, one that comes back with its last number misses nothing."""
+reader goes at its own pace: one that is slow costs nothing, one that comes back with its last number misses nothing.
+
+A guest that writes faster than lines can be kept is slowed down by its own pipe, and everybody else has their turn."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from belljar.models import KIB, Event
+from belljar import errors
+from belljar.models import KIB, MIB, Event
 from belljar.service.records import LogLine
 
 if TYPE_CHECKING:
     from belljar.service.store import Store
 
 _LONGEST = 64 * KIB  # characters of a line; what is longer is told in parts
+_MANY = 50_000  # lines of a run; from then on those that come together are told as one: ten megabytes of newlines
+# would be a gigabyte of records
 _BATCH = 500
+_ROOM = 256 * KIB  # characters of a batch: a reader that stands still holds one
+_AHEAD = 8 * MIB  # that a run may write before it waits for the store
+_ITEM = 600  # of memory for a line, besides its text
+_PATIENCE = 2.0  # seconds that it waits
 Told = Literal["stdout", "stderr", "display", "limit", "denied"]
 
 
@@ -28,21 +39,24 @@ class Lines:
         self._number = 0
         self._open: dict[Told, str] = {}
 
-    def feed(self, event: Event) -> list[LogLine]:
+    def feed(self, event: Event) -> Iterator[LogLine]:
+        """Each has its number when it is taken, not before: two streams may be fed in turns."""
         if event.kind == "finished":
-            return self.end(event.at)
+            return iter(self.end(event.at))
         if event.kind == "started" or not event.text:
-            return []
+            return iter(())
         if event.kind not in ("stdout", "stderr"):
-            return [self._line(event.kind, event.text[:_LONGEST], event.at)]
+            return iter((self._line(event.kind, event.text[:_LONGEST], event.at),))
         *whole, rest = (self._open.pop(event.kind, "") + event.text).split("\n")
+        if self._number >= _MANY and whole:
+            whole = ["\n".join(whole)]
         found = [part for text in whole for part in _parts(text)]
         while len(rest) >= _LONGEST:
             found.append(rest[:_LONGEST])
             rest = rest[_LONGEST:]
         if rest:
             self._open[event.kind] = rest
-        return [self._line(event.kind, text, event.at) for text in found]
+        return (self._line(event.kind, text, event.at) for text in found)
 
     def end(self, at: float) -> list[LogLine]:
         """What was begun and never ended."""
@@ -71,11 +85,23 @@ class Live:
         self._room = room
         self._kept: deque[LogLine] = deque()
         self._size = 0
+        self._ahead = 0
         self._news = anyio.Event()
         self.closed = False
 
-    def hear(self, event: Event) -> None:
-        self._take(self._lines.feed(event))
+    async def hear(self, event: Event) -> None:
+        coming = self._lines.feed(event)
+        while batch := list(islice(coming, _BATCH)):
+            self._take(batch)
+            await self._give_way()
+
+    async def _give_way(self) -> None:
+        """A batch is some milliseconds in which nobody else has a turn; and what the store has no room for is lost."""
+        await anyio.sleep(0)
+        if self._ahead > _AHEAD:
+            with anyio.move_on_after(_PATIENCE), suppress(errors.NotAvailable):
+                await self._store.flush(self._run)
+            self._ahead = 0
 
     def close(self, at: float) -> None:
         self._take(self._lines.end(at))
@@ -88,6 +114,7 @@ class Live:
         for line in lines:
             self._kept.append(line)
             self._size += len(line.message) + 64
+            self._ahead += len(line.message) + _ITEM
             self._publish(line)
         self._store.add(*lines)
         while self._size > self._room and len(self._kept) > 1:
@@ -113,18 +140,32 @@ class Live:
             return []
         first = kept[0].number
         if after + 1 >= first:
-            start = after + 1 - first
-            return [kept[place] for place in range(start, min(len(kept), start + _BATCH))]
-        await self._store.flush()
-        if older := await self._store.lines(self._run, after, _BATCH):
-            return older
-        return [_gap(self._run, after, self._kept[0])]
+            return _batch(kept[place] for place in range(after + 1 - first, len(kept)))
+        return await self._older(after) or [_gap(self._run, after, self._kept[0])]
+
+    async def _older(self, after: int) -> list[LogLine]:
+        if found := await self._store.lines(self._run, after, _BATCH, room=_ROOM):
+            return found
+        with suppress(errors.NotAvailable):  # they are on their way there
+            await self._store.flush(self._run)
+        return await self._store.lines(self._run, after, _BATCH, room=_ROOM)
+
+
+def _batch(lines: Iterable[LogLine]) -> list[LogLine]:
+    found: list[LogLine] = []
+    room = _ROOM
+    for line in islice(lines, _BATCH):
+        found.append(line)
+        room -= len(line.message)
+        if room <= 0:
+            break
+    return found
 
 
 async def replay(store: Store, run: str, after: int) -> AsyncIterator[list[LogLine]]:
     """The same of a run that is over, or that another process runs: what the store has by now."""
-    await store.flush()
-    while batch := await store.lines(run, after, _BATCH):
+    await store.flush(run)
+    while batch := await store.lines(run, after, _BATCH, room=_ROOM):
         yield batch
         after = batch[-1].number
 

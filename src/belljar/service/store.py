@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
-from sqlalchemy import Connection, and_, or_, select, update
+from sqlalchemy import Connection, and_, delete, exists, or_, select, update
 
 from belljar import errors
 from belljar.backends.base import lone_errors
@@ -94,9 +95,12 @@ class Store:
 
     async def _finish(self) -> None:
         with anyio.CancelScope(shield=True):
-            if not await self._writer.flush(_FLUSH_SECONDS):
+            try:
+                await self.flush()
+            except errors.BelljarError:
                 self._writer.buffer.dropped += self.buffered
-            self._writer.stop()
+            finally:
+                self._writer.stop()
 
     # --- runs
 
@@ -159,11 +163,14 @@ class Store:
         owners = await self.read(lambda db: db.scalars(select(runs.instance).where(*is_open).distinct()).all())
         dead = [instance for instance in owners if is_dead(instance)]
         now = time.time()
+        problem = errors.ExecutionFailed(
+            "the service died while it was under way", fix="send it again, if it does no harm twice: under a new key"
+        )
 
         def work(db: Connection) -> list[str]:
             ids = list(db.scalars(select(runs.id).where(*is_open, runs.instance.in_(dead)).limit(_PAGE)))
             for id in ids:
-                values = {"state": "lost", "ended": now, "position": None}
+                values = {"state": "lost", "ended": now, "position": None, "problem": json.dumps(problem.as_dict())}
                 changes.change_run(db, id, values, outbox=self.outbox)
             return ids
 
@@ -178,17 +185,26 @@ class Store:
         """From the event loop's thread. What does not fit is counted in `dropped`."""
         self._writer.add(items)
 
-    async def flush(self) -> None:
-        if not await self._writer.flush(_FLUSH_SECONDS):
-            raise errors.NotAvailable(
-                self.status or "records are not written fast enough", fix=f"see what keeps {self.database.where}"
-            )
+    async def flush(self, id: str = writer.EVERYTHING) -> None:
+        """All that was added until now is committed; of one run, if it is named, which costs others less."""
+        await self._writer.flush(id, _FLUSH_SECONDS)
 
-    async def lines(self, id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
+    async def lines(self, id: str, after: int = 0, limit: int = 1000, *, room: float = math.inf) -> list[LogLine]:
+        """In order; no more than come to `room` characters, and one more."""
         logs = tables.logs.c
         statement = select(tables.logs).where(logs.container_id == id, logs.number > after)
         statement = statement.order_by(logs.number).limit(limit)
-        return [tables.as_line(row) for row in await self.read(lambda db: db.execute(statement).all())]
+
+        def work(db: Connection) -> list[LogLine]:
+            found, left = list[LogLine](), room
+            for row in db.execute(statement):
+                found.append(tables.as_line(row))
+                left -= len(found[-1].message)
+                if left <= 0:
+                    break
+            return found
+
+        return await self.read(work)
 
     async def samples(self, id: str, after: float = 0, limit: int = 3600) -> list[Sample]:
         samples = tables.samples.c
@@ -206,16 +222,26 @@ class Store:
     # --- claims, keys, images
 
     async def claim(self, caller: str, key: str, fingerprint: str, id: str) -> tuple[str, str]:
-        claims = tables.claims.c
-        row = {"caller": caller, "key": key, "fingerprint": fingerprint, "id": id, "created": time.time()}
+        """Who owns a key. One whose run was never recorded (its server died in that moment) is free after a while."""
+        claims, owned = tables.claims.c, exists().where(tables.runs.c.id == tables.claims.c.id)
+        now = time.time()
+        row = {"caller": caller, "key": key, "fingerprint": fingerprint, "id": id, "created": now}
 
         def work(db: Connection) -> tuple[str, str]:
+            stale = (claims.caller == caller, claims.key == key, claims.created < now - _LONG)
+            db.execute(delete(tables.claims).where(*stale, ~owned))
             db.execute(changes.insert_or_leave(db, tables.claims), [row])
             found = db.execute(select(claims.id, claims.fingerprint).where(claims.caller == caller, claims.key == key))
             owner = found.one()
             return owner.id, owner.fingerprint
 
         return await self.write(work, writer.PATIENCE)
+
+    async def release(self, caller: str, key: str, id: str) -> None:
+        """A claim of a run that was turned away: the key is good for another try."""
+        claims = tables.claims.c
+        mine = (claims.caller == caller, claims.key == key, claims.id == id)
+        await self.write(lambda db: db.execute(delete(tables.claims).where(*mine)) and None, writer.PATIENCE)
 
     async def keys(self) -> list[Key]:
         statement = select(tables.keys).order_by(tables.keys.c.created, tables.keys.c.id)

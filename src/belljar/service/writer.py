@@ -29,6 +29,8 @@ _STALE = 0.25  # and wait for no longer, however many writes come between
 _RETRY = 1.0
 _GROUP = 500  # writes of one transaction
 _BATCH = 1000  # items of one transaction
+_TURN = 100  # of them of one run
+EVERYTHING = "*"  # no run has that id
 _OBJECT = 600  # bytes that an item takes besides its text
 
 
@@ -38,8 +40,8 @@ class Write:
     __slots__ = ("again", "deadline", "done", "error", "gone", "owed", "row", "run", "size", "unsure", "value", "work")
 
     def __init__(self, work: Callable[[Connection], Any] | None = None, *, row: dict[str, Any] | None = None) -> None:
-        self.work, self.row = work, row  # a row: a run that begins; many of them are one statement
-        self.run = ""  # the run that ends with this
+        self.work, self.row = work, row  # a row: a run that begins; many are one statement. Neither: a mark
+        self.run = ""  # whose items go along: the run that ends with this
         self.size = 0  # of a change, which is due even when its caller was told no; others are not
         self.owed = False  # nobody waits any more, but it has to be done
         self.gone = False  # nobody waits any more
@@ -76,20 +78,25 @@ class Buffer:
         return True
 
     def take(self, most: int) -> list[Item]:
-        """The next ones, those of the run that has waited longest first."""
+        """The next ones: some of each run in turn, so that one that floods does not keep the others back."""
         taken: list[Item] = []
         size = 0
         while self._by_run and len(taken) < most and size < MIB:
-            id, waiting = next(iter(self._by_run.items()))
-            taken.append(waiting.popleft())
-            size += _weigh(taken[-1])
-            if not waiting:
-                del self._by_run[id]
+            id = next(iter(self._by_run))
+            waiting = self._by_run.pop(id)
+            some = [waiting.popleft() for _ in range(min(len(waiting), _TURN, most - len(taken)))]
+            taken += some
+            size += sum(map(_weigh, some))
+            if waiting:
+                self._by_run[id] = waiting
         self._forget(taken)
+        self.since = time.monotonic()
         return taken
 
     def take_run(self, id: str) -> list[Item]:
-        taken = list(self._by_run.pop(id, ()))
+        """All that there is of one run; with `EVERYTHING`, of all."""
+        names = list(self._by_run) if id == EVERYTHING else [id]
+        taken = [item for name in names for item in self._by_run.pop(name, ())]
         self._forget(taken)
         return taken
 
@@ -101,7 +108,6 @@ class Buffer:
 
     def _forget(self, items: list[Item]) -> None:
         self.count, self.size = self.count - len(items), self.size - sum(map(_weigh, items))
-        self.since = time.monotonic()
 
 
 def _weigh(item: Item) -> int:
@@ -115,7 +121,6 @@ class Writer:
         self._database, self._outbox = database, outbox
         self._waiting: deque[Write] = deque()
         self._bell = anyio.Event()
-        self._emptied: anyio.Event | None = None
         self._busy = False
         self._owed_room = owed_bytes
         self._pause = 0.0  # before the next try, while the database is not there
@@ -157,17 +162,12 @@ class Writer:
         if was_empty or self.buffer.count >= _BATCH:
             self._bell.set()
 
-    async def flush(self, seconds: float) -> bool:
-        """True when all that was handed over until now is committed."""
-        deadline = time.monotonic() + seconds
-        while self._busy or self._waiting or self.buffer.count:
-            if (left := deadline - time.monotonic()) <= 0:
-                return False
-            self._emptied = self._emptied or anyio.Event()
-            self._bell.set()
-            with anyio.move_on_after(left):
-                await self._emptied.wait()
-        return True
+    async def flush(self, id: str, seconds: float) -> None:
+        """Returns when all that was handed over until now, of a run or of all, is committed, or raises."""
+        if self._busy or self._waiting or self.buffer.count:
+            mark = Write()
+            mark.run = id
+            await self.ask(mark, seconds)
 
     def stop(self) -> None:
         if self._scope is not None:
@@ -183,13 +183,13 @@ class Writer:
                 writes, items = self._take()
                 if self.status and not writes and not items:
                     writes = [Write(_touch)]
-                if writes or items:
+                if items or any(write.work or write.row for write in writes):
                     self._busy = True
                     await self._commit(writes, items)
                     self._busy = False
-                if self._emptied is not None and not self._waiting and not self.buffer.count:
-                    self._emptied.set()
-                    self._emptied = None
+                else:
+                    for mark in writes:  # of what was committed before
+                        mark.finish()
 
     async def _await_work(self) -> None:
         """Until somebody waits, there is a batch of lines, or those that there are have waited long enough."""
@@ -207,7 +207,7 @@ class Writer:
     def _urgent(self) -> bool:
         if any(not write.owed for write in self._waiting) or (self._waiting and not self.status):
             return True
-        return not self.status and (self.buffer.count >= _BATCH or self._emptied is not None)
+        return not self.status and self.buffer.count >= _BATCH
 
     def _take(self) -> tuple[list[Write], list[Item]]:
         writes = [self._waiting.popleft() for _ in range(min(len(self._waiting), _GROUP))]
@@ -278,12 +278,12 @@ class Writer:
                 self._settle(write, error=problem)
             self.buffer.dropped += len(items)
             return
-        for write in writes:
-            await self._commit([write], [])
         half = (len(items) + 1) // 2
         for part in (items[:half], items[half:]):
             if part:
                 await self._commit([], part)
+        for write in writes:  # the end of a run after its lines
+            await self._commit([write], [])
 
     def _disown(self, row: dict[str, Any]) -> None:
         """A run that was recorded after all, or may have been, when its caller was told that it was not."""

@@ -1,0 +1,154 @@
+"""What HTTP adds to a run, and what the service stands: the fourth part of `make bench`.
+
+A real `belljar serve` in a process of its own, asked over loopback on connections that stay open. With one caller each
+round asks the library (in this process) and the service in random order, so the difference of the medians is what HTTP,
+admission and records add. With 10 and 100 callers all at once the service queues; every answer must still be right.
+The last phase asks thousands of times and looks at the server's memory.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import SocketStream
+
+import belljar
+from belljar.backends.toolchains import find_bubblewrap
+from bench import Part, add_part, at_most, err, machine, prepared, summary
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from serving import Server, served
+
+WIDTHS = (10, 100)
+BACKENDS = ("wasm", "native")
+_CONFIG = '[service]\nqueue = 1000\nrate = "1000000/minute"\n'
+
+
+class Connection:
+    """One kept alive, with as little of a client in it as possible: its time is not the server's."""
+
+    def __init__(self, stream: SocketStream, backend: str) -> None:
+        self._stream = stream
+        body = json.dumps({"code": "print(1)", "backend": backend}).encode()
+        self._question = (
+            b"POST /api/sandbox/execute HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            + f"content-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+
+    async def ask(self) -> float:
+        """Milliseconds to a right answer."""
+        start = time.perf_counter()
+        await self._stream.send(self._question)
+        answer = await self._stream.receive()
+        while b"\r\n\r\n" not in answer:
+            answer += await self._stream.receive()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        while len(body) < size:
+            body += await self._stream.receive()
+        taken = (time.perf_counter() - start) * 1000
+        if not head.startswith(b"HTTP/1.1 200") or b'"stdout":"1\\n"' not in body:
+            raise RuntimeError(f"not the answer: {head[:80]!r} {body[:300]!r}")
+        return taken
+
+
+async def connect(server: Server, backend: str) -> Connection:
+    port = int(server.url.rpartition(":")[2])
+    return Connection(await anyio.connect_tcp("127.0.0.1", port), backend)
+
+
+async def library(backend: str) -> float:
+    start = time.perf_counter()
+    result = await belljar.arun("print(1)", backend=backend)
+    assert result.stdout == "1\n", result
+    return (time.perf_counter() - start) * 1000
+
+
+async def one_caller(server: Server, rounds: int) -> dict[str, list[float]]:
+    sides: dict[str, Callable[[], Awaitable[float]]] = {}
+    for backend in BACKENDS:
+        sides[f"belljar.arun on {backend}"] = lambda backend=backend: library(backend)  # type: ignore[misc]
+        sides[f"HTTP, {backend}"] = (await connect(server, backend)).ask
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 5):
+        for name in random.sample(list(sides), len(sides)):
+            taken = await sides[name]()
+            if number >= 5:  # the first start workers and fill caches
+                times[name].append(taken)
+    return times
+
+
+async def crowd(server: Server, backend: str, callers: int, each: int) -> tuple[list[float], float]:
+    """All answers' times, and answers a second."""
+    times: list[float] = []
+
+    async def call(connection: Connection) -> None:
+        for _ in range(each):
+            times.append(await connection.ask())
+
+    connections = [await connect(server, backend) for _ in range(callers)]
+    start = time.perf_counter()
+    async with anyio.create_task_group() as tasks:
+        for connection in connections:
+            tasks.start_soon(call, connection)
+    return times, len(times) / (time.perf_counter() - start)
+
+
+def resident_mb(server: Server) -> float:
+    for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError("no such process")
+
+
+async def measure(server: Server, rounds: int, quick: bool) -> dict[str, Any]:
+    with err.status("One caller: the library and HTTP in turn …"):
+        times = await one_caller(server, rounds)
+    rates = {}
+    for backend in BACKENDS:
+        for callers in WIDTHS:
+            name = f"HTTP, {backend}, {callers} callers"
+            with err.status(f"{name} …"):
+                share = (400 if backend == "wasm" else 200) // (2 if quick else 1) // callers
+                times[name], rates[name] = await crowd(server, backend, callers, max(2, share))
+    many = 1000 if quick else 10_000
+    with err.status(f"{many} requests, and the server's memory …"):
+        await crowd(server, "wasm", 10, many // 50)
+        before = resident_mb(server)
+        await crowd(server, "wasm", 10, many // 10)
+        grown = resident_mb(server) - before
+    return {"times": times, "rates": rates, "requests": many, "before_mb": before, "grown_mb": grown}
+
+
+def bench(rounds: int, quick: bool) -> dict[str, Any]:
+    offer, python = anyio.run(prepared)
+    with served(config=_CONFIG, MAX_CONTAINERS="10") as server:
+        found = anyio.run(measure, server, rounds, quick)
+    rows = {name: summary(values) for name, values in found["times"].items()}
+    added = {
+        backend: round(rows[f"HTTP, {backend}"]["median_ms"] - rows[f"belljar.arun on {backend}"]["median_ms"], 2)
+        for backend in BACKENDS
+    }
+    memory = f"memory after {found['requests']} requests more"
+    return {
+        "machine": machine(offer, python, find_bubblewrap()[0]), "times": rows,
+        "ratios": {}, "added_ms": added, "throughput": {name: round(rate, 1) for name, rate in found["rates"].items()},
+        "targets": [
+            *(at_most(f"HTTP adds on {backend}, ms at p50", added[backend], 3) for backend in BACKENDS),
+            f"errors with up to {max(WIDTHS)} callers: 0 (one would have ended this)",
+            at_most(f"{memory}, MB over {found['before_mb']:.0f}", found["grown_mb"], 10),
+        ],
+        "missing": [],
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(add_part(__doc__, bench, (200, 60), Part("service", "the service", "print(1) over HTTP")))
