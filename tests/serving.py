@@ -86,7 +86,7 @@ class Server:
             raise AssertionError(f"the service did not start; it said:\n{self.log}")
         return line
 
-    def stop(self, seconds: float = 30.0) -> int:
+    def stop(self, seconds: float = 60.0) -> int:
         """SIGTERM, and what it ended with."""
         return self._end(signal.SIGTERM, seconds)
 

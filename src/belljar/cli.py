@@ -17,7 +17,20 @@ import anyio
 import typer
 from anyio.abc import TaskStatus
 
-from belljar import __version__, cli_audit, cli_images, cli_serve, errors, files, terminal
+from belljar import (
+    __version__,
+    cli_audit,
+    cli_images,
+    cli_keys,
+    cli_mcp,
+    cli_proxy,
+    cli_records,
+    cli_serve,
+    cli_top,
+    errors,
+    files,
+    terminal,
+)
 from belljar.backends.base import Control, Preparable, lone_errors
 from belljar.engine import Engine
 from belljar.models import Capabilities, Result, RunRequest, Status
@@ -30,7 +43,12 @@ app = typer.Typer(
 )  # fmt: skip
 app.add_typer(cli_images.app, name="images")
 app.add_typer(cli_audit.app, name="audit")
+app.add_typer(cli_keys.app, name="keys")
+app.add_typer(cli_records.app, name="records")
 app.command()(cli_serve.serve)
+app.command()(cli_mcp.mcp)
+app.command()(cli_top.top)
+app.command()(cli_proxy.socket_proxy)
 
 _OWN_CODES = {Status.TIMEOUT: 124, Status.OOM_KILLED: 137, Status.ABORTED: 130, Status.KILLED: 137}
 

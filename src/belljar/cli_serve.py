@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from belljar import errors, terminal
+from belljar import errors, terminal, tracing
 from belljar.backends.base import lone_errors
 from belljar.settings import Settings, load
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from belljar.service.core import Service
 
+_LAST_SECONDS = 3  # for answers under way when all runs have ended, and then for who does not read
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON with the address, and log in JSON.")]
 
 
@@ -44,10 +45,11 @@ def serve(
         raise errors.NotAvailable(
             f"the service needs a package that is not installed: {error.name}", fix="pip install 'belljar[service]'"
         ) from None
+    tracing.turn_on()
     app = create_app(settings)
     config = uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, server_header=False, ws="wsproto",
-        ws_max_size=64 * 1024, timeout_graceful_shutdown=int(settings.service.drain) + 15, backlog=2048,
+        app, lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="wsproto",
+        ws_max_size=64 * 1024, timeout_graceful_shutdown=_LAST_SECONDS, backlog=2048,
     )  # fmt: skip
     server = uvicorn.Server(config)
     server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # they are ours
@@ -70,14 +72,31 @@ async def _serve(server: uvicorn.Server, app: FastAPI, listener: socket.socket, 
 
 
 async def _leave_when_told(server: uvicorn.Server, service: Service) -> None:
-    """The first signal: nothing new is taken in, runs have their time to end. The second: they are ended now."""
+    """The first signal: nothing new is taken in, runs have their time to end. The second: they are ended now. The
+    third: nobody is waited for.
+
+    Until the last run has ended, questions are answered: its caller wants to know, and a balancer asks `/readyz`.
+    """
+
+    told = 0
+
+    async def close_when_drained() -> None:
+        await service.drained.wait()
+        with anyio.move_on_after(_LAST_SECONDS):
+            while server.server_state.tasks:  # answers and streams that are about to end by themselves
+                await anyio.sleep(0.02)
+        server.should_exit = True
+
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
-        async for _ in received:
-            if server.should_exit:
-                service.stop_all()
-                server.force_exit = True
-            service.draining.set()
-            server.should_exit = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(close_when_drained)
+            async for _ in received:
+                told += 1
+                service.draining.set()
+                if told == 2:
+                    service.stop_all()
+                if told == 3:
+                    server.should_exit = server.force_exit = True
 
 
 def _announce(url: str, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import anyio
 import anyio.lowlevel
@@ -140,6 +140,29 @@ class Copyable(Box, Protocol):
     async def snapshot(self) -> Snapshot: ...
     def check(self, snapshot: Snapshot) -> None: ...
     async def restore(self, snapshot: Snapshot) -> None: ...
+
+
+class Figures(NamedTuple):
+    """What a command uses. None: that cannot be known here, which is not the same as nothing.
+
+    Counters count from the command's start, or, where one process serves many guests, from the first look at this one.
+    """
+
+    cpu_ms: float | None = None
+    memory: int | None = None  # bytes that it holds now, without what the kernel could take back at any time
+    rx: int | None = None
+    tx: int | None = None
+    disk_read: int | None = None
+    disk_write: int | None = None
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """A box that can tell what its command uses."""
+
+    async def measure(self) -> Figures | None:
+        """None while no command runs, and where nothing is known. Cheap: it is asked each second."""
+        ...
 
 
 class Backend(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from belljar.backends.base import Figures
 from belljar.models import Limits
 
 PREFIX = "belljar-"
@@ -79,6 +81,28 @@ class Group:
             self._table("pids", "pids.events").get("max", 0),
         )
 
+    def figures(self) -> Figures:
+        """What is used now. The page cache of files is not counted: it is given back when memory is wanted."""
+        if self.version == 2:
+            cpu, held = self._table("memory", "cpu.stat").get("usage_usec"), self._number("memory", "memory.current")
+            milliseconds, prefix = None if cpu is None else cpu / 1000, ""
+        else:
+            cpu, held = self._number("cpuacct", "cpuacct.usage"), self._number("memory", "memory.usage_in_bytes")
+            milliseconds, prefix = None if cpu is None else cpu / 1e6, "total_"
+        if held is not None:
+            stat = self._table("memory", "memory.stat")
+            held = max(0, held - stat.get(f"{prefix}inactive_file", 0) - stat.get(f"{prefix}active_file", 0))
+        read, written = self._disk()
+        return Figures(milliseconds, held, disk_read=read, disk_write=written)
+
+    def _disk(self) -> tuple[int | None, int | None]:
+        """Bytes from and to all disks; unknown without the controller."""
+        if (text := self._text("io", "io.stat")) is not None:  # "8:0 rbytes=1 wbytes=2 …"
+            return _sum(r"\brbytes=(\d+)", text), _sum(r"\bwbytes=(\d+)", text)
+        if (text := self._text("blkio", "blkio.throttle.io_service_bytes")) is not None:  # "8:0 Read 1"
+            return _sum(r" Read (\d+)", text), _sum(r" Write (\d+)", text)
+        return None, None
+
     def pids(self) -> list[int]:
         """The processes in it. They join all directories or none, so the first one tells."""
         with suppress(OSError):
@@ -118,6 +142,11 @@ class Group:
             self.kill()
             time.sleep(0.002)
         return True
+
+    def _text(self, controller: str, name: str) -> str | None:
+        with suppress(OSError, KeyError):
+            return _read(f"{self._dirs[controller]}/{name}")
+        return None
 
     def _number(self, controller: str, name: str) -> int | None:
         with suppress(OSError, ValueError, KeyError):
@@ -277,6 +306,10 @@ def _read(path: str) -> str:
         return os.read(fd, 1 << 16).decode()
     finally:
         os.close(fd)
+
+
+def _sum(pattern: str, text: str) -> int:
+    return sum(map(int, re.findall(pattern, text)))
 
 
 def _words(path: Path) -> list[str]:

@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from belljar import egress, errors, files
 from belljar.backends import docker_files, docker_spec
-from belljar.backends.base import Control, Emit, lone_errors
+from belljar.backends.base import Control, Emit, Figures, lone_errors
 from belljar.backends.docker_broom import Broom, Litter
 from belljar.backends.docker_door import Door
 from belljar.backends.docker_engine import Flavour, Wire, asking
@@ -82,6 +82,7 @@ class DockerBox:
         self._copied: FileTree = ()
         self._litter: list[str] = []
         self._one_at_a_time = anyio.Lock()
+        self._current: DockerRun | None = None
 
     @property
     def copies(self) -> bool:
@@ -193,6 +194,7 @@ class DockerBox:
             try:
                 result = await self._run(command, emit, control)
             finally:
+                self._current = None
                 self._host.broom.take(Litter(self._litter))
                 self._litter = []
             if self.copies and self.plan.workspace and self.plan.workspace.write:
@@ -200,6 +202,9 @@ class DockerBox:
                 told = (*result.reasons, *(f"not copied back: {what}" for what in left_out))
                 result = result.model_copy(update={"reasons": told})
         return result
+
+    async def measure(self) -> Figures | None:
+        return await self._current.measure() if self._current else None
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
         given = dict(self.plan.files) | dict(command.files)
@@ -211,13 +216,14 @@ class DockerBox:
         waiting = pool.claim(body) if pool else None
         try:
             if waiting is not None:
-                run = DockerRun(self._job(command, given, body, door, waiting), emit, control)
+                run = self._current = DockerRun(self._job(command, given, body, door, waiting), emit, control)
                 try:
                     return await run.go()
                 except errors.BelljarError:
                     if run.begun:
                         raise  # else it had died while it waited, and the guest was never there
-            return await DockerRun(self._job(command, given, body, door), emit, control).go()
+            self._current = DockerRun(self._job(command, given, body, door), emit, control)
+            return await self._current.go()
         except errors.ImageNotFound as error:
             image = self._image(command)
             raise errors.ImageNotFound(error.message, fix=f"belljar images pull {image}") from None

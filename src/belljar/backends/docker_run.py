@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskStatus
 
 from belljar import errors
-from belljar.backends import cgroups
-from belljar.backends.base import STREAMS, Control, Emit, hear, lone_errors
+from belljar.backends import cgroups, meter
+from belljar.backends.base import STREAMS, Control, Emit, Figures, hear, lone_errors
 from belljar.backends.cgroups import Usage
 from belljar.backends.docker_door import Door
 from belljar.backends.docker_engine import asking
@@ -115,6 +116,7 @@ class DockerRun:
         self._usage: Usage | None = None
         self._cpu_before = 0.0
         self._denied: list[str] = []
+        self._delivered = False
         self._ended = False
         self._deaf = False  # did the engine not even answer when it was told to kill?
         self._listening = anyio.CancelScope()
@@ -170,6 +172,34 @@ class DockerRun:
             await self._kill()
         elif self._ready.group:
             self._cpu_before = self._ready.group.usage().cpu_ms or 0.0
+        self._delivered = True
+
+    async def measure(self) -> Figures | None:
+        """From the container's group; only where we cannot see that, the engine is asked."""
+        if not self._delivered or self._ended:
+            return None
+        group, figures = self._ready.group, None
+        if group and (figures := meter.of_group(group)):
+            rx, tx = next(
+                (found for pid in group.pids() if (found := meter.network(pid)) != (None, None)), (None, None)
+            )
+            figures = figures._replace(cpu_ms=max(0.0, (figures.cpu_ms or 0.0) - self._cpu_before), rx=rx, tx=tx)
+        elif not group:
+            figures = told_figures(await self._ask())
+        # What goes through the proxy is no traffic of the container's network.
+        return figures._replace(rx=None, tx=None) if figures and self._job.door else figures
+
+    async def _ask(self) -> Any:
+        container = self._ready.container
+        async with asking("the container's figures", seconds=5):
+            # One shot: otherwise an engine looks twice, with a second in between. Podman does not say that it is JSON.
+            path, once = f"containers/{container.id}/stats", {"stream": "0", "one-shot": "1"}
+            async with container.docker._query(path, params=once) as answer:
+                said = await answer.content.readline()
+        try:
+            return json.loads(said)
+        except ValueError:
+            return None
 
     async def _let_out(self, *, task_status: TaskStatus[None]) -> None:
         assert self._job.door
@@ -301,6 +331,35 @@ class DockerRun:
             cpu_ms=None if cpu is None else round(max(0.0, cpu - self._cpu_before), 3), container_id=self._job.id,
             reasons=(*self._denied, *((_CASUALTY,) if went_on else ()), *((_DEAF,) if self._deaf else ())),
         )  # fmt: skip
+
+
+def told_figures(stats: Any) -> Figures | None:
+    """An engine's answer about a container; what is not there or makes no sense is not known."""
+    cpu, held = _at(stats, "cpu_stats", "cpu_usage", "total_usage"), _at(stats, "memory_stats", "usage")
+    if not (isinstance(cpu, int) and isinstance(held, int)):
+        return None
+    pages = _at(stats, "memory_stats", "stats")
+    cache = sum(_count(pages, name) or _count(pages, f"total_{name}") for name in ("inactive_file", "active_file"))
+    rx = tx = read = written = None
+    if isinstance(networks := _at(stats, "networks"), dict):
+        links = [link for name, link in networks.items() if name != "lo"]
+        rx, tx = (sum(_count(link, f"{way}_bytes") for link in links) for way in ("rx", "tx"))
+    if isinstance(rows := _at(stats, "blkio_stats", "io_service_bytes_recursive"), list):
+        read, written = (
+            sum(_count(row, "value") for row in rows if str(_at(row, "op")).lower() == way) for way in ("read", "write")
+        )
+    return Figures(max(0, cpu) / 1e6, max(0, held - cache), rx, tx, read, written)
+
+
+def _at(value: Any, *path: str) -> Any:
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def _count(value: Any, name: str) -> int:
+    found = _at(value, name)
+    return found if isinstance(found, int) and found > 0 else 0
 
 
 def _judge(code: int | None, starved: bool, stderr: str, cut: bool) -> Status:

@@ -28,7 +28,7 @@ import anyio
 import anyio.lowlevel
 
 from belljar import errors
-from belljar.backends.base import Control, Emit
+from belljar.backends.base import Control, Emit, Figures
 from belljar.files import matches
 from belljar.languages import BUILTIN
 from belljar.models import (
@@ -77,6 +77,7 @@ class FakeProcess:
         self.streams: dict[EventKind, Capture] = {"stdout": Capture(limits.output), "stderr": Capture(limits.output)}
         self.memory_peak = 0
         self.forks_refused = 0
+        self.figures = Figures(0.0, 0, 0, 0, 0, 0)
         self._memory = 0
         self._processes = 1
         self._box = box
@@ -118,8 +119,17 @@ class FakeProcess:
         """Takes memory; over the limit the guest is ended, as by the kernel."""
         self._memory += size
         self.memory_peak = max(self.memory_peak, min(self._memory, self.limits.memory))
+        self.figures = self.figures._replace(memory=min(self._memory, self.limits.memory))
         if self._memory > self.limits.memory:
             raise _End(137, Status.OOM_KILLED)
+
+    def spend(self, *, cpu_ms: float = 0.0, rx: int = 0, tx: int = 0, disk_read: int = 0, disk_write: int = 0) -> None:
+        """Adds to what is told to those who measure."""
+        before = self.figures
+        self.figures = Figures(
+            (before.cpu_ms or 0) + cpu_ms, before.memory, (before.rx or 0) + rx, (before.tx or 0) + tx,
+            (before.disk_read or 0) + disk_read, (before.disk_write or 0) + disk_write,
+        )  # fmt: skip
 
     def spawn(self, count: int = 1) -> None:
         """Starts processes that live as long as this one."""
@@ -203,13 +213,21 @@ class FakeBox:
         self.disk: dict[str, File] = {}
         self.links: dict[str, str] = {}
         self._backend = backend
+        self._current: FakeProcess | None = None
+
+    async def measure(self) -> Figures | None:
+        return self._current.figures if self._current else None
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
         began = time.perf_counter()
         process = FakeProcess(self, command, command.limits or self.plan.limits, emit)
         await emit("started", self.id)
         startup_ms = (time.perf_counter() - began) * 1000
-        code, verdict = await self._play(process, self._program(command), control)
+        self._current = process
+        try:
+            code, verdict = await self._play(process, self._program(command), control)
+        finally:
+            self._current = None
         for stream, capture in process.streams.items():
             if text := capture.feed(b""):
                 await emit(stream, text)

@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from belljar import egress, errors, files, process
 from belljar.backends import cgroups, jail
-from belljar.backends.base import Control, Emit
+from belljar.backends.base import Control, Emit, Figures
 from belljar.backends.native_run import Job, NativeRun
 from belljar.backends.toolchains import Grant, Tool, Toolchains
 from belljar.egress import Proxy, Resolve, Told
@@ -55,6 +55,7 @@ class NativeBox:
         self._root = self._tmp = -1
         self._copied: FileTree = ()
         self._one_at_a_time = anyio.Lock()
+        self._current: NativeRun | None = None
 
     @property
     def copies(self) -> bool:
@@ -160,11 +161,15 @@ class NativeBox:
             stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
             proxy=self._proxy if self.plan.egress.mode == "listed" else None,
         )  # fmt: skip
-        run = NativeRun(job, emit, control)
+        run = self._current = NativeRun(job, emit, control)
         try:
             return await run.go(), run.status
         finally:
+            self._current = None
             files.discard(self._root, placeholders)
+
+    async def measure(self) -> Figures | None:
+        return await self._current.measure() if self._current else None
 
     def _clear_the_way(self, walls: jail.Jail) -> Sequence[str]:
         """Makes the places for mounts in kept folders safe, and says which of them to remove afterwards.

@@ -18,8 +18,8 @@ import anyio
 import anyio.to_thread
 
 from belljar import errors, process
-from belljar.backends import cgroups, jail
-from belljar.backends.base import STREAMS, Control, Emit, Stream, hear, lone_errors
+from belljar.backends import cgroups, jail, meter
+from belljar.backends.base import STREAMS, Control, Emit, Figures, Stream, hear, lone_errors
 from belljar.egress import DENIALS, PORT, Proxy, Told
 from belljar.models import MIB, Limits, Result, Status
 from belljar.output import Capture
@@ -63,11 +63,13 @@ class NativeRun:
         self._started = time.perf_counter()
         self._startup_ms = 0.0
         self._denied: list[str] = []
+        self._monitor = 0  # bubblewrap's pid, while it lives
 
     async def go(self) -> Result:
         try:
             with self._fds, lone_errors():
                 child, pipes = self._start()
+                self._monitor = child.pid
                 try:
                     exit_ = await self._attend(child, pipes)
                 except BaseException:
@@ -75,6 +77,8 @@ class NativeRun:
                     with anyio.CancelScope(shield=True):
                         await child.wait()
                     raise
+                finally:
+                    self._monitor = 0
             usage = self._group.usage() if self._group else None
         finally:
             with anyio.CancelScope(shield=True):
@@ -82,6 +86,28 @@ class NativeRun:
         if usage and usage.forks_refused:
             await self._emit("limit", f"pids: {usage.forks_refused} forks were refused")
         return self._result(exit_, usage)
+
+    async def measure(self) -> Figures | None:
+        """What it uses now; None before its start and after its end."""
+        if not self._monitor:
+            return None
+        if self._group:
+            figures = meter.of_group(self._group)
+        else:
+            figures = await anyio.to_thread.run_sync(self._measure_tree, self._monitor, abandon_on_cancel=True)
+        init = self.status.get("child-pid")
+        if figures is None or not init or self._job.proxy:  # what goes through the proxy is loopback's traffic inside
+            return figures
+        rx, tx = meter.network(init)
+        return figures._replace(rx=rx, tx=tx)
+
+    def _measure_tree(self, monitor: int) -> Figures | None:
+        return meter.of_processes(meter.descendants(monitor), _footprint(monitor, self._folders, self._limits.memory))
+
+    @property
+    def _folders(self) -> Sequence[str]:
+        """Of the guest, those that are kept in memory."""
+        return ("tmp", "dev/shm") if self._job.jail.workspace else ("tmp", "dev/shm", "workspace")
 
     def _start(self) -> tuple[process.Child, dict[str, int]]:
         job = self._job
@@ -191,9 +217,8 @@ class NativeRun:
 
     async def _watch_memory(self, child: process.Child) -> None:
         """Without control groups: adds up all that the guest keeps in memory, and ends it over the limit."""
-        folders = ("tmp", "dev/shm") if self._job.jail.workspace else ("tmp", "dev/shm", "workspace")
         while True:
-            used = await anyio.to_thread.run_sync(_footprint, child.pid, folders, self._limits.memory)
+            used = await anyio.to_thread.run_sync(_footprint, child.pid, self._folders, self._limits.memory)
             if used > self._limits.memory:
                 return self._end(child, Status.OOM_KILLED)
             await anyio.sleep(0.02)
@@ -204,7 +229,7 @@ class NativeRun:
         self._kill(child)
 
     def _kill(self, child: process.Child) -> None:
-        tree = [] if self._group else _descendants(child.pid)
+        tree = [] if self._group else meter.descendants(child.pid)
         child.kill()  # the init inside dies with it, and the whole pid namespace with the init
         if self._group:
             self._group.kill()
@@ -266,23 +291,13 @@ class NativeRun:
         return Status.ERROR
 
 
-def _children(pid: int) -> list[int]:
-    with suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def _descendants(pid: int) -> list[int]:
-    return [found for child in _children(pid) for found in (child, *_descendants(child))]
-
-
 def _footprint(monitor: int, folders: Sequence[str], limit: int) -> int:
     """Private memory of the guest's processes, its files in memory, and what waits in its sockets.
 
     The monitor's child is the init, whose root is still the host's while it builds the jail; what it
     forks is the guest, inside.
     """
-    guests = [pid for init in _children(monitor) for pid in _descendants(init)]
+    guests = [pid for init in meter.children(monitor) for pid in meter.descendants(init)]
     total = sum(map(_private_memory, guests))
     if total > limit and len(guests) > 1:  # forked processes share most pages: ask again, dearly and exactly
         total = sum(map(_fair_share, guests))

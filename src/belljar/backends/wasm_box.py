@@ -8,14 +8,14 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from belljar import errors, files
 from belljar.backends import wasm_cache
-from belljar.backends.base import Control, Emit, Snapshot
+from belljar.backends.base import Control, Emit, Figures, Snapshot
 from belljar.backends.wasm_process import ENV, Worker
 from belljar.backends.wasm_profiles import Profile
 from belljar.backends.wasm_run import GRACE, WasmRun, judge_trap
@@ -41,6 +41,8 @@ _VERDICT = '{"done"'  # how the agent's last words of a turn begin
 _COPY_SECONDS = 60.0
 _IDLE_TURN = 10.0  # seconds for what is no guest's work: opening a session, measuring a memory
 
+_Number = TypeVar("_Number", int, float)
+
 
 class WasmBox:
     """A sandbox in a worker that is ours until we close; its folder is made when files are to outlive a run."""
@@ -61,6 +63,8 @@ class WasmBox:
         self._turn = anyio.Lock()  # one interpreter, two pipes: one thing after the other
         self._restored = False
         self._conversed = False  # the worker holds an instance of ours
+        self._running = False
+        self._before: tuple[Worker, Figures] | None = None  # what the worker's earlier guests had used
 
     # --- its folder ---
 
@@ -140,6 +144,26 @@ class WasmBox:
     # --- running ---
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
+        self._running = True
+        try:
+            return await self._run_or_converse(command, emit, control)
+        finally:
+            self._running = False
+
+    async def measure(self) -> Figures | None:
+        """Counted from the first look: to look before each guest would cost those that nobody looks at."""
+        worker = self.worker
+        if not self._running or (now := worker.figures()) is None:
+            return None
+        if self._before is None or self._before[0] is not worker:
+            self._before = worker, now
+        before = self._before[1]
+        return now._replace(
+            cpu_ms=_since(before.cpu_ms, now.cpu_ms), disk_read=_since(before.disk_read, now.disk_read),
+            disk_write=_since(before.disk_write, now.disk_write),
+        )  # fmt: skip
+
+    async def _run_or_converse(self, command: Command, emit: Emit, control: Control) -> Result:
         if control.feed is not None:
             return await self._converse(command, emit, control)
         async with self._turn:
@@ -366,6 +390,10 @@ class WasmBox:
                     files.discard(inside, [name])
                     files.erase(inside, name, owner=self.worker.uid)
         self._lay(snapshot.files, snapshot.folders)
+
+
+def _since(before: _Number | None, now: _Number | None) -> _Number | None:
+    return None if before is None or now is None else now - before
 
 
 @contextmanager

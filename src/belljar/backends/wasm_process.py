@@ -19,7 +19,8 @@ import anyio
 import anyio.to_thread
 
 from belljar import errors, files, process
-from belljar.backends import jail, wasm_cache
+from belljar.backends import jail, meter, wasm_cache
+from belljar.backends.base import Figures
 from belljar.backends.native import Native
 from belljar.models import MIB, WORKSPACE, Limits, Plan, Status, Workspace
 
@@ -80,6 +81,8 @@ class Worker:
         self.project = WORKSPACE
         self.tmp = -1
         self.group: Any = None
+        self._init = 0  # the pid of the jail's first process, if there is a jail
+        self._resting = 0  # bytes that it held before its first guest
 
     @property
     def alive(self) -> bool:
@@ -94,9 +97,10 @@ class Worker:
         inside = self.private
         if status >= 0:
             with anyio.fail_after(_START_SECONDS):
-                init = json.loads((await process.read_some(status)).splitlines()[0])["child-pid"]
-            inside = f"/proc/{init}/root/tmp"
+                self._init = json.loads((await process.read_some(status)).splitlines()[0])["child-pid"]
+            inside = f"/proc/{self._init}/root/tmp"
         self.tmp = self._fds.enter_context(files.opened(inside))
+        self._resting = (figures.memory or 0) if (figures := self.figures()) else 0
 
     def _facts(self, places: dict[str, str]) -> str:
         return json.dumps(
@@ -214,6 +218,17 @@ class Worker:
             if fds:  # a first byte carries them
                 socket.send_fds(self._socket, [line[:1]], list(fds))
             await process.write_all(self._socket.fileno(), line[1:] if fds else line)
+
+    def figures(self) -> Figures | None:
+        """Of all its guests so far; but memory is what the present one adds to what it held before the first."""
+        if self._child is None or self._condemned:
+            return None
+        pid = self._child.pid
+        figures = meter.of_group(self.group) if self.group else meter.of_processes([pid, *meter.descendants(pid)])
+        if figures is None:
+            return None
+        rx, tx = meter.network(self._init or pid)
+        return figures._replace(memory=max(0, (figures.memory or 0) - self._resting), rx=rx, tx=tx)
 
     def ending(self) -> Status:
         """What became of it, if it went without a word."""

@@ -13,8 +13,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from belljar.models import Capabilities, Result
 from belljar.service.bodies import Execute, Executed, Figures, LogPage
 from belljar.service.core import Run
+from belljar.service.observe import CONTENT_TYPE
 from belljar.service.records import LogLine, RunRecord, State
-from belljar.service.routes import Reader, Runner, TheService
+from belljar.service.routes import Reader, Runner, TheService, headers_of
 
 router = APIRouter(prefix="/api/sandbox", tags=["runs"])
 about = APIRouter(tags=["about"])
@@ -131,9 +132,10 @@ async def _beating(batches: AsyncIterator[list[LogLine]]) -> AsyncIterator[list[
 @router.websocket("/{id}/logs")
 async def watch_logs(socket: WebSocket, id: str, service: TheService, after: After = 0) -> None:
     """One line a message; the socket is closed with the run's state as the reason when it is over."""
-    caller = await service.access.caller(socket.headers, "read")
+    headers = headers_of(socket)
+    caller = await service.access.caller(headers, "read")
     await service.record(id, caller)
-    await socket.accept(subprotocol=service.access.subprotocol(socket.headers))
+    await socket.accept(subprotocol=service.access.subprotocol(headers))
     with suppress(WebSocketDisconnect):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_gone, socket, tasks.cancel_scope)
@@ -201,4 +203,4 @@ async def ready(request: Request, response: Response) -> dict[str, Any]:
 @about.get("/metrics", response_class=PlainTextResponse)
 async def prometheus(service: TheService, caller: Reader) -> Response:
     """For Prometheus."""
-    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE)

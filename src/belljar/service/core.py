@@ -9,7 +9,7 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -33,8 +33,8 @@ from belljar.service.sampler import Sampler
 from belljar.service.sinks import Sink, Sinks
 from belljar.service.store import Store, store_url
 from belljar.service.sync import Syncer
-from belljar.service.tracing import span
 from belljar.settings import Settings
+from belljar.tracing import span
 
 Work = Callable[[Listener, Control], Awaitable[Result]]
 _ENDING = 10.0  # seconds that a run has to end when it was told to
@@ -87,7 +87,7 @@ class Service:
         self.store = Store(store_url(settings), outbox=bool(settings.service.shared_store))
         self.access = Access(settings, self.store)
         self.admission = Admission(settings)
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.engine.languages, self.engine.known)
         self.sampler = Sampler(self._sampled)
         shared = settings.service.shared_store
         self.syncer = Syncer(self.store, shared) if shared else None
@@ -110,12 +110,12 @@ class Service:
                 open_bus(redis=settings.redis, nats=settings.nats)
             )
             await stack.enter_async_context(self.sinks)
-            await self._mend()
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             if self.syncer:
                 self._tasks.start_soon(self.syncer.run)
             stack.push_async_callback(self._end_all)
             self._tasks.start_soon(self._drain_when_told)
+            await self._mend()
             self._stack = stack.pop_all()
         self._show()
         return self
@@ -135,7 +135,17 @@ class Service:
             _log.warning("%d runs were under way when another Belljar died: %s", len(lost), ", ".join(lost[:20]))
         for id in lost:
             await self.engine.record("lost", run=id, message="the service died while it was under way")
-        self.instance.clear()
+        if self.instance.clear():
+            self._tasks.start_soon(self._reap)
+
+    async def _reap(self) -> None:
+        """Beside the first requests: an engine that does not answer keeps nobody waiting."""
+        for name in self.engine.known:
+            with anyio.move_on_after(_ENDING):
+                try:
+                    await self.engine.backend(name).reap()
+                except (errors.BelljarError, OSError) as error:
+                    _log.info("%s could not be asked for what was left: %s", name, error)
 
     # --- taking in ---
 
@@ -154,7 +164,13 @@ class Service:
         async def work(listener: Listener, control: Control) -> Result:
             return await self.engine.run(request, listener=listener, control=control, id=record.id)
 
-        return await self.take(record, caller, work, cpus=limits[0], memory=limits[1])
+        try:
+            return await self.take(record, caller, work, cpus=limits[0], memory=limits[1])
+        except errors.BelljarError:
+            if key:
+                with suppress(errors.NotAvailable):
+                    await self.store.release(caller.name, key, record.id)
+            raise
 
     async def take(self, record: RunRecord, caller: Caller, work: Work, *, cpus: float, memory: int) -> Run:
         run = Run(record, Live(record.id, self.store, self._publish, self.settings.service.log_memory))
@@ -329,6 +345,8 @@ class Service:
 
     def _watch(self, lease: Lease, opened: bool) -> None:
         if opened:
+            if run := self.runs.get(lease.plan.id):
+                run.change(backend=lease.offer.backend)
             self.sampler.watch(lease.plan.id, lease.box, lease.plan.limits, lease.plan.egress.mode != "none")
         else:
             self.sampler.forget(lease.plan.id)
@@ -336,7 +354,8 @@ class Service:
     def _sampled(self, told: Sample | Alert) -> None:
         self.store.add(told)
         if isinstance(told, Alert):
-            self.metrics.alerted(told.kind)
+            if not told.over:
+                self.metrics.alerted(told.kind)
             self.events.publish(f"belljar.events.alert.{told.container_id}", told.model_dump(mode="json"))
 
     def _publish(self, line: LogLine) -> None:
@@ -386,6 +405,8 @@ class Service:
         record = await self.store.run(owner)
         if record is None:  # claimed a moment ago by its twin
             raise errors.Busy("a request with this idempotency key is just being taken in", retry_after=1, status=503)
+        if not record.final:
+            raise errors.Busy("another server of this store is at it", retry_after=1, status=503)
         run = Run(record, Live(owner, self.store, self._publish, 1))
         if record.problem:
             run.error = errors.from_dict(record.problem)

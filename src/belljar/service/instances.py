@@ -45,9 +45,10 @@ class Instance:
             os.close(fd)
         return True
 
-    def clear(self) -> None:
-        """Forgets the dead, once their runs are seen to."""
-        for path in self._folder.iterdir():
-            if self.is_dead(path.name):
-                with suppress(OSError):
-                    path.unlink()
+    def clear(self) -> int:
+        """Forgets the dead, once their runs are seen to; returns how many they were."""
+        dead = [path for path in self._folder.iterdir() if self.is_dead(path.name)]
+        for path in dead:
+            with suppress(OSError):
+                path.unlink()
+        return len(dead)

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import anyio
+import anyio.lowlevel
 
 from belljar import errors
 from belljar.models import KIB, MIB, Event
@@ -97,7 +98,7 @@ class Live:
 
     async def _give_way(self) -> None:
         """A batch is some milliseconds in which nobody else has a turn; and what the store has no room for is lost."""
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         if self._ahead > _AHEAD:
             with anyio.move_on_after(_PATIENCE), suppress(errors.NotAvailable):
                 await self._store.flush(self._run)

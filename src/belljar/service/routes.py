@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, cast
 
 from fastapi import Depends
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from belljar import audit
@@ -23,6 +24,14 @@ def _sessions(connection: HTTPConnection) -> Sessions:
 
 TheService = Annotated[Service, Depends(_service)]
 TheSessions = Annotated[Sessions, Depends(_sessions)]
+
+
+def headers_of(connection: HTTPConnection) -> Headers:
+    """All of them: what a WebSocket offers as its subprotocols, the server has taken out of its headers."""
+    offered = ", ".join(connection.scope.get("subprotocols") or ())
+    if not offered or "sec-websocket-protocol" in connection.headers:
+        return connection.headers
+    return Headers(raw=[*connection.headers.raw, (b"sec-websocket-protocol", offered.encode("latin-1"))])
 
 
 class Allowed:

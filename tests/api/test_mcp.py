@@ -1,0 +1,581 @@
+"""The MCP server as models meet it: the official client, real processes and sockets, real sandboxes behind them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CallToolResult, ImageContent
+
+from serving import Server, served
+from witness import Traces, descendants, eventually
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+TOOLS = {
+    "execute_code", "run_code", "run_command", "session_open", "session_run", "session_fork", "session_close",
+    "file_write", "file_read", "file_list", "list_languages",
+}  # fmt: skip
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.fixture
+def place() -> Iterator[Server]:
+    """Folders and an environment for servers that tests start by themselves."""
+    with served(start=False) as server:
+        yield server
+
+
+@pytest.fixture
+def traces(place: Server) -> Traces:
+    return Traces(place.state_dir)
+
+
+@pytest.fixture(scope="module")
+def listening() -> Iterator[str]:
+    """One server over HTTP for the tests that leave nothing in it."""
+    with served(start=False) as place, http_server(place) as url:
+        yield url
+
+
+@contextmanager
+def http_server(place: Server, *words: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "belljar", "mcp", "--http", "--port", "0", "--json", *words]
+    with (place.folder / "stderr").open("ab") as log:
+        process = subprocess.Popen(command, env=place._environ, cwd=place.folder, stdout=subprocess.PIPE, stderr=log)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, f"it did not start; it said:\n{place.log}"
+        yield json.loads(line)["url"] + "/mcp"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0, place.log
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()
+
+
+def started(place: Server, *words: str) -> StdioServerParameters:
+    return StdioServerParameters(
+        command=sys.executable, args=["-m", "belljar", "mcp", *words], env=place._environ, cwd=place.folder
+    )
+
+
+@asynccontextmanager
+async def on_stdio(place: Server, *words: str, mode: str = "auto") -> AsyncIterator[Client]:
+    with anyio.fail_after(120), (place.folder / "stderr").open("a") as log:
+        async with Client(stdio_client(started(place, *words), errlog=log), mode=mode) as client:
+            yield client
+
+
+Connect = Callable[[], AbstractAsyncContextManager[Client]]
+
+
+@pytest.fixture(params=["stdio-2026", "stdio-2025", "http-2026", "http-2025"])
+def connect(request: pytest.FixtureRequest, place: Server, listening: str) -> Connect:
+    """Both transports, and both eras of the protocol: with the handshake that most clients still do, and without."""
+    transport, era = request.param.split("-")
+    mode = "legacy" if era == "2025" else "auto"
+    return (lambda: on_stdio(place, mode=mode)) if transport == "stdio" else (lambda: Client(listening, mode=mode))
+
+
+@asynccontextmanager
+async def with_key(url: str, key: str) -> AsyncIterator[Client]:
+    http = httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=60)
+    async with http, Client(streamable_http_client(url, http_client=http)) as client:
+        yield client
+
+
+def text(answer: CallToolResult) -> str:
+    return "".join(getattr(block, "text", "") for block in answer.content)
+
+
+def data(answer: CallToolResult) -> dict[str, Any]:
+    assert not answer.is_error, text(answer)
+    assert answer.structured_content is not None
+    return answer.structured_content
+
+
+# --- what is offered ---
+
+
+async def test_tools_have_schemas_and_annotations_and_run_code_over_each_transport_and_protocol(
+    connect: Connect,
+) -> None:
+    async with connect() as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert tools.keys() == TOOLS
+        assert all(tool.output_schema and tool.description and tool.annotations for tool in tools.values())
+        assert "The same as execute_code" in str(tools["run_code"].description)
+        assert tools["run_code"].input_schema["properties"] == tools["execute_code"].input_schema["properties"]
+        for name in ("execute_code", "run_code"):
+            told = data(await client.call_tool(name, {"language": "python", "code": "print(6 * 7)"}))
+            assert (told["status"], told["stdout"], told["exit_code"]) == ("success", "42\n", 0)
+            assert told["id"].startswith("bj-") and told["guarantees"]["isolation"]
+
+
+async def test_annotations_say_the_worst_that_a_tool_can_do(place: Server) -> None:
+    async with on_stdio(place) as client:
+        hints = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
+    read_only = {name for name, hint in hints.items() if hint and hint.read_only_hint}
+    assert read_only == {"file_read", "file_list", "list_languages"}
+    assert not any(hint and hint.open_world_hint for hint in hints.values()), "no host was granted"
+    once = hints["execute_code"]
+    assert once and once.idempotent_hint and not once.destructive_hint
+    async with on_stdio(place, "--net", "example.org") as client:
+        assert "example.org" in str(client.instructions)
+        hints = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
+    once = hints["execute_code"]
+    assert once and once.open_world_hint and once.destructive_hint and not once.idempotent_hint
+    listing = hints["file_list"]
+    assert listing and not listing.open_world_hint
+
+
+# --- running ---
+
+
+async def test_a_guest_s_failure_is_an_answer_with_a_status_and_no_error_of_the_tool(listening: str) -> None:
+    async with Client(listening) as client:
+        answer = await client.call_tool("execute_code", {"code": "import sys\nprint('so far')\n1 / 0"})
+        told = data(answer)
+        assert (told["status"], told["error"]["error_type"]) == ("error", "RUNTIME_ERROR")
+        words = text(answer)
+        assert words.startswith("so far\n[stderr]\n")
+        assert "ZeroDivisionError" in words and "[error, exit code 1]" in words and "Suggestion: " in words
+        late = await client.call_tool("execute_code", {"code": "while True: pass", "timeout": 0.5})
+        assert data(late)["status"] == "timeout" and "[timeout" in text(late)
+
+
+async def test_stdin_null_and_json_like_texts_reach_the_guest_as_they_are(listening: str) -> None:
+    """The SDK parses strings that look like JSON where an argument may be anything but a string: ours may not."""
+    async with Client(listening) as client:
+        code = "import sys\nsys.stdout.write(sys.stdin.read())"
+        given = {"code": code, "stdin": '{"a": [1]}', "timeout": None, "net": None}
+        assert data(await client.call_tool("execute_code", given))["stdout"] == '{"a": [1]}'
+        assert data(await client.call_tool("execute_code", {"code": "[1, 2]"}))["status"] == "success"
+
+
+@pytest.mark.parametrize(
+    ("tool", "given", "said"),
+    [
+        ("execute_code", {"code": "1", "packages": ["numpy"]}, "packages: execute_code has no such argument"),
+        ("execute_code", {"code": 5}, "code: Input should be a valid string"),
+        ("execute_code", {}, "code: is required"),
+        ("execute_code", {"code": "1", "timeout": -1}, "timeout: "),
+        ("execute_code", {"code": "1", "language": "cobol"}, "cobol"),
+        ("execute_code", {"code": "1", "net": ["example.org"]}, "'example.org' may not be reached"),
+        ("execute_code", {"code": "1", "net": ["https://x/"]}, "is not a host name"),
+        ("run_command", {"command": "ls -la"}, "command: "),
+        ("session_run", {"code": "1", "session_id": "bs-none"}, "there is no open session"),
+        ("file_read", {"session_id": "bs-none", "path": "a"}, "there is no open session"),
+    ],
+)
+async def test_a_refusal_is_an_error_that_a_model_can_read(
+    listening: str, tool: str, given: dict[str, Any], said: str
+) -> None:
+    async with Client(listening) as client:
+        answer = await client.call_tool(tool, given)
+        assert answer.is_error and answer.structured_content is None
+        assert said in text(answer)
+        assert answer.meta and answer.meta["belljar/problem"]["kind"] in text(answer)
+
+
+async def test_an_unknown_tool_is_refused(listening: str) -> None:
+    async with Client(listening) as client:
+        try:
+            answer = await client.call_tool("format_disk", {})
+        except MCPError as error:
+            assert "format_disk" in str(error)
+        else:
+            assert answer.is_error and "format_disk" in text(answer)
+
+
+async def test_a_host_that_people_granted_can_be_asked_for_and_no_other(place: Server) -> None:
+    async with on_stdio(place, "--net", "*.example.org") as client:
+        refused = await client.call_tool("execute_code", {"code": "1", "net": ["example.com"]})
+        assert refused.is_error and "only *.example.org may" in text(refused)
+        taken = await client.call_tool("execute_code", {"code": "print(1)", "net": ["api.example.org"]})
+        assert "may not be reached" not in text(taken)
+
+
+async def test_a_command_runs_in_a_fresh_sandbox_or_in_an_open_one(listening: str) -> None:
+    async with Client(listening) as client:
+        given = {"command": ["sh", "-c", "cat; echo err >&2; exit 3"], "stdin": "in"}
+        told = data(await client.call_tool("run_command", given | {"backend": "native"}))
+        assert (told["exit_code"], told["stdout"], told["stderr"]) == (3, "in", "err\n")
+        box = data(await client.call_tool("session_open", {"kind": "sandbox", "backend": "native"}))["id"]
+        data(await client.call_tool("file_write", {"session_id": box, "path": "a.txt", "content": "kept"}))
+        told = data(await client.call_tool("run_command", {"command": ["cat", "a.txt"], "session_id": box}))
+        assert told["stdout"] == "kept"
+        both = await client.call_tool("run_command", {"command": ["ls"], "session_id": box, "backend": "native"})
+        assert both.is_error and "session_open" in text(both)
+        data(await client.call_tool("session_close", {"session_id": box}))
+
+
+async def test_a_flood_is_cut_to_what_a_client_takes_and_a_model_wants_to_read(listening: str) -> None:
+    async with Client(listening) as client:
+        code = "print('first'); [print('\\x01\\x1b[2J' * 30) for _ in range(20000)]; print('last')"
+        answer = await client.call_tool("execute_code", {"code": code})
+        told = data(answer)
+        assert told["truncated"] and len(told["stdout"]) < 20_000
+        assert told["stdout"].startswith("first\n") and told["stdout"].endswith("last\n")
+        assert "\x1b" not in text(answer) and "[the output was cut]" in text(answer)
+
+
+# --- sessions and files ---
+
+
+async def test_a_session_keeps_variables_and_files_and_a_fork_goes_its_own_way(listening: str) -> None:
+    async with Client(listening) as client:
+        opened = data(await client.call_tool("session_open", {"backend": "wasm"}))
+        id = opened["id"]
+        assert data(await client.call_tool("session_run", {"session_id": id, "code": "x = 41"}))["session_id"] == id
+        answer = await client.call_tool("session_run", {"session_id": id, "code": "x + 1"})
+        assert "[result] 42" in text(answer) and data(answer)["results"] == [{"text/plain": "42"}]
+        fork = data(await client.call_tool("session_fork", {"session_id": id}))["id"]
+        data(await client.call_tool("session_run", {"session_id": fork, "code": "x = 0"}))
+        assert "[result] 41" in text(await client.call_tool("session_run", {"session_id": id, "code": "x"}))
+        for session in (id, fork):
+            data(await client.call_tool("session_close", {"session_id": session}))
+        assert (await client.call_tool("session_run", {"session_id": id, "code": "x"})).is_error
+
+
+async def test_a_turn_without_a_session_opens_one_and_says_its_name(listening: str) -> None:
+    async with Client(listening) as client:
+        id = data(await client.call_tool("session_run", {"code": "y = 'kept'"}))["session_id"]
+        answer = await client.call_tool("session_run", {"session_id": id, "code": "print(y)"})
+        assert text(answer) == "kept"
+        data(await client.call_tool("session_close", {"session_id": id}))
+
+
+async def test_files_go_in_and_out_as_text_as_bytes_and_as_images(listening: str) -> None:
+    async with Client(listening) as client:
+        id = data(await client.call_tool("session_open", {}))["id"]
+        named = {"session_id": id}
+        document = '{"a": "ü"}'
+        data(await client.call_tool("file_write", named | {"path": "a.json", "content": document}))
+        encoded = base64.b64encode(PNG).decode()
+        wrote = data(await client.call_tool("file_write", named | {"path": "dir/p.png", "base64": encoded}))
+        assert wrote == {"path": "dir/p.png", "size": len(PNG)}
+        read = await client.call_tool("file_read", named | {"path": "a.json"})
+        assert text(read) == document and data(read)["text"] == document and data(read)["next_offset"] is None
+        picture = await client.call_tool("file_read", named | {"path": "dir/p.png"})
+        assert data(picture)["base64"] == encoded and data(picture)["text"] is None
+        assert [block.data for block in picture.content if isinstance(block, ImageContent)] == [encoded]
+        code = f"print(open('dir/p.png', 'rb').read() == {PNG!r}, open('a.json', encoding='utf-8').read())"
+        assert text(await client.call_tool("session_run", named | {"code": code})) == f"True {document}"
+        listed = data(await client.call_tool("file_list", named))["files"]
+        assert {"a.json", "dir/p.png"} <= {file["path"] for file in listed}
+        missing = await client.call_tool("file_read", named | {"path": "nowhere"})
+        assert missing.is_error and "not_found" in text(missing)
+        climbing = await client.call_tool("file_write", named | {"path": "../x", "content": "1"})
+        assert climbing.is_error and "climbs out" in text(climbing)
+        data(await client.call_tool("session_close", named))
+
+
+async def test_a_long_file_is_read_in_parts_that_cut_no_character(listening: str) -> None:
+    async with Client(listening) as client:
+        id = data(await client.call_tool("session_run", {"code": "open('l', 'w').write('aü' * 50000)"}))["session_id"]
+        whole, offset = "", 0
+        while offset is not None:
+            part = data(await client.call_tool("file_read", {"session_id": id, "path": "l", "offset": offset}))
+            whole, offset = whole + part["text"], part["next_offset"]
+        assert whole == "aü" * 50000
+        data(await client.call_tool("session_close", {"session_id": id}))
+
+
+async def test_an_image_of_a_turn_is_an_mcp_image_once_and_a_broken_one_is_none(listening: str) -> None:
+    code = f"""
+class Picture:
+    def __init__(self, data): self.data = data
+    def _repr_png_(self): return self.data
+Picture({PNG!r})"""
+    async with Client(listening) as client:
+        answer = await client.call_tool("session_run", {"code": code})
+        id = data(answer)["session_id"]
+        images = [block for block in answer.content if isinstance(block, ImageContent)]
+        assert [(image.mime_type, base64.b64decode(image.data)) for image in images] == [("image/png", PNG)]
+        assert data(answer)["results"] == [{"image/png": "(image 1 of this answer)"}]
+        broken = await client.call_tool("session_run", {"session_id": id, "code": "Picture(b'no picture')"})
+        assert not [block for block in broken.content if isinstance(block, ImageContent)]
+        assert "was left out" in text(broken)
+        data(await client.call_tool("session_close", {"session_id": id}))
+
+
+async def test_languages_are_listed_with_their_backends(listening: str) -> None:
+    async with Client(listening) as client:
+        answer = await client.call_tool("list_languages", {})
+        told = data(answer)["languages"]
+        assert any(row["name"] == "python" and row["available"] and row["backend"] for row in told)
+        assert "python" in text(answer)
+
+
+# --- while it runs ---
+
+
+async def test_progress_tells_the_seconds_and_the_latest_line_to_who_asked(
+    connect: Connect,
+) -> None:
+    heard: list[tuple[float, str]] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append((progress, message or ""))
+
+    code = "import time\nfor i in range(4):\n  print('step', i, flush=True)\n  time.sleep(0.8)"
+    async with connect() as client:
+        data(await client.call_tool("execute_code", {"code": code}, progress_callback=hear))
+    assert len(heard) >= 2, heard
+    assert [seconds for seconds, _ in heard] == sorted({seconds for seconds, _ in heard}), "it must only grow"
+    assert any("step" in message for _, message in heard), heard
+
+
+async def test_a_call_that_the_client_cancels_ends_the_guest(connect: Connect, traces: Traces) -> None:
+    command = ["sh", "-c", "sleep 100; true", traces.word]
+    async with connect() as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.call_tool, "run_command", {"command": command, "backend": "native", "timeout": 99})
+            await anyio.to_thread.run_sync(lambda: eventually(traces.processes, 60))
+            assert traces.processes(), "the guest never ran"
+            tasks.cancel_scope.cancel()
+        assert await anyio.to_thread.run_sync(lambda: eventually(lambda: not traces.processes())), traces.processes()
+        told = data(await client.call_tool("execute_code", {"code": "print('alive')"}))
+        assert told["stdout"] == "alive\n", "the server goes on"
+
+
+# --- the end ---
+
+
+def _speak(process: subprocess.Popen[bytes], *messages: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"".join(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n" for message in messages))
+    process.stdin.flush()
+
+
+def _begin(place: Server, command: list[str]) -> subprocess.Popen[bytes]:
+    """A server on stdio with a run under way, by hand: no client that ends it nicely."""
+    with (place.folder / "stderr").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "belljar", "mcp"], env=place._environ, cwd=place.folder, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=log,
+        )  # fmt: skip
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "by hand", "version": "1"}}
+    given = {"command": command, "backend": "native", "timeout": 99}
+    _speak(
+        process,
+        {"id": 1, "method": "initialize", "params": hello},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "run_command", "arguments": given}},
+        {"id": 3, "method": "tools/call", "params": {"name": "session_run", "arguments": {"code": "x = 1"}}},
+    )
+    return process
+
+
+@pytest.mark.parametrize("how", ["stdin", "SIGTERM", "SIGINT"])
+def test_a_server_that_is_ended_in_mid_run_leaves_nothing(how: str, place: Server, traces: Traces) -> None:
+    process = _begin(place, ["sh", "-c", "sleep 100; true", traces.word])
+    try:
+        assert eventually(traces.processes, 60), place.log
+        assert process.stdin is not None
+        below = descendants(process.pid)
+        assert below
+        if how == "stdin":
+            process.stdin.close()
+        else:  # with stdin still open, as from a terminal or a service manager
+            process.send_signal(getattr(signal, how))
+        process.wait(15)
+        assert eventually(lambda: not traces.processes()), traces.processes()
+        assert eventually(lambda: not [pid for pid in below if Path(f"/proc/{pid}").exists()])
+        assert not [name for name in traces.files() if not name.endswith(".owner")], traces.files()
+        assert not traces.groups() and not traces.mounts()
+        if how == "stdin":
+            assert process.returncode == 0, place.log
+        assert "Traceback" not in place.log, place.log
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdin.close()  # type: ignore[union-attr]
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+def test_stdout_carries_nothing_but_the_protocol(place: Server) -> None:
+    messages = (
+        {"id": 1, "method": "initialize", "params": {
+            "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "by hand", "version": "1"}}},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "execute_code", "arguments": {"code": "print('out')"}}},
+        {"id": 3, "method": "tools/call", "params": {"name": "nothing", "arguments": {}}},
+        {"id": 4, "method": "nonsense"},
+    )  # fmt: skip
+    with (place.folder / "stderr").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "belljar", "mcp"], env=place._environ, cwd=place.folder, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=log,
+        )  # fmt: skip
+    try:
+        _speak(process, *messages)
+        process.stdin.write(b"this is not JSON\n")  # type: ignore[union-attr]
+        process.stdin.flush()  # type: ignore[union-attr]
+        assert process.stdout is not None
+        told: dict[Any, Any] = {}
+        deadline = time.monotonic() + 60
+        while not {1, 2, 3, 4} <= told.keys() and time.monotonic() < deadline:
+            line = json.loads(process.stdout.readline())
+            assert line["jsonrpc"] == "2.0"
+            told[line.get("id")] = line
+        assert told[2]["result"]["structuredContent"]["stdout"] == "out\n"
+        process.stdin.close()  # type: ignore[union-attr]
+        rest = process.stdout.read()
+        assert all(json.loads(line)["jsonrpc"] == "2.0" for line in rest.splitlines())
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+# --- who may ---
+
+
+def _key(place: Server, name: str, *scopes: str) -> str:
+    words = [word for scope in scopes for word in ("--scope", scope)]
+    made = place.belljar("keys", "create", name, *words, "--json")
+    assert made.returncode == 0, made.stderr + made.stdout
+    return str(json.loads(made.stdout)["key"])
+
+
+async def test_over_http_a_key_is_needed_once_there_is_one_and_says_what_its_holder_may(place: Server) -> None:
+    runner, holder = _key(place, "runner", "run"), _key(place, "holder", "sessions", "files")
+    with anyio.fail_after(120), http_server(place) as url:
+        async with httpx2.AsyncClient(timeout=30) as http:
+            hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+            accept = {"Accept": "application/json, text/event-stream"}
+            for headers in ({}, {"Authorization": "Bearer bj_nonsense"}):
+                answer = await http.post(url, json=hello, headers=accept | headers)
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+                assert answer.json()["kind"] == "unauthorized"
+        async with with_key(url, runner) as client:
+            assert data(await client.call_tool("execute_code", {"code": "print(1)"}))["stdout"] == "1\n"
+            refused = await client.call_tool("session_open", {})
+            assert refused.is_error and "scope 'sessions'" in text(refused)
+            refused = await client.call_tool("file_list", {"session_id": "bs-x"})
+            assert refused.is_error and "scope 'files'" in text(refused)
+        async with with_key(url, holder) as client:
+            refused = await client.call_tool("execute_code", {"code": "1"})
+            assert refused.is_error and "scope 'run'" in text(refused)
+            id = data(await client.call_tool("session_open", {}))["id"]
+            data(await client.call_tool("file_write", {"session_id": id, "path": "a", "content": "1"}))
+            data(await client.call_tool("session_close", {"session_id": id}))
+
+
+async def test_an_mcp_session_belongs_to_the_key_that_began_it(place: Server) -> None:
+    one, other = _key(place, "one", "run"), _key(place, "other", "run")
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "by hand", "version": "1"}}
+    accept = {"Accept": "application/json, text/event-stream"}
+    with anyio.fail_after(120), http_server(place) as url:
+        async with httpx2.AsyncClient(timeout=30, headers=accept) as http:
+            begun = await http.post(
+                url, json={"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello},
+                headers={"X-API-Key": one},
+            )  # fmt: skip
+            session = {"Mcp-Session-Id": begun.headers["mcp-session-id"]}
+            ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+            assert (await http.post(url, json=ping, headers=session | {"X-API-Key": one})).status_code == 200
+            assert (await http.post(url, json=ping, headers=session | {"X-API-Key": other})).status_code == 404
+
+
+async def test_pages_of_other_sites_cannot_ask(listening: str) -> None:
+    async with httpx2.AsyncClient(timeout=30) as http:
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+            answer = await http.post(listening, json=ping, headers=headers)
+            assert answer.status_code == 403, headers
+
+
+async def test_a_client_that_only_listens_does_not_hold_up_a_server_that_leaves(place: Server) -> None:
+    """`http_server` asserts that it ends in time, with code 0."""
+    began = time.monotonic()
+    with anyio.fail_after(120), http_server(place) as url:
+        async with Client(url, mode="legacy"):  # opens a stream of its own for what the server has to say
+            began = time.monotonic()
+    assert time.monotonic() - began < 15
+
+
+async def test_the_whole_service_offers_mcp_too() -> None:
+    with served() as server, anyio.fail_after(120):
+        async with Client(server.url + "/mcp") as client:
+            told = data(await client.call_tool("execute_code", {"code": "print(6 * 7)"}))
+            assert told["stdout"] == "42\n"
+        answer = httpx2.get(f"{server.url}/api/sandbox/runs/{told['id']}", timeout=30)
+        assert answer.json()["result"]["stdout"] == "42\n", "the same records"
+
+
+# --- around it ---
+
+PAGE = (ROOT / "docs" / "mcp.md").read_text()
+BLOCKS = re.findall(r"^```(json|toml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(("kind", "block"), BLOCKS)
+def test_every_configuration_of_the_page_parses_and_starts_a_command_that_exists(kind: str, block: str) -> None:
+    document = json.loads(block) if kind == "json" else tomllib.loads(block)
+    (servers,) = document.values()
+    assert set(document) <= {"mcpServers", "servers", "context_servers", "mcp_servers"}
+    server = servers["belljar"]
+    if "url" in server:
+        assert server["url"].endswith("/mcp")
+        return
+    assert server["command"] == "belljar"
+    command = [sys.executable, "-m", "belljar", *server["args"], "--help"]
+    assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def test_the_page_has_a_block_for_each_way_and_names_every_tool() -> None:
+    assert len(BLOCKS) >= 6
+    rows = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == TOOLS
+
+
+def test_the_command_line_does_not_import_mcp_for_anything_else() -> None:
+    code = "import sys, belljar.cli, belljar.cli_mcp; print('mcp' in sys.modules, 'starlette' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "False False\n"
+    )
+
+
+def test_without_the_extra_it_says_what_to_install(place: Server) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "mcp.py").write_text("raise ModuleNotFoundError('No module named mcp', name='mcp')\n")
+        path = os.pathsep.join([folder, *filter(None, [place._environ.get("PYTHONPATH")])])
+        process = subprocess.run(
+            [sys.executable, "-m", "belljar", "mcp"], env=place._environ | {"PYTHONPATH": path}, cwd=place.folder,
+            capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False,
+        )  # fmt: skip
+    assert process.returncode == 125 and process.stdout == ""
+    assert "pip install 'belljar[mcp]'" in process.stderr
+
+
+def test_a_port_without_http_is_refused(place: Server) -> None:
+    made = place.belljar("mcp", "--port", "1")
+    assert made.returncode == 125 and "--http" in made.stderr

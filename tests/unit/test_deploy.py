@@ -1,0 +1,257 @@
+"""What is shipped for operators says what it must: each demand on each container, and the unit as systemd reads it."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from belljar.cli import app
+from belljar.settings import _VARIABLES
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
+SERVICES = COMPOSE["services"]
+MANIFESTS = {path.stem: yaml.safe_load(path.read_text()) for path in (DEPLOY / "kubernetes").glob("*.yaml")}
+POD = MANIFESTS["deployment"]["spec"]["template"]["spec"]
+UNIT = (DEPLOY / "belljar.service").read_text()
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+_THEIRS = {"HOME", "PATH", "LANG", "XDG_CACHE_HOME"}  # not ours to know
+
+
+def known(names: set[str]) -> bool:
+    names = {name for name in names if not name.startswith("PYTHON")}
+    assert names <= _THEIRS | set(_VARIABLES), sorted(names - _THEIRS - set(_VARIABLES))
+    return True
+
+
+# --- Compose ---
+
+
+def test_belljar_redis_and_the_sandbox_network_are_there() -> None:
+    assert {"belljar", "redis", "engine-proxy"} <= set(SERVICES)
+    assert COMPOSE["networks"]["sandbox"]["ipam"]["config"] == [{"subnet": "172.28.0.0/16"}]
+
+
+def test_only_the_proxy_sees_the_engines_socket_and_it_has_no_network() -> None:
+    holders = [name for name, service in SERVICES.items() if "docker.sock:" in str(service.get("volumes"))]
+    assert holders == ["engine-proxy"]
+    assert "docker.sock" not in str(COMPOSE["volumes"])
+    assert SERVICES["engine-proxy"]["network_mode"] == "none"
+    assert "networks" not in SERVICES["engine-proxy"]
+
+
+def test_the_service_speaks_to_the_proxy_over_a_folder_that_it_cannot_write_to() -> None:
+    assert SERVICES["belljar"]["environment"]["DOCKER_HOST"] == "unix:///run/belljar/docker.sock"
+    assert "engine:/run/belljar:ro" in SERVICES["belljar"]["volumes"]
+    command = SERVICES["engine-proxy"]["command"]
+    assert command[command.index("--listen") + 1] == "unix:///run/belljar/docker.sock"
+    assert command[command.index("--network") + 1] == COMPOSE["networks"]["sandbox"]["name"]
+    assert "--images" not in command
+    assert "--root" not in command
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_container_of_compose_has_its_walls(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    uid, gid = service["user"].split(":")
+    assert int(uid) > 0
+    assert int(gid) > 0
+    for limit in ("mem_limit", "pids_limit", "cpus"):
+        assert service[limit]
+    assert service["logging"]["options"].keys() == {"max-size", "max-file"}
+    for never in ("privileged", "cap_add", "devices", "pid", "ipc", "userns_mode", "volumes_from", "cgroup_parent"):
+        assert never not in service
+    assert service.get("network_mode") in (None, "none")
+
+
+def test_no_guest_shares_a_network_with_anything_that_listens() -> None:
+    inside = [name for name, service in SERVICES.items() if "sandbox" in service.get("networks", ())]
+    assert inside == ["sandbox-network"]
+    assert "sigwait" in str(SERVICES["sandbox-network"]["entrypoint"])
+    assert COMPOSE["networks"]["back"]["internal"] is True
+    assert SERVICES["redis"]["networks"] == ["back"]
+
+
+def test_the_service_is_published_on_loopback_alone_and_redis_not_at_all() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert published == {"belljar": ["127.0.0.1:8080:8080"]}
+
+
+def test_compose_takes_the_file_where_it_is_installed() -> None:
+    docker = shutil.which("docker")
+    if not docker or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("NOTHING was checked by compose itself: docker has no plugin compose here")
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "DOCKER_GID": "998", "HOME": "/nonexistent"}
+    line = [docker, "compose", "-f", str(DEPLOY / "docker-compose.yml"), "config", "-q"]
+    done = subprocess.run(line, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- every word is one that Belljar knows ---
+
+
+def test_every_setting_that_is_written_down_is_a_setting_of_belljars() -> None:
+    assert known(set(SERVICES["belljar"]["environment"]))
+    assert known({item["name"] for item in POD["containers"][0]["env"]})
+    lines = [line.removeprefix("Environment=") for line in UNIT.splitlines() if line.startswith("Environment=")]
+    assert known({word.partition("=")[0] for line in lines for word in line.split()})
+    assert known(set(re.findall(r"\b([A-Z][A-Z_]+)=(?=\S)", DOCKERFILE.partition("FROM scratch")[2])))
+
+
+def test_every_command_that_is_started_is_a_command_of_belljars() -> None:
+    commands = {
+        command.name or getattr(command.callback, "__name__", "").replace("_", "-")
+        for command in app.registered_commands
+    }
+    started = {SERVICES["engine-proxy"]["command"][0], POD["containers"][0]["args"][0], "serve"}
+    assert started <= commands
+    assert "ExecStart=/opt/belljar/bin/belljar serve" in UNIT
+    assert 'CMD ["serve"]' in DOCKERFILE
+
+
+# --- the image ---
+
+
+def test_the_image_is_made_from_nothing_and_runs_as_nobody_special() -> None:
+    last = DOCKERFILE.partition("FROM scratch")[2]
+    assert last, "the last stage has layers of its base below it"
+    assert re.search(r"^USER 10001:10001$", last, re.MULTILINE)
+    assert "RUN" not in last
+    assert "/healthz" in last.partition("HEALTHCHECK")[2].splitlines()[0]
+    assert "harden.sh" in DOCKERFILE
+    assert re.findall(r"^(?:ARG|ENV) .*(?:KEY|TOKEN|PASSWORD|SECRET)", DOCKERFILE, re.MULTILINE) == []
+
+
+# --- systemd ---
+
+
+def unit() -> dict[str, list[str]]:
+    parser = configparser.RawConfigParser(strict=False, delimiters=("=",), comment_prefixes=("#",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(UNIT)
+    return {name: value.split() for name, value in parser["Service"].items()}
+
+
+def test_the_unit_runs_without_root_behind_the_walls_that_leave_guests_theirs() -> None:
+    said = unit()
+    assert said["User"] == ["belljar"]
+    assert said["Delegate"] == ["yes"]
+    for wall in ("NoNewPrivileges", "ProtectHome", "PrivateTmp", "PrivateDevices", "RestrictSUIDSGID", "ProtectClock",
+                 "ProtectKernelModules", "LockPersonality", "RestrictRealtime"):  # fmt: skip
+        assert said[wall] == ["yes"], wall
+    assert said["ProtectSystem"] == ["strict"]
+    assert said["CapabilityBoundingSet"] == []
+    assert "docker.sock" not in str(said)
+
+
+@pytest.mark.parametrize(
+    "wall",
+    ["RestrictNamespaces", "PrivateUsers", "ProtectKernelTunables", "ProtectKernelLogs", "ProtectProc", "ProcSubset",
+     "ProtectControlGroups", "ProtectHostname", "MemoryDenyWriteExecute"],
+)  # fmt: skip
+def test_a_wall_that_would_take_the_guests_theirs_is_absent_and_said_why(wall: str) -> None:
+    assert wall not in unit()
+    assert re.search(rf"^#.*\b{wall}\b", UNIT, re.MULTILINE)
+
+
+def test_the_filter_of_calls_leaves_those_that_a_jail_is_made_of() -> None:
+    filtered = unit()["SystemCallFilter"]
+    assert filtered[0].startswith("~")
+    assert not {"@mount", "@privileged", "@process", "@sandbox"} & {word.lstrip("~") for word in filtered}
+
+
+def test_systemd_itself_takes_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if not analyze:
+        pytest.skip("NOTHING was checked by systemd itself: there is no systemd-analyze here")
+    copy = tmp_path / "belljar.service"
+    copy.write_text(UNIT.replace("/opt/belljar/bin/belljar", "/bin/true"))  # it looks whether the program is there
+    done = subprocess.run([analyze, "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False)
+    assert "belljar.service" not in done.stderr, done.stderr
+    line = [analyze, "security", "--offline=yes", "--threshold=45", "--no-pager", str(copy)]
+    rated = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert rated.returncode == 0, rated.stdout[-300:]
+
+
+# --- Kubernetes ---
+
+
+def test_the_namespace_lets_in_restricted_pods_alone() -> None:
+    labels = MANIFESTS["namespace"]["metadata"]["labels"]
+    for word in ("enforce", "audit", "warn"):
+        assert labels[f"pod-security.kubernetes.io/{word}"] == "restricted"
+
+
+def test_the_pod_has_no_token_no_host_and_is_nobody_special() -> None:
+    assert POD["automountServiceAccountToken"] is False
+    context = POD["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert context["runAsUser"] > 0
+    assert context["runAsGroup"] > 0
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    for never in ("hostNetwork", "hostPID", "hostIPC", "serviceAccountName"):
+        assert never not in POD
+    assert all({"persistentVolumeClaim", "emptyDir"} & volume.keys() for volume in POD["volumes"])
+
+
+@pytest.mark.parametrize("container", POD["containers"] + POD.get("initContainers", []), ids=lambda each: each["name"])
+def test_every_container_of_the_pod_has_its_walls(container: dict[str, Any]) -> None:
+    context = container["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert context.get("privileged", False) is False
+    for word in ("requests", "limits"):
+        assert container["resources"][word].keys() == {"cpu", "memory", "ephemeral-storage"}
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/var/lib/belljar", "/tmp"}
+
+
+def test_the_probes_ask_under_a_name_that_the_service_answers_to() -> None:
+    [container] = POD["containers"]
+    paths = {name: container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert [asked["path"] for asked in paths.values()] == ["/healthz", "/healthz", "/readyz"]
+    assert all(asked["httpHeaders"] == [{"name": "Host", "value": "127.0.0.1"}] for asked in paths.values())
+
+
+def test_nothing_goes_in_or_out_that_is_not_named() -> None:
+    policy = MANIFESTS["networkpolicy"]["spec"]
+    assert policy["podSelector"] == {}
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert all(rule.get("from") for rule in policy["ingress"])
+    assert all(rule.get("to") for rule in policy["egress"])
+
+
+def test_the_manifests_fit_together() -> None:
+    labels = MANIFESTS["deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert MANIFESTS["service"]["spec"]["selector"].items() <= labels.items()
+    assert MANIFESTS["deployment"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    [claim] = [volume for volume in POD["volumes"] if "persistentVolumeClaim" in volume]
+    assert claim["persistentVolumeClaim"]["claimName"] == MANIFESTS["storage"]["metadata"]["name"]
+    listed = {name.removesuffix(".yaml") for name in MANIFESTS["kustomization"]["resources"]}
+    assert listed == set(MANIFESTS) - {"kustomization"}
+    namespaces = {each["metadata"].get("namespace") for name, each in MANIFESTS.items() if name in listed}
+    assert namespaces == {None, MANIFESTS["namespace"]["metadata"]["name"]}
+    assert MANIFESTS["deployment"]["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_kustomize_takes_the_folder_where_it_is_installed() -> None:
+    kubectl = shutil.which("kubectl")
+    if not kubectl:
+        pytest.skip("NOTHING was checked by kubectl itself: it is not here")
+    line = [kubectl, "kustomize", str(DEPLOY / "kubernetes")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    kinds = [each["kind"] for each in yaml.safe_load_all(done.stdout)]
+    assert sorted(kinds) == ["Deployment", "Namespace", "NetworkPolicy", "PersistentVolumeClaim", "Service"]
