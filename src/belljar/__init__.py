@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 # Imported on first use, so that `import belljar` costs next to nothing.
 _PUBLIC = {
     "run": "sandbox", "arun": "sandbox", "stream": "sandbox", "Sandbox": "sandbox", "Cancel": "sandbox",
-    "Session": "session", "Engine": "engine",
+    "Session": "session", "Engine": "engine", "Client": "client",
     "Result": "models", "Status": "models", "ErrorType": "models", "Limits": "models", "Event": "models",
     "BelljarError": "errors", "BackendError": "errors", "InvalidRequest": "errors", "PolicyDenied": "errors",
     "supported_languages": "sandbox", "offers": "sandbox",
@@ -28,6 +28,7 @@ _PUBLIC = {
 __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:
+    from belljar.client import Client as Client
     from belljar.containers import abuild_image as abuild_image
     from belljar.containers import adetect as adetect
     from belljar.containers import ais_container_available as ais_container_available

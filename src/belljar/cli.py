@@ -25,6 +25,7 @@ from belljar import (
     cli_mcp,
     cli_proxy,
     cli_records,
+    cli_remote,
     cli_serve,
     cli_top,
     errors,
@@ -41,6 +42,7 @@ app = typer.Typer(
     name="belljar", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
     help="Runs code that nobody has read yet, where it can do no harm.",
 )  # fmt: skip
+app.callback()(cli_remote.choose)
 app.add_typer(cli_images.app, name="images")
 app.add_typer(cli_audit.app, name="audit")
 app.add_typer(cli_keys.app, name="keys")
@@ -204,7 +206,8 @@ def _execute(engine: Engine, asked: RunRequest, out: Path | None, as_json: bool)
         with terminal.steps() as engine.on_setup, lone_errors():
             async with anyio.create_task_group() as tasks:
                 await tasks.start(_stop_on_signal, control)
-                result = await engine.run(asked, listener=None if as_json else terminal.relay, control=control)
+                listener = None if as_json else terminal.relay
+                result = await cli_remote.run(engine, asked, listener=listener, control=control)
                 tasks.cancel_scope.cancel()
         return result
 
@@ -302,10 +305,7 @@ def session(
 def doctor(as_json: Json = False) -> None:
     """Every backend: does it work here, why not, how to fix it, and what it guarantees."""
 
-    async def work() -> Any:
-        return await default_engine().offers()
-
-    offers = _await(work)
+    offers = _await(lambda: cli_remote.offers(default_engine()))
     if as_json:
         terminal.print_json({"backends": [offer.model_dump(mode="json", exclude={"modules"}) for offer in offers]})
     else:
@@ -340,12 +340,7 @@ def setup(
 def languages(as_json: Json = False) -> None:
     """The languages this installation can run now, and how to get the others."""
 
-    async def work() -> Any:
-        engine = default_engine()
-        available = [offer.backend for offer in await engine.offers() if offer.available]
-        return [(name, row) for name in available for row in await engine.spoken(name)]
-
-    rows = _await(work)
+    rows = _await(lambda: cli_remote.languages(default_engine()))
     if as_json:
         terminal.print_json({"languages": [{"backend": name, **row.model_dump(mode="json")} for name, row in rows]})
     else:

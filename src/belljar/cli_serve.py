@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
+from anyio.abc import TaskStatus
 
 from belljar import errors, terminal, tracing
 from belljar.backends.base import lone_errors
@@ -65,31 +66,33 @@ async def _serve(server: uvicorn.Server, app: FastAPI, listener: socket.socket, 
             service: Service = app.state.service
             refuse_open_bind(listener.getsockname()[0], await service.access.required())
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_leave_when_told, server, service)
+                await tasks.start(_leave_when_told, server, service)
                 _announce(_url(listener), as_json)  # it is bound: who connects now is served in a moment
                 await server.serve(sockets=[listener])
                 tasks.cancel_scope.cancel()
 
 
-async def _leave_when_told(server: uvicorn.Server, service: Service) -> None:
+async def _leave_when_told(
+    server: uvicorn.Server, service: Service, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
     """The first signal: nothing new is taken in, runs have their time to end. The second: they are ended now. The
     third: nobody is waited for.
 
     Until the last run has ended, questions are answered: its caller wants to know, and a balancer asks `/readyz`.
     """
-
     told = 0
 
     async def close_when_drained() -> None:
         await service.drained.wait()
         with anyio.move_on_after(_LAST_SECONDS):
-            while server.server_state.tasks:  # answers and streams that are about to end by themselves
+            while server.server_state.tasks:  # noqa: ASYNC110 (answers and streams that are about to end by themselves)
                 await anyio.sleep(0.02)
         server.should_exit = True
 
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(close_when_drained)
+            task_status.started()
             async for _ in received:
                 told += 1
                 service.draining.set()

@@ -188,6 +188,11 @@ class Engine:
             yield lease
 
     @property
+    def full(self) -> bool:
+        """There are as many sandboxes as there may be: another would wait."""
+        return self._places.full
+
+    @property
     def audited(self) -> bool:
         return self._audit is not None
 
@@ -279,6 +284,10 @@ class Places:
         self._lock = threading.Lock()
         self._free = number
         self._line: deque[tuple[Callable[[], None], anyio.Event]] = deque()
+
+    @property
+    def full(self) -> bool:
+        return self._free <= 0
 
     async def __aenter__(self) -> None:
         with self._lock:

@@ -62,6 +62,8 @@ def test_the_queue_has_an_end_and_a_run_in_it_a_position(local: Server) -> None:
         records = [http.get(f"/api/sandbox/runs/{id}").json() for id in ids]
         assert [record["state"] for record in records] == ["running", "queued", "queued"]
         assert [record["position"] for record in records] == [None, 1, 2]
+        ready = http.get("/readyz")  # it does its work, which is why it has no place for another
+        assert (ready.status_code, ready.json()["waiting"]) == (200, 2)
         left = http.post(f"/api/sandbox/runs/{ids[1]}/cancel").json()
         assert (left["state"], left["problem"]["kind"]) == ("failed", "aborted")
         assert http.get(f"/api/sandbox/runs/{ids[2]}").json()["position"] == 1

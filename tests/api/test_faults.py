@@ -66,7 +66,9 @@ def test_a_killed_server_leaves_nothing_behind_and_every_run_has_a_final_state(t
         server.restart(kill=True)
         with client(server) as http:
             records = [record_of(http, id) for id in ids]
-            assert {(record["state"], record["problem"]["kind"]) for record in records} == {("lost", "execution_failed")}
+            assert {(record["state"], record["problem"]["kind"]) for record in records} == {
+                ("lost", "execution_failed")
+            }
             assert all(record["ended"] for record in records)
             again = execute(http, headers, **bodies[0])
             assert (again.status_code, again.json()["kind"]) == (500, "execution_failed")
@@ -120,11 +122,10 @@ def test_redis_and_nats_may_die_in_mid_run_and_hear_all_of_it_when_they_are_back
             nats.restart()
             assert eventually(lambda: set(parts(http).values()) == {"ok"}, 20), parts(http)
             last = execute(http, code="print('after')").json()
-            wanted = [f"{what}.{run}" for run in (id, other["id"], last["id"]) for what in ("running", "ended")]
             told = eventually(lambda: (found := _events(nats.url)) and len(found) >= 9 and found, 20)
             for run in (id, other["id"], last["id"]):
                 own = [subject for subject in told if subject.endswith(run)]  # type: ignore[union-attr]
-                assert own == [f"belljar.events.{what}.{run}" for what in ("running", "started", "ended")], (own, wanted)
+                assert own == [f"belljar.events.{what}.{run}" for what in ("running", "started", "ended")], told
 
 
 def _events(url: str) -> list[str]:
@@ -170,6 +171,9 @@ def test_postgres_may_die_in_mid_run_nothing_new_runs_unrecorded_and_the_end_is_
         lines = [line["message"] for line in http.get(f"/api/sandbox/{id}/logs").json()["lines"]]
         assert lines == ["up", "over"]
         assert {each["state"] for each in http.get("/api/sandbox/runs").json()} <= {"finished", "failed"}
+        postgres.kill()  # and nobody asks for a run
+        assert eventually(lambda: parts(http)["store"] != "ok", 15)
+        assert (ready := http.get("/readyz")).status_code == 503, ready.text  # type: ignore[attr-defined]
 
 
 # --- the disk ---
@@ -216,7 +220,7 @@ def test_on_a_full_disk_nothing_is_run_and_with_room_all_goes_on() -> None:
         assert "room" in refused.json()["fix"], refused.text
         ready = http.get("/readyz")
         assert (ready.status_code, ready.json()["parts"]["store"]) != (200, "ok")
-        assert eventually(lambda: record_of(http, id)["ended"], 10) or True
+        assert http.get("/healthz").status_code == 200
         ballast.unlink()
         assert eventually(lambda: http.get("/readyz").status_code == 200, 15), http.get("/readyz").text
         assert execute(http, code="print(2)").json()["stdout"] == "2\n"
@@ -242,7 +246,6 @@ def test_without_room_for_the_audit_log_nothing_is_run() -> None:
             refused = execute(http, code="print('never')", backend="native")
         assert (refused.status_code, refused.json()["kind"]) == (503, "not_available")
         assert "audit log" in refused.json()["detail"] and "room" in refused.json()["fix"]
-        assert http.get("/readyz").status_code in (200, 503)
         ballast.unlink()
         assert execute(http, code="print(2)").json()["stdout"] == "2\n"
         told = server.belljar("audit", "verify")

@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import tomllib
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx2
 import pytest
-from mcp import Client, MCPError, StdioServerParameters, stdio_client
-from mcp.client.streamable_http import streamable_http_client
-from mcp.types import CallToolResult, ImageContent
+from mcp import Client, MCPError
+from mcp.types import ImageContent
 
+from mcp_clients import PNG, TOOLS, data, http_server, on_stdio, text, with_key
 from serving import Server, served
 from witness import Traces, descendants, eventually
 
 pytestmark = pytest.mark.engine
-
-ROOT = Path(__file__).parents[2]
-TOOLS = {
-    "execute_code", "run_code", "run_command", "session_open", "session_run", "session_fork", "session_close",
-    "file_write", "file_read", "file_list", "list_languages",
-}  # fmt: skip
-PNG = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
 
 
 @pytest.fixture
@@ -58,37 +45,6 @@ def listening() -> Iterator[str]:
         yield url
 
 
-@contextmanager
-def http_server(place: Server, *words: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "belljar", "mcp", "--http", "--port", "0", "--json", *words]
-    with (place.folder / "stderr").open("ab") as log:
-        process = subprocess.Popen(command, env=place._environ, cwd=place.folder, stdout=subprocess.PIPE, stderr=log)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, f"it did not start; it said:\n{place.log}"
-        yield json.loads(line)["url"] + "/mcp"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0, place.log
-    finally:
-        process.kill()
-        process.wait(10)
-        process.stdout.close()
-
-
-def started(place: Server, *words: str) -> StdioServerParameters:
-    return StdioServerParameters(
-        command=sys.executable, args=["-m", "belljar", "mcp", *words], env=place._environ, cwd=place.folder
-    )
-
-
-@asynccontextmanager
-async def on_stdio(place: Server, *words: str, mode: str = "auto") -> AsyncIterator[Client]:
-    with anyio.fail_after(120), (place.folder / "stderr").open("a") as log:
-        async with Client(stdio_client(started(place, *words), errlog=log), mode=mode) as client:
-            yield client
-
-
 Connect = Callable[[], AbstractAsyncContextManager[Client]]
 
 
@@ -98,23 +54,6 @@ def connect(request: pytest.FixtureRequest, place: Server, listening: str) -> Co
     transport, era = request.param.split("-")
     mode = "legacy" if era == "2025" else "auto"
     return (lambda: on_stdio(place, mode=mode)) if transport == "stdio" else (lambda: Client(listening, mode=mode))
-
-
-@asynccontextmanager
-async def with_key(url: str, key: str) -> AsyncIterator[Client]:
-    http = httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=60)
-    async with http, Client(streamable_http_client(url, http_client=http)) as client:
-        yield client
-
-
-def text(answer: CallToolResult) -> str:
-    return "".join(getattr(block, "text", "") for block in answer.content)
-
-
-def data(answer: CallToolResult) -> dict[str, Any]:
-    assert not answer.is_error, text(answer)
-    assert answer.structured_content is not None
-    return answer.structured_content
 
 
 # --- what is offered ---
@@ -528,54 +467,3 @@ async def test_the_whole_service_offers_mcp_too() -> None:
             assert told["stdout"] == "42\n"
         answer = httpx2.get(f"{server.url}/api/sandbox/runs/{told['id']}", timeout=30)
         assert answer.json()["result"]["stdout"] == "42\n", "the same records"
-
-
-# --- around it ---
-
-PAGE = (ROOT / "docs" / "mcp.md").read_text()
-BLOCKS = re.findall(r"^```(json|toml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.parametrize(("kind", "block"), BLOCKS)
-def test_every_configuration_of_the_page_parses_and_starts_a_command_that_exists(kind: str, block: str) -> None:
-    document = json.loads(block) if kind == "json" else tomllib.loads(block)
-    (servers,) = document.values()
-    assert set(document) <= {"mcpServers", "servers", "context_servers", "mcp_servers"}
-    server = servers["belljar"]
-    if "url" in server:
-        assert server["url"].endswith("/mcp")
-        return
-    assert server["command"] == "belljar"
-    command = [sys.executable, "-m", "belljar", *server["args"], "--help"]
-    assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
-
-
-def test_the_page_has_a_block_for_each_way_and_names_every_tool() -> None:
-    assert len(BLOCKS) >= 6
-    rows = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == TOOLS
-
-
-def test_the_command_line_does_not_import_mcp_for_anything_else() -> None:
-    code = "import sys, belljar.cli, belljar.cli_mcp; print('mcp' in sys.modules, 'starlette' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "False False\n"
-    )
-
-
-def test_without_the_extra_it_says_what_to_install(place: Server) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "mcp.py").write_text("raise ModuleNotFoundError('No module named mcp', name='mcp')\n")
-        path = os.pathsep.join([folder, *filter(None, [place._environ.get("PYTHONPATH")])])
-        process = subprocess.run(
-            [sys.executable, "-m", "belljar", "mcp"], env=place._environ | {"PYTHONPATH": path}, cwd=place.folder,
-            capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False,
-        )  # fmt: skip
-    assert process.returncode == 125 and process.stdout == ""
-    assert "pip install 'belljar[mcp]'" in process.stderr
-
-
-def test_a_port_without_http_is_refused(place: Server) -> None:
-    made = place.belljar("mcp", "--port", "1")
-    assert made.returncode == 125 and "--http" in made.stderr

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_mcp import http_server
 
+from mcp_clients import http_server
 from serving import served
 
 pytestmark = pytest.mark.engine

@@ -6,10 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
+from fastapi.responses import JSONResponse
 
 from belljar.service import projects
 from belljar.service.bodies import Checkpointed, Executed, FileList, Fork, Listed, OpenSession, Rollback, Turn
-from belljar.service.records import SessionRecord
+from belljar.service.records import RunRecord, SessionRecord
 from belljar.service.routes import FileUser, SessionHolder, TheService, TheSessions
 
 router = APIRouter(prefix="/api/sandbox", tags=["sessions"])
@@ -41,13 +42,15 @@ async def close_session(id: str, sessions: TheSessions, caller: SessionHolder) -
     await sessions.close(id, caller)
 
 
-@router.post("/sessions/{id}/run")
+@router.post("/sessions/{id}/run", responses={202: {"model": RunRecord, "description": "with wait=false: taken in"}})
 async def run_turn(id: str, body: Turn, sessions: TheSessions, caller: SessionHolder) -> Executed:
     """One turn: what it defines stays."""
     run = await sessions.run(
         id, caller, code=body.code, command=list(body.command) if body.command else None, language=body.language,
         timeout=body.timeout_seconds, stdin=body.stdin,
     )  # fmt: skip
+    if not body.wait:
+        return JSONResponse(run.record.model_dump(mode="json"), 202)  # type: ignore[return-value]
     return Executed(**(await run.result()).model_dump(), id=run.id)
 
 

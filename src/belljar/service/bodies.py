@@ -92,6 +92,7 @@ class Turn(Model):
     language: str | None = None
     timeout_seconds: Timeout | None = None
     stdin: Bytes | None = None
+    wait: StrictBool = Field(True, description="answer when it has ended; otherwise at once, with its id")
 
     model_config = _examples({"code": "x = 41"}, {"code": "x + 1"})
 

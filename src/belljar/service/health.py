@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ from belljar.models import Limits, RunRequest
 from belljar.service.core import Service
 
 _FRESH = 5.0  # seconds that a look counts
+_UNWELL = 1.0  # and one that found something wrong
 _DEADLINE = 20.0
 
 
@@ -19,25 +21,40 @@ class Health:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._lock = anyio.Lock()
-        self._told: dict[str, Any] = {}
-        self._at = 0.0
+        self._told: dict[str, Any] = {"problem": "", "store": "", "backend": "", "run_ms": None}
+        self._at = -math.inf
 
     async def look(self) -> dict[str, Any]:
         """At most one look at a time, and none while the last is fresh."""
         async with self._lock:
-            if not self._told or time.monotonic() - self._at > _FRESH:
-                self._told = await self._look()
+            fresh = _UNWELL if self._told["problem"] or self._told["store"] else _FRESH
+            if time.monotonic() - self._at > fresh and not self._service.draining.is_set():
+                self._told = {**await self._look(), "store": await self._ask_store()}
                 self._at = time.monotonic()
         service = self._service
-        problem = "it is going away" if service.draining.is_set() else self._told["problem"] or service.store.status
-        parts = {"store": service.store.status, "logs": service.lines.status, "events": service.events.status}
+        store = service.store.status or self._told["store"]
+        problem = "it is going away" if service.draining.is_set() else self._told["problem"] or store
+        parts = {"store": store, "logs": service.lines.status, "events": service.events.status}
         return {
             "ready": not problem, "problem": problem, "backend": self._told["backend"],
             "run_ms": self._told["run_ms"], "parts": {name: status or "ok" for name, status in parts.items()},
             "running": service.admission.running, "waiting": service.admission.waiting,
         }  # fmt: skip
 
+    async def _ask_store(self) -> str:
+        """One that nobody writes to may have gone unnoticed."""
+        try:
+            with anyio.fail_after(_DEADLINE):
+                await self._service.store.runs(limit=1)
+        except errors.BelljarError as error:
+            return error.message
+        except TimeoutError:
+            return f"it did not answer within {_DEADLINE:g} s"
+        return ""
+
     async def _look(self) -> dict[str, Any]:
+        if self._service.engine.full:  # its sandboxes are the proof, and one more would wait for a place
+            return {**self._told, "problem": ""}
         start = time.perf_counter()
         problem, backend = "", ""
         try:

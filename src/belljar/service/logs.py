@@ -53,26 +53,33 @@ class Lines:
             whole = ["\n".join(whole)]
         found = [part for text in whole for part in _parts(text)]
         while len(rest) >= _LONGEST:
-            found.append(rest[:_LONGEST])
+            found.append((rest[:_LONGEST], True))
             rest = rest[_LONGEST:]
         if rest:
             self._open[event.kind] = rest
-        return (self._line(event.kind, text, event.at) for text in found)
+        return (self._line(event.kind, text, event.at, partial) for text, partial in found)
 
     def end(self, at: float) -> list[LogLine]:
         """What was begun and never ended."""
         left, self._open = self._open, {}
-        return [self._line(stream, text, at) for stream, text in left.items()]
+        return [self._line(stream, text, at, True) for stream, text in left.items()]
 
-    def _line(self, stream: Told, text: str, at: float) -> LogLine:
+    def _line(self, stream: Told, text: str, at: float, partial: bool = False) -> LogLine:
         self._number += 1
         return LogLine.model_construct(
-            container_id=self._run, number=self._number, timestamp=at, stream=stream, message=text
+            container_id=self._run,
+            number=self._number,
+            timestamp=at,
+            stream=stream,
+            message=text,
+            partial=partial,
         )
 
 
-def _parts(text: str) -> list[str]:
-    return [text[at : at + _LONGEST] for at in range(0, len(text), _LONGEST)] or [""]
+def _parts(text: str) -> list[tuple[str, bool]]:
+    """A line in parts, each with whether it goes on."""
+    starts = range(0, max(len(text), 1), _LONGEST)
+    return [(text[at : at + _LONGEST], at != starts[-1]) for at in starts]
 
 
 class Live:

@@ -79,6 +79,7 @@ class LogLine(Model):
     timestamp: float
     stream: Literal["stdout", "stderr", "display", "limit", "denied", "gap"]
     message: str
+    partial: bool = Field(False, description="no end of line followed: it goes on, or was never ended")
 
 
 class Sample(Model):

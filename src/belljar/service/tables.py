@@ -60,6 +60,7 @@ logs = Table(
     Column("timestamp", Double, nullable=False),
     Column("stream", Text, nullable=False),
     Column("message", LargeBinary, nullable=False),  # UTF-8; PostgreSQL's text refuses a NUL
+    Column("partial", Boolean, nullable=False),
 )  # fmt: skip
 samples = Table(
     "samples", metadata,

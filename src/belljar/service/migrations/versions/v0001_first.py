@@ -64,6 +64,7 @@ def _streams() -> None:
         sa.Column("timestamp", sa.Double(), nullable=False),
         sa.Column("stream", sa.Text(), nullable=False),
         sa.Column("message", sa.LargeBinary(), nullable=False),
+        sa.Column("partial", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("container_id", "number"),
     )
     op.create_table(
