@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from belljar import errors
 from belljar.backends.base import Control, lone_errors
 from belljar.client_lines import Line, Lines, event_of
-from belljar.client_wire import PATIENCE, Unanswered, Wire, rebuilt
+from belljar.client_wire import PATIENCE, Unanswered, Wire
 from belljar.engine import Listener
 from belljar.models import WORKSPACE, Event, Result, RunRequest, Status
 from belljar.service.records import RunRecord
@@ -198,7 +198,7 @@ def outcome(record: RunRecord, *, cancelled: bool = False) -> Result:
         raise errors.ExecutionFailed(
             f"{record.id} is {record.state}: the server ended while it was under way", fix="run it again"
         )
-    error = rebuilt(record.problem)
+    error = errors.from_dict(record.problem)
     if cancelled and isinstance(error, errors.Aborted):  # it never ran, which is what was wanted
         return Result(status=Status.ABORTED, container_id=record.id, reasons=(error.message,))
     raise error

@@ -27,14 +27,6 @@ CONNECT = 5.0  # seconds
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 PATIENCE = 30.0  # seconds that a server may ask us to wait; more is the caller's decision
 _GATEWAYS = frozenset((502, 503, 504))
-_KINDS: dict[str, type[errors.BelljarError]] = {
-    kind.kind: kind
-    for kind in (
-        errors.InvalidRequest, errors.PolicyDenied, errors.Unauthorized, errors.NotFound, errors.BackendError,
-        errors.NotAvailable, errors.ImageNotFound, errors.StartFailed, errors.ExecutionFailed, errors.BackendTimeout,
-        errors.Aborted, errors.CleanupFailed,
-    )
-}  # fmt: skip
 
 
 class Unanswered(errors.NotAvailable):
@@ -145,19 +137,7 @@ def refusal(response: httpx2.Response, url: str) -> errors.BelljarError:
     if told["kind"] == errors.Busy.kind:
         after = _seconds(response.headers) or _number(context.get("retry_after")) or 1.0
         return errors.Busy(message, retry_after=after, status=status, fix=str(told.get("fix", "")))
-    return rebuilt({**told, "message": message, "context": context}, status)
-
-
-def rebuilt(told: Mapping[str, Any], status: int = 500) -> errors.BelljarError:
-    """The error that `BelljarError.as_dict` was made of."""
-    kind, message, fix = told.get("kind"), str(told.get("message", "")), str(told.get("fix", ""))
-    context = dict(told.get("context") or {})
-    if kind == errors.Busy.kind:
-        return errors.Busy(message, retry_after=_number(context.get("retry_after")) or 1.0, status=503, fix=fix)
-    if kind == errors.PolicyDenied.kind and "rule" in context:
-        return errors.ImageRefused(message, fix=fix, context=context)
-    otherwise = errors.BackendError if status >= 500 else errors.InvalidRequest
-    return _KINDS.get(str(kind), otherwise)(message, fix=fix, context=context)
+    return errors.from_dict({**told, "message": message, "context": context}, status)
 
 
 def _foreign(response: httpx2.Response, url: str) -> errors.BelljarError:

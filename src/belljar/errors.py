@@ -129,17 +129,21 @@ class CleanupFailed(BackendError):
     http_status = 500
 
 
-def from_dict(told: Mapping[str, Any]) -> BelljarError:
-    """What `as_dict` told, as an error of the same kind again; one of no known kind is a failure of ours."""
+def from_dict(told: Mapping[str, Any], status: int = 500) -> BelljarError:
+    """What `as_dict` told, as an error of the same kind again; one of no known kind goes by its HTTP status."""
     kind, message, fix = (str(told.get(name, "")) for name in ("kind", "message", "fix"))
     context = told.get("context")
     context = dict(context) if isinstance(context, Mapping) else {}
     if kind == Busy.kind:
-        return Busy(message, retry_after=float(context.get("retry_after", 1)), fix=fix)
-    return _KINDS.get(kind, ExecutionFailed)(message, fix=fix, context=context)
+        after = context.get("retry_after")
+        return Busy(message, retry_after=after if isinstance(after, int | float) else 1.0, status=503, fix=fix)
+    if kind == PolicyDenied.kind and "rule" in context:
+        return ImageRefused(message, fix=fix, context=context)
+    otherwise = BackendError if status >= 500 else InvalidRequest
+    return _KINDS.get(kind, otherwise)(message, fix=fix, context=context)
 
 
-_KINDS = {
+_KINDS: dict[str, type[BelljarError]] = {
     error.kind: error
     for error in (
         InvalidRequest, PolicyDenied, Unauthorized, NotFound, BackendError, NotAvailable, ImageNotFound, StartFailed,
