@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import nullcontext
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ import anyio
 import typer
 
 from belljar import cli_serve, errors
-from belljar.settings import Settings, load
+from belljar.settings import load
 
 Net = Annotated[
     list[str] | None,
@@ -37,20 +36,8 @@ def mcp(
         anyio.run(_package("belljar.service.tools_stdio").serve, load(), hosts)
         return
     service: dict[str, Any] = {"host": "127.0.0.1"} | ({} if port is None else {"port": port})
-    _serve_http(load(service=service), hosts, as_json)
-
-
-def _serve_http(settings: Settings, hosts: tuple[str, ...], as_json: bool) -> None:
-    app = _package("belljar.service.tools_http").create_app(settings, hosts)
-    uvicorn = _package("uvicorn")
-    config = uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none",
-        timeout_graceful_shutdown=cli_serve._LAST_SECONDS,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    server.capture_signals = nullcontext  # they are ours
-    with cli_serve._listening(settings) as listener:
-        anyio.run(cli_serve._serve, server, app, listener, as_json)
+    settings = load(service=service)
+    cli_serve.listen(_package("belljar.service.tools_http").create_app(settings, hosts), settings, as_json)
 
 
 def _package(name: str) -> Any:

@@ -39,15 +39,19 @@ def serve(
     settings = load(service=flags) if flags else load()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        import uvicorn
-
         from belljar.service.api import create_app
     except ImportError as error:
         raise errors.NotAvailable(
             f"the service needs a package that is not installed: {error.name}", fix="pip install 'belljar[service]'"
         ) from None
     tracing.turn_on()
-    app = create_app(settings)
+    listen(create_app(settings), settings, as_json)
+
+
+def listen(app: FastAPI, settings: Settings, as_json: bool) -> None:
+    """Serves an application whose lifespan opens a service, until it is told to leave."""
+    import uvicorn
+
     config = uvicorn.Config(
         app, lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="wsproto",
         ws_max_size=64 * 1024, timeout_graceful_shutdown=_LAST_SECONDS, backlog=2048,

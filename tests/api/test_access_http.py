@@ -205,9 +205,10 @@ def test_the_same_idempotency_key_of_two_callers_is_two_runs(keyed: Server) -> N
 
 def test_a_caller_over_its_rate_is_told_when_to_come_again(keyed: Server) -> None:
     with of(keyed, "slow") as http, of(keyed, "ada") as other:
-        answers = [http.post("/api/sandbox/execute", json={"code": "1"}) for _ in range(3)]
-        assert [answer.status_code for answer in answers] == [200, 200, 429]
-        assert 1 <= int(answers[2].headers["retry-after"]) <= 60
+        answers = [http.post("/api/sandbox/execute", json={"code": "1"}) for _ in range(4)]
+        codes = [answer.status_code for answer in answers]
+        assert codes in ([200, 200, 429, 429], [200, 200, 200, 429])  # one more where a minute of the clock ends
+        assert 1 <= int(answers[3].headers["retry-after"]) <= 60
         assert other.post("/api/sandbox/execute", json={"code": "1"}).status_code == 200
 
 

@@ -83,7 +83,8 @@ class NativeBox:
                 for fd in (ready_write, status_write, hold_read):
                     os.close(fd)
             try:
-                with anyio.fail_after(10):
+                # Shielded: bubblewrap that is killed before it has let its child go leaves the child waiting for ever.
+                with anyio.fail_after(10, shield=True):
                     said = await process.read_some(ready_read)
                     status = await process.read_some(status_read)
                 if not said.startswith(b"ready"):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from belljar import __version__, errors
 from belljar.service import api_runs, api_sessions
@@ -26,6 +28,7 @@ from belljar.service.sessions import Sessions
 from belljar.settings import Settings
 
 _log = logging.getLogger("belljar")
+_MCP = find_spec("mcp") is not None
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": what, "content": {"application/problem+json": {}}}
     for status, what in (
@@ -46,7 +49,7 @@ def create_app(settings: Settings) -> FastAPI:
         service = Service(settings)
         sessions = Sessions(service)
         app.state.service, app.state.sessions, app.state.health = service, sessions, Health(service)
-        async with service, sessions:
+        async with service, sessions, _models(service, sessions) as app.state.mcp:
             yield
 
     app = FastAPI(
@@ -57,12 +60,25 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(api_runs.router)
     app.include_router(api_sessions.router)
     app.include_router(api_runs.about)
+    if _MCP:
+        from belljar.service.tools_http import PATH, entrance
+
+        app.router.routes.append(Route(PATH, entrance, include_in_schema=False))
     app.add_exception_handler(errors.BelljarError, _refuse)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _bug)
     app.add_middleware(Guard, settings=settings)
     return app
+
+
+def _models(service: Service, sessions: Sessions) -> AbstractAsyncContextManager[Any]:
+    """What answers MCP, where its library is installed."""
+    if not _MCP:
+        return nullcontext()
+    from belljar.service.tools_http import mcp_app
+
+    return mcp_app(service, sessions)
 
 
 def _answer(error: errors.BelljarError) -> Response:

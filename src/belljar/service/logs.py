@@ -97,6 +97,10 @@ class Live:
         self._news = anyio.Event()
         self.closed = False
 
+    @property
+    def latest(self) -> LogLine | None:
+        return self._kept[-1] if self._kept else None
+
     async def hear(self, event: Event) -> None:
         coming = self._lines.feed(event)
         while batch := list(islice(coming, _BATCH)):

@@ -243,8 +243,8 @@ async def _tell(ctx: Ctx, run: Run) -> None:
 def _latest(run: Run) -> str:
     if run.record.position is not None:
         return f"waiting, {run.record.position}. in the queue"
-    lines = run.live._kept  # following it would mean to read all of a flood, for the sake of one line a second
-    return neutralise(lines[-1].message[:200]) if lines else "running"
+    line = run.live.latest  # following it would mean to read all of a flood, for the sake of one line a second
+    return neutralise(line.message[:200]) if line else "running"
 
 
 def _bytes(text: str, encoded: str) -> bytes:
