@@ -116,10 +116,10 @@ async def test_a_hundred_callers_share_a_few_commits(store: Store, monkeypatch: 
     commits = 0
     write = store.database.write
 
-    async def counted(work: Any) -> Any:
+    async def counted(work: Any, *, brief: bool = False) -> Any:
         nonlocal commits
         commits += 1
-        return await write(work)
+        return await write(work, brief=brief)
 
     monkeypatch.setattr(store.database, "write", counted)
     async with anyio.create_task_group() as group:

@@ -12,7 +12,8 @@ import json
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from serving import Server, served
 
 WIDTHS = (10, 100)
 BACKENDS = ("wasm", "native")
+Ask = Callable[[], Awaitable[float]]
 _CONFIG = '[service]\nqueue = 1000\nrate = "1000000/minute"\n'
 
 
@@ -73,33 +75,40 @@ async def library(backend: str) -> float:
 
 
 async def one_caller(server: Server, rounds: int) -> dict[str, list[float]]:
-    sides: dict[str, Callable[[], Awaitable[float]]] = {}
+    asks: dict[str, Ask] = {}
     for backend in BACKENDS:
-        sides[f"belljar.arun on {backend}"] = lambda backend=backend: library(backend)  # type: ignore[misc]
-        sides[f"HTTP, {backend}"] = (await connect(server, backend)).ask
-    times: dict[str, list[float]] = {name: [] for name in sides}
+        asks[f"belljar.arun on {backend}"] = partial(library, backend)
+        asks[f"HTTP, {backend}"] = (await connect(server, backend)).ask
+    times: dict[str, list[float]] = {name: [] for name in asks}
     for number in range(rounds + 5):
-        for name in random.sample(list(sides), len(sides)):
-            taken = await sides[name]()
+        for name in random.sample(list(asks), len(asks)):
+            taken = await asks[name]()
             if number >= 5:  # the first start workers and fill caches
                 times[name].append(taken)
     return times
 
 
-async def crowd(server: Server, backend: str, callers: int, each: int) -> tuple[list[float], float]:
+async def crowd(asks: Sequence[Ask], each: int) -> tuple[list[float], float]:
     """All answers' times, and answers a second."""
     times: list[float] = []
 
-    async def call(connection: Connection) -> None:
+    async def call(ask: Ask) -> None:
         for _ in range(each):
-            times.append(await connection.ask())
+            times.append(await ask())
 
-    connections = [await connect(server, backend) for _ in range(callers)]
     start = time.perf_counter()
     async with anyio.create_task_group() as tasks:
-        for connection in connections:
-            tasks.start_soon(call, connection)
+        for ask in asks:
+            tasks.start_soon(call, ask)
     return times, len(times) / (time.perf_counter() - start)
+
+
+async def sides(server: Server, backend: str, callers: int) -> dict[str, list[Ask]]:
+    """The same number of callers of the library and of the service."""
+    return {
+        f"belljar.arun on {backend}, {callers} callers": [partial(library, backend)] * callers,
+        f"HTTP, {backend}, {callers} callers": [(await connect(server, backend)).ask for _ in range(callers)],
+    }
 
 
 def resident_mb(server: Server) -> float:
@@ -115,15 +124,17 @@ async def measure(server: Server, rounds: int, quick: bool) -> dict[str, Any]:
     rates = {}
     for backend in BACKENDS:
         for callers in WIDTHS:
-            name = f"HTTP, {backend}, {callers} callers"
-            with err.status(f"{name} …"):
-                share = (400 if backend == "wasm" else 200) // (2 if quick else 1) // callers
-                times[name], rates[name] = await crowd(server, backend, callers, max(2, share))
+            share = (400 if backend == "wasm" else 200) // (2 if quick else 1) // callers
+            for name, asks in (await sides(server, backend, callers)).items():
+                with err.status(f"{name} …"):
+                    await crowd(asks, 1)
+                    times[name], rates[name] = await crowd(asks, max(2, share))
     many = 1000 if quick else 10_000
     with err.status(f"{many} requests, and the server's memory …"):
-        await crowd(server, "wasm", 10, many // 50)
+        asks = [(await connect(server, "wasm")).ask for _ in range(10)]
+        await crowd(asks, many // 50)
         before = resident_mb(server)
-        await crowd(server, "wasm", 10, many // 10)
+        await crowd(asks, many // 10)
         grown = resident_mb(server) - before
     return {"times": times, "rates": rates, "requests": many, "before_mb": before, "grown_mb": grown}
 

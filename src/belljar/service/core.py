@@ -38,6 +38,7 @@ from belljar.tracing import span
 
 Work = Callable[[Listener, Control], Awaitable[Result]]
 _ENDING = 10.0  # seconds that a run has to end when it was told to
+_AFTER = 0.01  # seconds between an answer and its record
 _log = logging.getLogger("belljar")
 
 
@@ -241,19 +242,24 @@ class Service:
         run.change(state=state, problem=error.as_dict(), position=None)
 
     async def _end(self, run: Run) -> None:
-        """Whatever happened: nobody is left waiting, and the record says how it ended."""
+        """Whatever happened: nobody is left waiting, and the record says how it ended.
+
+        The answer does not wait for the record: until it is written the run is among ours, and is told from there.
+        """
         run.change(ended=time.time())
         run.live.close(run.record.ended or 0.0)
         run.seen.set()
         await run.begun.wait()
+        if run.recorded and not run.record.final:
+            self._fail(run, errors.Aborted("the service ended while it was under way"))
         if run.recorded:
-            record = run.record
-            if not record.final:
-                self._fail(run, errors.Aborted("the service ended while it was under way"))
-                record = run.record
-            self.metrics.hear(record)
+            self.metrics.hear(run.record)
+        if not run.record.fingerprint:  # else the next may be answered from the record of this one
+            run.done.set()
+            await anyio.sleep(_AFTER)  # the answer goes first, and more ends go into one commit
+        if run.recorded:
             self._tell("ended", run)
-            await self._write_end(record)
+            await self._write_end(run.record)
         self.runs.pop(run.id, None)
         run.done.set()
 

@@ -14,11 +14,12 @@ from belljar.service.records import Caller, Scope
 from belljar.service.sessions import Sessions
 
 
-def _service(connection: HTTPConnection) -> Service:
+# Coroutines, though they wait for nothing: FastAPI sends plain functions to a thread, which takes a millisecond.
+async def _service(connection: HTTPConnection) -> Service:
     return cast(Service, connection.app.state.service)
 
 
-def _sessions(connection: HTTPConnection) -> Sessions:
+async def _sessions(connection: HTTPConnection) -> Sessions:
     return cast(Sessions, connection.app.state.sessions)
 
 

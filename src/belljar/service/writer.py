@@ -34,6 +34,9 @@ EVERYTHING = "*"  # no run has that id
 _OBJECT = 600  # bytes that an item takes besides its text
 
 
+_FEW = 20  # runs that begin: so many are recorded without a thread
+
+
 class Write:
     """Something to be written by somebody who waits for it. `work` may be run more than once, if a commit fails."""
 
@@ -226,7 +229,8 @@ class Writer:
             return values
 
         try:
-            values = await self._database.write(apply)
+            brief = not items and len(writes) <= _FEW and all(write.row is not None for write in writes)
+            values = await self._database.write(apply, brief=brief)
         except Exception as error:
             await self._recover(error, writes, items, applied)
             return
