@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
@@ -59,7 +60,8 @@ def listen(app: FastAPI, settings: Settings, as_json: bool) -> None:
     server = uvicorn.Server(config)
     server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # they are ours
     with _listening(settings) as listener:
-        anyio.run(_serve, server, app, listener, as_json)
+        faster = {"use_uvloop": find_spec("uvloop") is not None}
+        anyio.run(_serve, server, app, listener, as_json, backend_options=faster)
 
 
 async def _serve(server: uvicorn.Server, app: FastAPI, listener: socket.socket, as_json: bool) -> None:

@@ -19,7 +19,13 @@ def _examples(*bodies: dict[str, Any]) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": list(bodies)})
 
 
-class _Box(Model):
+class _Sent(Model):
+    """Built at once: FastAPI looks into it anyway, and complains where it finds nothing yet."""
+
+    model_config = ConfigDict(defer_build=False)
+
+
+class _Box(_Sent):
     """What is said of a sandbox, whatever runs in it."""
 
     context_files: Files | None = None
@@ -86,7 +92,7 @@ class OpenSession(_Box):
     model_config = _examples({"kind": "session", "backend": "wasm"})
 
 
-class Turn(Model):
+class Turn(_Sent):
     code: Text | None = None
     command: tuple[Text, ...] | None = None
     language: str | None = None
@@ -97,11 +103,11 @@ class Turn(Model):
     model_config = _examples({"code": "x = 41"}, {"code": "x + 1"})
 
 
-class Fork(Model):
+class Fork(_Sent):
     checkpoint: str | None = Field(None, description="else from how it is now")
 
 
-class Rollback(Model):
+class Rollback(_Sent):
     checkpoint: str
 
 

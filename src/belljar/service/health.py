@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from belljar import errors
+from belljar import audit, errors
 from belljar.models import Limits, RunRequest
 from belljar.service.core import Service
 
@@ -56,6 +56,7 @@ class Health:
         if self._full():  # its sandboxes are the proof, and one more would wait for a place
             return {**self._told, "problem": ""}
         start = time.perf_counter()
+        audit.caller.set("/readyz")
         problem, backend = "", ""
         try:
             with anyio.fail_after(_DEADLINE):
