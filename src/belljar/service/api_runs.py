@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header, Query, Request, Response, WebSocket, WebS
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from belljar.models import Capabilities, Result
+from belljar.service import catalogue
 from belljar.service.bodies import Execute, Executed, Figures, LogPage
 from belljar.service.core import Run
 from belljar.service.observe import CONTENT_TYPE
@@ -182,8 +183,8 @@ async def backends(service: TheService, caller: Reader) -> list[Capabilities]:
 
 @about.get("/api/images")
 async def images(service: TheService, caller: Reader) -> list[dict[str, Any]]:
-    """Images that were pulled or built through this server's store."""
-    return await service.store.images()
+    """Images of this server's container engines, as last seen."""
+    return await catalogue.images(service.engine, service.store)
 
 
 @about.get("/healthz")

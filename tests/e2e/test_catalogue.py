@@ -1,0 +1,30 @@
+"""The images that a server lists are those of its engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.engine import Engine
+from belljar.service import catalogue
+from belljar.service.store import Store
+from engines import IMAGE, engines
+
+pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
+
+
+async def test_images_are_listed_as_the_engine_has_them_and_kept_when_it_is_gone(tmp_path: Path) -> None:
+    found = engines()
+    if "docker" not in found.sockets:
+        pytest.skip(f"NOTHING of the images was checked: {found.missing.get('docker')}")
+    settings = found.settings("docker", container={"images": {"execution": IMAGE}})
+    async with Store(f"sqlite:///{tmp_path}/records.db") as store:
+        told = await catalogue.images(Engine(settings), store)
+        image = next(each for each in told if IMAGE in each["facts"]["tags"] or IMAGE in each["reference"])
+        assert image["facts"]["engine"] == "docker"
+        assert image["facts"]["size"] > 0
+        gone = Engine(settings.model_copy(update={"docker_socket": str(tmp_path / "nobody.sock")}))
+        assert [each["reference"] for each in await catalogue.images(gone, store)] == [
+            each["reference"] for each in told
+        ]
