@@ -29,8 +29,12 @@ _LONGEST = 100 * 365 * 86400.0
 @asynccontextmanager
 async def open_keys() -> AsyncIterator[KeyStore]:
     """The store that the settings name, the same that `belljar serve` opens."""
-    from belljar.service.store import Store, store_url
-
+    try:
+        from belljar.service.store import Store, store_url
+    except ModuleNotFoundError as error:
+        raise errors.NotAvailable(
+            f"keys are kept by the service, which needs {error.name}", fix="pip install 'belljar[service]'"
+        ) from None
     async with Store(store_url(load())) as store:
         yield store
 

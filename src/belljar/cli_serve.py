@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from belljar.service.core import Service
 
 _LAST_SECONDS = 3  # for answers under way when all runs have ended, and then for who does not read
-Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON with the address, and log in JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the address as one line of JSON.")]
 
 
 def serve(
@@ -39,6 +39,8 @@ def serve(
     flags = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = load(service=flags) if flags else load()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for talkative in ("alembic", "uvicorn"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
     try:
         from belljar.service.api import create_app
     except ImportError as error:
