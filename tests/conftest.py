@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Attacks have none: a wall that holds every other time is no wall.
     """
     for item in items:
-        whole = item.get_closest_marker("containers") or "e2e" in item.path.parts
+        whole = item.get_closest_marker("containers") or {"e2e", "api"} & {*item.path.parts}
         if whole and "escape" not in item.path.parts:
             item.add_marker(pytest.mark.flaky(reruns=1))
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -126,8 +127,12 @@ class Service:
         for name, read in _FIGURES.items():
             self.metrics.show(name, partial(read, self))
 
-    async def __aexit__(self, *error: Any) -> None:
-        await self._stack.__aexit__(*error)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:  # somebody is in a hurry: nobody would wait for runs to end by themselves
+            self.stop_all()
+        await self._stack.__aexit__(kind, error, trace)
 
     async def _mend(self) -> None:
         """What a server that was killed left: its runs get a final state, its sandboxes are removed."""
