@@ -332,9 +332,9 @@ async def test_keys_are_kept_and_revoked_once(store: Store) -> None:
 
 
 async def test_an_image_is_kept_once_with_what_was_last_said_of_it(store: Store) -> None:
-    await store.add_image("python:3", "sha256:a", {"size": 1})
-    await store.add_image("python:3", "sha256:a", {"size": 2})
-    await store.add_image("python:3", "sha256:b", {})
+    await store.add_image("docker", "python:3", "sha256:a", {"size": 1})
+    await store.add_image("docker", "python:3", "sha256:a", {"size": 2})
+    await store.add_image("docker", "python:3", "sha256:b", {})
     found = {image["digest"]: image["facts"] for image in await store.images()}
     assert found == {"sha256:a": {"size": 2}, "sha256:b": {}}
 

@@ -18,6 +18,6 @@ async def images(engine: Engine, store: Store) -> list[dict[str, Any]]:
         if not (await engine.offer(name)).available:
             continue
         for image in await Images(settings, url=place.url).list():
-            facts = image.model_dump(mode="json", include={"id", "size", "created", "tags"}) | {"engine": name}
-            await store.add_image(image.reference, image.digest, facts)
+            facts = image.model_dump(mode="json", include={"id", "size", "created", "tags"})
+            await store.add_image(name, image.reference, image.digest, facts)
     return await store.images()

@@ -256,8 +256,9 @@ class Store:
         statement = update(tables.keys).where(keys.id == id, keys.revoked.is_(None)).values(revoked=time.time())
         return await self.write(lambda db: db.execute(statement).rowcount > 0)
 
-    async def add_image(self, reference: str, digest: str, facts: dict[str, Any]) -> None:
-        row = {"reference": reference, "digest": digest, "facts": json.dumps(facts, default=str), "at": time.time()}
+    async def add_image(self, engine: str, reference: str, digest: str, facts: dict[str, Any]) -> None:
+        row = {"engine": engine, "reference": reference, "digest": digest, "at": time.time()}
+        row |= {"facts": json.dumps(facts, default=str)}
         await self.write(lambda db: db.execute(changes.insert_or_replace(db, tables.images), [row]) and None)
 
     async def images(self) -> list[dict[str, Any]]:

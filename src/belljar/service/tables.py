@@ -105,6 +105,7 @@ keys = Table(
 )  # fmt: skip
 images = Table(
     "images", metadata,
+    Column("engine", Text, primary_key=True),
     Column("reference", Text, primary_key=True),
     Column("digest", Text, primary_key=True),
     Column("facts", Text, nullable=False),

@@ -94,11 +94,12 @@ def _books() -> None:
     )
     op.create_table(
         "images",
+        sa.Column("engine", sa.Text(), nullable=False),
         sa.Column("reference", sa.Text(), nullable=False),
         sa.Column("digest", sa.Text(), nullable=False),
         sa.Column("facts", sa.Text(), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("reference", "digest"),
+        sa.PrimaryKeyConstraint("engine", "reference", "digest"),
     )
     op.create_table(
         "keys",
