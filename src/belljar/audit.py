@@ -85,21 +85,44 @@ class Audit:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield fd
-        finally:
-            os.close(fd)
+        while True:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if self._is_current(fd):
+                    yield fd
+                    return
+            finally:
+                os.close(fd)
+
+    def _is_current(self, fd: int) -> bool:
+        """False: it was moved away while we waited for its lock."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(fd), os.stat(self.path))
+        return False
+
+    def rotate(self) -> Path | None:
+        """Moves what there is to a file of its own; the chain goes on. None: there was nothing."""
+        with self._locked() as fd:
+            last, _ = self._last(fd)
+            if not os.fstat(fd).st_size:
+                return None
+            old = self.path.with_name(f"{self.path.name}.{last.number:012}")
+            self.path.replace(old)
+            return old
 
     def _last(self, fd: int) -> tuple[Head, bool]:
-        """The last whole line, and whether nothing comes after it."""
+        """The line to go on from, and whether nothing comes after it.
+
+        Where the head knows of later ones, they were moved away by `rotate`, or taken: going on from the head keeps
+        the first in one chain, and lets `verify` find the second."""
+        kept = self._kept() or Head()
         size = os.fstat(fd).st_size
         tail = os.pread(fd, _LONGEST, max(0, size - _LONGEST))
         for line in reversed(tail.split(b"\n")):
             if head := _head_of(line):
-                return head, tail.endswith(b"\n")
-        return Head(), not tail or tail.endswith(b"\n")
+                return max(head, kept), tail.endswith(b"\n")
+        return kept, not tail or tail.endswith(b"\n")
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """What was recorded, oldest first; lines that cannot be read are left out (`verify` tells of them)."""
@@ -108,11 +131,9 @@ class Audit:
                 yield json.loads(line)
 
     def raw(self) -> Iterator[bytes]:
-        try:
-            with self.path.open("rb") as file:
+        for path in (*sorted(self.path.parent.glob(f"{self.path.name}.{'[0-9]' * 12}")), self.path):
+            with suppress(FileNotFoundError), path.open("rb") as file:
                 yield from file
-        except FileNotFoundError:
-            return
 
     def verify(self, known: Head | None = None) -> Verdict:
         """Looks at every line; `known` is a head that was kept elsewhere."""

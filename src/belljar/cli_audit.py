@@ -80,6 +80,15 @@ def _sentence(line: dict[str, Any]) -> str:
 
 
 @app.command()
+def rotate(log: Log = None, as_json: Json = False) -> None:
+    """Begin a new file, at any time. The old one lies beside it, and `verify` reads both: they are one chain."""
+    old = _audit(log).rotate()
+    terminal.print_json({"moved_to": str(old) if old else None}) if as_json else terminal.say(
+        terminal.escape(f"moved to {old}") if old else "nothing to move"
+    )
+
+
+@app.command()
 def export(log: Log = None) -> None:
     """The whole log as it is, a line of JSON each, on stdout."""
     for line in _audit(log).raw():

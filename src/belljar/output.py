@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 FLOOD_FACTOR = 16  # past this many times its limit a stream is an attack on the reader, and the run is ended
 FLOOD_LEAST = 1 << 20
@@ -75,3 +77,12 @@ def neutralise(text: str) -> str:
     A carriage return before a newline is dropped; any other is shown, since it could overwrite what was printed.
     """
     return text.replace("\r\n", "\n").translate(_VISIBLE)
+
+
+def scrub(value: Any) -> Any:
+    """Half surrogate pairs, which a guest can put into what it displays, are no UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {scrub(key): scrub(item) for key, item in value.items()}
+    return [scrub(item) for item in value] if isinstance(value, list | tuple) else value

@@ -26,7 +26,7 @@ from belljar import checkpoints, errors, policy, portal
 from belljar.backends.base import Backend, Control, Copyable, Snapshot, lone_errors
 from belljar.engine import Engine, Lease, Listener
 from belljar.models import MIB, Command, Entry, EventKind, MimeBundle, Result, Status
-from belljar.output import Capture
+from belljar.output import Capture, scrub
 from belljar.sandbox import Cancel, Sandbox, listening
 
 _AGENT = ".belljar/session_agent.py"  # among the read-only inputs
@@ -279,6 +279,7 @@ class _Turn:
             if shown := self.streams[stream].feed(text.encode("utf-8", "replace")):
                 await self.emit(stream, shown)
         elif isinstance(display, dict):
+            display = scrub(display)
             self.room -= size
             if self.room < 0 or len(self.results) >= _RESULTS_LIMIT:
                 self.dropped = True

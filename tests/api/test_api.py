@@ -183,6 +183,8 @@ def test_a_deterministic_result_is_served_again_when_asked_and_says_so(http: htt
     assert first["stdout"] == second["stdout"]
     assert not any("from the store" in reason for reason in first["reasons"])
     assert any("from the store" in reason for reason in second["reasons"])
+    again = execute(http, **body).json()
+    assert len(again["reasons"]) == len(second["reasons"])
     third = execute(http, **{**body, "cached": False}).json()
     assert not any("from the store" in reason for reason in third["reasons"])
 
@@ -262,6 +264,22 @@ def test_files_of_a_sandbox_are_put_listed_and_got(http: httpx2.Client) -> None:
     assert (got.content, got.headers["content-type"]) == (content, "application/octet-stream")
     assert http.get(f"/api/sandbox/{id}/files/nothing").status_code == 404
     assert http.put(f"/api/sandbox/{id}/files/..%2F..%2Fetc%2Fx", content=b"").status_code in (403, 404, 422)
+    assert http.delete(f"/api/sandbox/sessions/{id}").status_code == 204
+
+
+def test_half_a_character_that_a_guest_displays_is_its_own_fault_and_told_as_an_answer(http: httpx2.Client) -> None:
+    id = http.post("/api/sandbox/sessions", json={"backend": "wasm"}).json()["id"]
+    code = "class X:\n    def __repr__(self): return chr(0xd800) + 'x'\nX()"
+    answer = http.post(f"/api/sandbox/sessions/{id}/run", json={"code": code})
+    assert answer.status_code == 200, answer.text
+    assert http.delete(f"/api/sandbox/sessions/{id}").status_code == 204
+
+
+def test_checkpoints_are_counted_one_after_the_other(http: httpx2.Client) -> None:
+    id = http.post("/api/sandbox/sessions", json={"backend": "wasm"}).json()["id"]
+    with ThreadPoolExecutor(8) as threads:
+        told = list(threads.map(lambda _: http.post(f"/api/sandbox/sessions/{id}/checkpoints").status_code, range(24)))
+    assert (told.count(201), told.count(429)) == (16, 8)
     assert http.delete(f"/api/sandbox/sessions/{id}").status_code == 204
 
 

@@ -153,10 +153,11 @@ async def test_the_same_run_is_found_by_its_fingerprint_if_it_succeeded(store: S
         )
         await store.begin(run)
     await store.begin(a_run(fingerprint="g", state="running"))
-    found = await store.same("f")
+    found = await store.same("f", run.caller)
     assert found is not None and found.result is not None and found.result.stdout == "1"
-    assert await store.same("g") is None
-    assert await store.same("") is None
+    assert await store.same("g", run.caller) is None
+    assert await store.same("", run.caller) is None
+    assert await store.same("f", "somebody else") is None
 
 
 async def test_what_a_dead_process_left_open_is_lost_and_nothing_else(store: Store) -> None:

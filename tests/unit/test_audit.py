@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 import belljar
@@ -211,3 +212,40 @@ async def test_a_guest_that_seccomp_killed_is_in_the_log_where_the_kernel_tells(
     engine = Engine(load(state_dir=str(state_dir), audit_log=str(tmp_path / "log")))
     await engine.run(RunRequest(code="import os, signal; os.kill(os.getpid(), signal.SIGSYS)", backend="native"))
     assert [line["kind"] for line in Audit(tmp_path / "log").lines()].count("seccomp") == 1
+
+
+async def test_what_was_cut_off_is_found_even_after_more_was_recorded(tmp_path: Path) -> None:
+    log = await filled(tmp_path / "log")
+    lines = (tmp_path / "log").read_text().splitlines(keepends=True)
+    (tmp_path / "log").write_text("".join(lines[:3]))
+    await log.record("limit", run="bj-9")
+    assert log.verify().problems
+    (tmp_path / "log").unlink()
+    await log.record("limit", run="bj-10")
+    assert log.verify().problems
+
+
+async def test_a_log_that_was_rotated_is_one_chain_and_a_part_that_is_missing_is_found(tmp_path: Path) -> None:
+    log = await filled(tmp_path / "log")
+    old = log.rotate()
+    assert old is not None
+    await log.record("limit", run="bj-5")
+    assert log.rotate() is not None
+    assert log.rotate() is None
+    await log.record("limit", run="bj-6")
+    verdict = log.verify()
+    assert (verdict.problems, verdict.head.number) == ((), 7)
+    assert [line["run"] for line in log.lines()] == [f"bj-{number}" for number in range(7)]
+    old.unlink()
+    assert log.verify().problems
+
+
+async def test_a_log_is_rotated_while_it_is_written_and_no_line_is_lost(tmp_path: Path) -> None:
+    log = Audit(tmp_path / "log")
+    async with anyio.create_task_group() as tasks:
+        for number in range(40):
+            tasks.start_soon(lambda number=number: log.record("limit", run=f"bj-{number}"))
+            if number % 10 == 5:
+                tasks.start_soon(anyio.to_thread.run_sync, log.rotate)
+    verdict = log.verify()
+    assert (verdict.problems, verdict.head.number) == ((), 40)

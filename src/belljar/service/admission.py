@@ -75,6 +75,7 @@ class Admission:
         self._seen: tuple[float, int | None] = (-math.inf, None)  # the last look at the memory
         self._average = 1.0  # seconds that a run takes
         self.draining = False
+        self.held = 0  # boxes that sessions keep open: their turns (no CPUs, no memory of their own) need no place
 
     @property
     def running(self) -> int:
@@ -104,7 +105,7 @@ class Admission:
         wait. `Busy` 429: too much of this caller; 503: too much of all, or we are about to end."""
         if self.draining:
             raise self._going_away()
-        await self._count(caller)
+        await self.count(caller)
         ticket = _Ticket(caller, id, cpus, memory, told)
         try:
             self._enqueue(ticket)
@@ -120,7 +121,8 @@ class Admission:
 
     # --- in and out --------------------------------------------------------------------------
 
-    async def _count(self, caller: Caller) -> None:
+    async def count(self, caller: Caller) -> None:
+        """One more request of this caller, or `Busy` 429."""
         rate = _rate(caller.rate or self._service.rate)
         if await self._rates.hit(rate, caller.name):
             return
@@ -197,10 +199,10 @@ class Admission:
         return 0 < most <= len(self._running.get(caller.name, ()))
 
     def _fits(self, ticket: _Ticket) -> bool:
-        running = [other for line in self._running.values() for other in line]
-        if not running:
+        running = [other for line in self._running.values() for other in line if other.cpus]
+        if not running or not ticket.cpus:
             return True
-        if len(running) >= self._most or sum(other.cpus for other in running) + ticket.cpus > self._cpus:
+        if len(running) + self.held >= self._most or sum(other.cpus for other in running) + ticket.cpus > self._cpus:
             return False
         now = self._clock()
         if now - self._seen[0] >= LOOK:

@@ -54,6 +54,7 @@ class Run:
         self.seen = anyio.Event()  # it has a place, or one in the queue, or was turned away
         self.begun = anyio.Event()  # it is in the store, if it could be
         self.recorded = False
+        self.opened = bool(record.session)  # there is a box whose `control` can be heard
         self.done = anyio.Event()
         self.refusal: errors.BelljarError | None = None
         self.error: errors.BelljarError | None = None  # what `problem` was made of
@@ -66,9 +67,9 @@ class Run:
         self.record = self.record.model_copy(update=fields)
 
     def stop(self, reason: Status = Status.ABORTED) -> None:
-        """Ends the guest if it runs; one that waits leaves the queue."""
+        """Ends the guest if it runs; one that waits or is being started is given up."""
         self.control.stop(reason)
-        if self.record.state == "queued":
+        if not self.opened:  # it waits, for a place here or in the engine, or for its box
             self.scope.cancel()
 
     async def result(self) -> Result:
@@ -157,9 +158,10 @@ class Service:
 
     async def submit(self, request: RunRequest, caller: Caller, *, key: str = "", cached: bool = False) -> Run:
         """Takes a request in: returns when it is recorded and runs or waits, raises when it is turned away."""
-        projects.check(request, self.settings.service.projects)
+        await self._check(request)
         record = self._record_of(request, caller, cached)
-        if cached and record.fingerprint and (found := await self.store.same(record.fingerprint)):
+        if cached and record.fingerprint and (found := await self.store.same(record.fingerprint, caller.name)):
+            await self.admission.count(caller)
             return await self._served_again(found, record)
         if key:
             owner, fingerprint = await self.store.claim(caller.name, key, _fingerprint(request), record.id)
@@ -176,6 +178,15 @@ class Service:
             if key:
                 with suppress(errors.NotAvailable):
                     await self.store.release(caller.name, key, record.id)
+            raise
+
+    async def _check(self, request: RunRequest) -> None:
+        """A refusal is recorded, whoever pronounces it."""
+        try:
+            projects.check(request, self.settings.service.projects)
+        except errors.PolicyDenied as refusal:
+            self.metrics.refused(refusal.kind)
+            await self.engine.record("refused", error=refusal.kind, message=refusal.message, **audit.asked(request))
             raise
 
     async def take(self, record: RunRecord, caller: Caller, work: Work, *, cpus: float, memory: int) -> Run:
@@ -210,8 +221,12 @@ class Service:
                         await self._go(run, work)
                 except errors.Busy as refusal:
                     self._turn_away(run, refusal)
-            if run.scope.cancelled_caught and run.recorded:
-                self._fail(run, errors.Aborted("it was cancelled while it waited", fix="send it again"))
+            if run.scope.cancelled_caught and not run.record.final:
+                self._fail(run, errors.Aborted("it was cancelled before it ran", fix="send it again"))
+        except Exception as error:  # a bug of ours ends one run, not the service
+            _log.exception("run %s", run.id)
+            self._fail(run, errors.ExecutionFailed(f"{type(error).__name__}: {error}", fix="please report this"))
+            run.refusal = run.refusal or run.error
         finally:
             with anyio.CancelScope(shield=True):
                 await self._end(run)
@@ -276,6 +291,7 @@ class Service:
             )  # fmt: skip
         except errors.BelljarError as error:  # the answer is not taken away; after a restart the run is `lost`
             _log.error("the end of %s could not be recorded: %s", record.id, error)
+            self.instance.owes = True
 
     # --- what is known ---
 
@@ -357,6 +373,7 @@ class Service:
     def _watch(self, lease: Lease, opened: bool) -> None:
         if opened:
             if run := self.runs.get(lease.plan.id):
+                run.opened = True
                 run.change(backend=lease.offer.backend)
             self.sampler.watch(lease.plan.id, lease.box, lease.plan.limits, lease.plan.egress.mode != "none")
         else:
@@ -398,7 +415,7 @@ class Service:
         run = Run(record, Live(record.id, self.store, self._publish, 1))
         await self.engine.record("served", run=record.id, message=f"from {found.id}")
         run.change(
-            state="finished", started=record.created, ended=time.time(), backend=found.backend,
+            state="finished", started=record.created, ended=time.time(), backend=found.backend, fingerprint="",
             result=found.result.model_copy(update={"reasons": told, "container_id": found.id}),
         )  # fmt: skip
         await self.store.begin(run.record)

@@ -14,26 +14,27 @@ from anyio.abc import TaskGroup, TaskStatus
 from belljar import audit, errors
 from belljar.backends.base import Control
 from belljar.engine import Listener
-from belljar.models import Entry, Result
+from belljar.models import MIB, Entry, Result
 from belljar.sandbox import Cancel, Sandbox
 from belljar.service.core import Run, Service, sees
 from belljar.service.records import Caller, RunRecord, SessionRecord, new_id
 from belljar.session import Checkpoint, Session
 
-_CHECKPOINTS = 16  # that one session may hold: each is memory of ours
+_CHECKPOINTS = 16  # that one session may hold
+_CHECKPOINT_BYTES = 1024 * MIB  # of all of them: it is memory of ours
 Kind = Literal["session", "sandbox"]
 
 
 class Held:
     """One that is open."""
 
-    def __init__(self, handle: Session | Sandbox, record: SessionRecord, idle: float, memory: int) -> None:
+    def __init__(self, handle: Session | Sandbox, record: SessionRecord, idle: float) -> None:
         self.handle = handle
         self.record = record
         self.checkpoints: dict[str, Checkpoint] = {}
         self.over = anyio.Event()  # somebody wants it closed
         self.closed = anyio.Event()
-        self.memory = memory
+        self.copying = anyio.Lock()
         self._idle = idle
         self._end = record.expires
         self._busy = 0
@@ -52,6 +53,11 @@ class Held:
         finally:
             self._busy -= 1
             self.touch()
+
+    async def wait_for(self, run: Run) -> None:
+        """One that waits for its turn uses the session too."""
+        async with self.used():
+            await run.done.wait()
 
     async def wait_for_end(self) -> None:
         while not self.over.is_set():
@@ -89,7 +95,8 @@ class Sessions:
     async def open(self, caller: Caller, kind: Kind, *, idle: float, lifetime: float, **options: Any) -> SessionRecord:
         engine = self._service.engine
         if kind == "session":
-            handle: Session | Sandbox = Session(engine=engine, idle=idle, lifetime=lifetime, **options)
+            # Idle is judged by `Held`, to which a file that is read and a turn that waits count as use.
+            handle: Session | Sandbox = Session(engine=engine, idle=lifetime, lifetime=lifetime, **options)
         else:
             handle = Sandbox(engine=engine, **options)
         return await self._open(caller, kind, handle, idle=idle, lifetime=lifetime)
@@ -99,6 +106,10 @@ class Sessions:
     ) -> SessionRecord:
         if self._service.draining.is_set():
             raise errors.Busy("the service is going away", retry_after=5, status=503)
+        await self._service.admission.count(caller)
+        mine = sum(held.record.caller == caller.name for held in self._held.values())
+        if 0 < (caller.concurrency or self._service.settings.service.concurrency) <= mine:
+            raise errors.Busy(f"{mine} sessions of yours are open", retry_after=60, fix="close one")
         if len(self._held) >= self._most:
             soonest = min(held.record.expires for held in self._held.values()) - time.time()
             raise errors.Busy(
@@ -109,8 +120,9 @@ class Sessions:
         record = SessionRecord(
             id=new_id("bs"), kind=kind, caller=caller.name, backend="", created=now, expires=now + lifetime
         )
-        held = Held(handle, record, idle, self._service.settings.defaults.memory)
+        held = Held(handle, record, idle)
         self._held[record.id] = held
+        self._service.admission.held = len(self._held)
         try:
             await self._tasks.start(self._live, held)
         except BaseExceptionGroup as group:
@@ -133,6 +145,7 @@ class Sessions:
             logging.getLogger("belljar").exception("session %s", held.record.id)  # its end, and nobody else's
         finally:
             self._held.pop(held.record.id, None)
+            self._service.admission.held = len(self._held)
             held.checkpoints.clear()
             held.closed.set()
 
@@ -168,7 +181,10 @@ class Sessions:
             language=language, backend=held.record.backend,
         )  # fmt: skip
         turn = self._turn(held, code, command, {name: value for name, value in options.items() if value is not None})
-        return await self._service.take(record, caller, turn, cpus=0.0, memory=0)  # its box has its place already
+        async with held.used():
+            run = await self._service.take(record, caller, turn, cpus=0.0, memory=0)  # its box has its place already
+        self._tasks.start_soon(held.wait_for, run)
+        return run
 
     def _turn(
         self, held: Held, code: str | None, command: list[str] | None, options: dict[str, Any]
@@ -189,12 +205,14 @@ class Sessions:
 
     async def checkpoint(self, id: str, caller: Caller) -> tuple[str, int]:
         held = self.get(id, caller)
-        if len(held.checkpoints) >= _CHECKPOINTS:
-            raise errors.Busy(f"this session holds {_CHECKPOINTS} checkpoints, which is all it may", retry_after=60)
-        async with held.used():
+        async with held.used(), held.copying:  # one after the other: they are counted
+            kept = sum(copy.bytes for copy in held.checkpoints.values())
+            if len(held.checkpoints) >= _CHECKPOINTS or kept >= _CHECKPOINT_BYTES:
+                raise errors.Busy("this session holds all the checkpoints that it may", retry_after=60)
             copy = await _session(held).checkpoint()
-        name = new_id("cp")
-        held.checkpoints[name] = copy
+            if held.closed.is_set():
+                raise errors.NotFound(f"the session {id[:80]!r} was closed meanwhile")
+            held.checkpoints[name := new_id("cp")] = copy
         return name, copy.bytes
 
     async def fork(self, id: str, caller: Caller, checkpoint: str | None) -> SessionRecord:

@@ -147,12 +147,13 @@ class Store:
                     yield record
             last = (page[-1].created, page[-1].id)
 
-    async def same(self, fingerprint: str) -> RunRecord | None:
+    async def same(self, fingerprint: str, caller: str) -> RunRecord | None:
         runs = tables.runs.c
         if not fingerprint:
             return None
-        statement = select(*tables.FULL).where(runs.fingerprint == fingerprint, runs.state == "finished")
-        statement = statement.where(runs.status == str(Status.SUCCESS)).order_by(runs.ended.desc()).limit(1)
+        mine = (runs.fingerprint == fingerprint, runs.caller == caller, runs.state == "finished")
+        statement = select(*tables.FULL).where(*mine, runs.status == str(Status.SUCCESS))
+        statement = statement.order_by(runs.ended.desc()).limit(1)
         rows = await self.read(lambda db: db.execute(statement).all())
         return tables.as_run(rows[0]) if rows else None
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
 
 from belljar import errors
 from belljar.models import Model, Result
+from belljar.output import scrub
 from belljar.service.records import Alert, Key, LogLine, RunRecord, Sample, State
 
 HEAD = "0001"  # the newest migration; a test holds it against the folder
@@ -138,26 +139,14 @@ BRIEF = [column for column in runs.columns if column.name not in ("origin", "sta
 FULL = [*BRIEF, runs.c.result]
 
 
-def _scrub(value: Any) -> Any:
-    """Half surrogate pairs, which a guest can put into what it displays, are no UTF-8."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping):
-        return {_scrub(key): _scrub(item) for key, item in value.items()}
-    return [_scrub(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 def _json(value: Model | Mapping[str, Any]) -> str:
     if not isinstance(value, Model):
-        return json.dumps(_scrub(value), default=str)
+        return json.dumps(scrub(value), default=str)
     try:
         return value.model_dump_json()
     except (PydanticSerializationError, UnicodeError):
-        return json.dumps(_scrub(value.model_dump(mode="json", exclude={"results"})) | {"results": _shown(value)})
-
-
-def _shown(value: Model) -> Any:
-    return _scrub(getattr(value, "results", ()))
+        results = scrub(getattr(value, "results", ()))
+        return json.dumps(scrub(value.model_dump(mode="json", exclude={"results"})) | {"results": results})
 
 
 def run_row(record: RunRecord) -> dict[str, Any]:

@@ -140,8 +140,12 @@ class Writer:
         write.deadline = time.monotonic() + patience
         self._waiting.append(write)
         self._bell.set()
-        with anyio.move_on_after(patience):
-            await write.done.wait()
+        try:
+            with anyio.move_on_after(patience):
+                await write.done.wait()
+        except BaseException:  # cancelled: what it began must not stay open in the records for ever
+            self._abandon(write)
+            raise
         if not write.done.is_set():
             write.error = self._late(write, patience)
         if write.error is not None:
@@ -157,6 +161,15 @@ class Writer:
         if write in self._waiting:
             self._refuse(write, problem)
         return problem  # else it is under way, and `_commit` sees that nobody waits
+
+    def _abandon(self, write: Write) -> None:
+        write.gone = True
+        if write.row is None:  # a change or a claim is good without its caller
+            return
+        if write in self._waiting and not write.unsure:
+            self._waiting.remove(write)
+        elif write.done.is_set() and write.error is None:
+            self._disown(write.row)
 
     def add(self, items: Iterable[Item]) -> None:
         was_empty = not self.buffer.count
@@ -286,8 +299,12 @@ class Writer:
         for part in (items[:half], items[half:]):
             if part:
                 await self._commit([], part)
-        for write in writes:  # the end of a run after its lines
+        for place, write in enumerate(writes):  # the end of a run after its lines
             await self._commit([write], [])
+            if self._waiting and self._waiting[0] is write:  # the database went away: the later ones stay behind it
+                self._waiting.popleft()
+                self._waiting.extendleft(reversed(writes[place:]))
+                return
 
     def _disown(self, row: dict[str, Any]) -> None:
         """A run that was recorded after all, or may have been, when its caller was told that it was not."""
@@ -297,6 +314,7 @@ class Writer:
             self._owed_room -= write.size
             write.owed = True
             self._waiting.append(write)
+            self._bell.set()
 
 
 def change(id: str, values: dict[str, Any], outbox: bool) -> Write:
