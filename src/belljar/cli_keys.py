@@ -72,12 +72,12 @@ def create(
     key, secret = new_key(name, frozenset(scope), lifetime=lifetime, rate=rate, concurrency=concurrency)
 
     async def work(keys: KeyStore) -> bool:
-        namesakes = [other for other in await keys.keys() if other.name == name and not _ended(other)]
+        namesakes = [other for other in await keys.keys() if other.name == name]  # dead ones too: their runs are kept
         await keys.add_key(key)
         return bool(namesakes)
 
     if _with_keys(work):
-        terminal.warn(f"[yellow]another key is named {terminal.escape(name)} too: both see the same runs[/]")
+        terminal.warn(f"[yellow]another key is or was named {terminal.escape(name)} too: both see the same runs[/]")
     if as_json:
         terminal.print_json(_told(key) | {"key": secret})
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import signal
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from belljar.service.core import Service
 
+_HEADERS_SECONDS, _HEADERS_BYTES = 20.0, 64 * 1024  # of a request
 _LAST_SECONDS = 3  # for answers under way when all runs have ended, and then for who does not read
 Json = Annotated[bool, typer.Option("--json", help="Print the address as one line of JSON.")]
 
@@ -56,7 +58,8 @@ def listen(app: FastAPI, settings: Settings, as_json: bool) -> None:
     import uvicorn
 
     config = uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="wsproto",
+        app, http=_patient(), lifespan="off",
+        log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="wsproto",
         ws_max_size=64 * 1024, timeout_graceful_shutdown=_LAST_SECONDS, backlog=2048,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -64,6 +67,49 @@ def listen(app: FastAPI, settings: Settings, as_json: bool) -> None:
     with _listening(settings) as listener:
         faster = {"use_uvloop": find_spec("uvloop") is not None}
         anyio.run(_serve, server, app, listener, as_json, backend_options=faster)
+
+
+def _patient() -> type[asyncio.Protocol]:
+    """uvicorn's protocol, with an end to its patience: it waits for ever for the end of a request's headers, and takes
+    any number of them."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Patient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        _deadline: asyncio.TimerHandle | None = None
+        _heads = 0
+        _upgraded = False
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._deadline = self.loop.call_later(_HEADERS_SECONDS, transport.abort)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._upgraded:
+                return
+            idle = self.cycle is None or self.cycle.response_complete
+            self._heads = self._heads + len(data) if idle else 0
+            if self._heads > _HEADERS_BYTES:
+                self.transport.abort()
+            if self._deadline and not idle:
+                self._deadline.cancel()
+                self._deadline = None
+            elif idle and self._deadline is None:
+                self._deadline = self.loop.call_later(_HEADERS_SECONDS, self.transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._deadline:
+                self._deadline.cancel()
+            super().connection_lost(exc)
+
+        def handle_websocket_upgrade(self, *arguments: Any) -> None:
+            self._upgraded = True
+            if self._deadline:
+                self._deadline.cancel()
+                self._deadline = None
+            super().handle_websocket_upgrade(*arguments)
+
+    return Patient
 
 
 async def _serve(server: uvicorn.Server, app: FastAPI, listener: socket.socket, as_json: bool) -> None:

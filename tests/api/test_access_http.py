@@ -55,6 +55,7 @@ def local() -> Iterator[Server]:
 
 def test_the_queue_has_an_end_and_a_run_in_it_a_position(local: Server) -> None:
     with client(local) as http:
+        end_all(http)
         ids = [http.post("/api/sandbox/execute", json=SLEEP).json()["id"] for _ in range(3)]
         refused = http.post("/api/sandbox/execute", json=SLEEP, headers={"Idempotency-Key": "turned away"})
         assert told(refused) == (503, "busy"), refused.text
@@ -66,7 +67,7 @@ def test_the_queue_has_an_end_and_a_run_in_it_a_position(local: Server) -> None:
         assert (ready.status_code, ready.json()["waiting"]) == (200, 2)
         left = http.post(f"/api/sandbox/runs/{ids[1]}/cancel").json()
         assert (left["state"], left["problem"]["kind"]) == ("failed", "aborted")
-        assert http.get(f"/api/sandbox/runs/{ids[2]}").json()["position"] == 1
+        assert eventually(lambda: http.get(f"/api/sandbox/runs/{ids[2]}").json()["position"] == 1)
         assert eventually(lambda: http.get(f"/api/sandbox/runs/{ids[0]}").json()["backend"])  # its box is open
         assert http.post(f"/api/sandbox/runs/{ids[0]}/cancel").json()["result"]["status"] == "aborted"
         assert eventually(lambda: http.get(f"/api/sandbox/runs/{ids[2]}").json()["state"] == "running")

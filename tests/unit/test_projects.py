@@ -55,3 +55,37 @@ def test_a_server_that_let_go_of_its_lock_is_dead_and_one_that_holds_it_is_not(t
         assert second.is_dead(first.name)
         second.clear()
         assert not (tmp_path / "servers" / first.name).exists()
+
+
+def test_what_is_checked_is_what_is_granted_whatever_a_link_says_later(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    granted = projects.check(asking(tmp_path / "link"), [str(tmp_path)]).workspace
+    assert granted is not None
+    assert granted.path == str(tmp_path / "a")
+
+
+def test_nobody_gets_a_folder_inside_one_that_a_guest_may_write_to_now(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    grants = projects.Grants([str(tmp_path)])
+    with grants.given((str(tmp_path / "a"), True)):
+        with pytest.raises(errors.Busy), grants.given((str(inner), False)):
+            pass
+        with grants.given((str(tmp_path / "a"), False)):
+            pass
+    with grants.given((str(inner), False)):
+        with pytest.raises(errors.Busy), grants.given((str(tmp_path / "a"), True)):
+            pass
+        with grants.given((str(tmp_path / "a"), False)):
+            pass
+
+
+def test_a_folder_that_was_moved_while_its_run_waited_is_not_granted(tmp_path: Path) -> None:
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    grants = projects.Grants([str(tmp_path / "root")])
+    (tmp_path / "root" / "a").rmdir()
+    (tmp_path / "root" / "a").symlink_to(tmp_path / "outside")
+    with pytest.raises(errors.PolicyDenied), grants.given((str(tmp_path / "root" / "a"), False)):
+        pass

@@ -42,7 +42,9 @@ _RATE = re.compile(r"\d{1,9} ?(/|per) ?(second|minute|hour|day)")
 _NOBODY = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
 _EVERYTHING: frozenset[Scope] = frozenset(("run", "read", "sessions", "files", "admin"))
 _CREATE = "create one with `belljar keys create NAME --scope run`"
-_FORWARDED = frozenset(("forwarded", "x-forwarded-for", "x-real-ip"))
+_FORWARDED = frozenset(
+    ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via", "cf-connecting-ip")
+)
 
 
 class KeyStore(Protocol):
@@ -73,15 +75,18 @@ class Access:
         """Whether one has to say who one is: there is a key, even a dead one, or JWTs are configured."""
         return self._tokens is not None or bool(await self._fresh())
 
-    async def caller(self, headers: Mapping[str, str], scope: Scope) -> Caller:
-        """Who asks, if they may do this. `Unauthorized` (401): nobody we know. `PolicyDenied` (403): not allowed to."""
+    async def known(self, headers: Mapping[str, str]) -> Caller:
+        """Who asks, whatever they may do. `Unauthorized` (401): nobody we know."""
         credential = _credential(headers)
         if credential is None:
-            caller = await self._local(headers)
-        elif self._tokens is not None and credential.count(".") == 2:
-            caller = self._tokens.caller(credential)
-        else:
-            caller = await self._holder(credential)
+            return await self._local(headers)
+        if self._tokens is not None and credential.count(".") == 2:
+            return self._tokens.caller(credential)
+        return await self._holder(credential)
+
+    async def caller(self, headers: Mapping[str, str], scope: Scope) -> Caller:
+        """Who asks, if they may do this. `PolicyDenied` (403): not allowed to."""
+        caller = await self.known(headers)
         if not caller.may(scope):
             raise errors.PolicyDenied(
                 f"this needs the scope {scope!r}, which this credential does not have",
@@ -133,7 +138,7 @@ class Access:
                 try:
                     with anyio.fail_after(_STORE_TIMEOUT):
                         found = await self._keys.keys()
-                except TimeoutError:
+                except (TimeoutError, errors.BelljarError):  # strangers hear this: not where the store is, nor why
                     raise errors.NotAvailable("the store of the keys does not answer", fix="try again") from None
                 self._known, self._asked = {key.id: key for key in found}, asked
         return self._known

@@ -10,13 +10,16 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar import __version__, errors
 from belljar.service import api_runs, api_sessions
@@ -29,6 +32,7 @@ from belljar.settings import Settings
 
 _log = logging.getLogger("belljar")
 _MCP = find_spec("mcp") is not None
+_TOLD = 20  # mistakes of one request
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": what, "content": {"application/problem+json": {}}}
     for status, what in (
@@ -68,8 +72,27 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _bug)
+    app.add_middleware(_Door)  # behind the guard
     app.add_middleware(Guard, settings=settings)
     return app
+
+
+class _Door:
+    """Who asks is known before a byte of a body is read: FastAPI parses it before it looks at a dependency."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/api/"):
+            try:
+                await scope["app"].state.service.access.known(Headers(scope=scope))
+            except errors.BelljarError as error:
+                answer = _answer(error)
+                answer.headers["Connection"] = "close"  # the rest of the body is not read
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _models(service: Service, sessions: Sessions) -> AbstractAsyncContextManager[Any]:
@@ -95,11 +118,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    found = list(islice(error.errors(), _TOLD))
     told = []
-    for item in error.errors():
+    for item in found:
         where = ".".join(str(step) for step in item["loc"] if step not in ("body", "query", "path"))
         told.append(f"{where or 'body'}: {str(item['msg']).removeprefix('Value error, ')}")
-    fields = [".".join(map(str, item["loc"])) for item in error.errors()]
+    fields = [".".join(map(str, item["loc"])) for item in found]
     return _answer(errors.InvalidRequest("; ".join(told), context={"fields": fields}))
 
 

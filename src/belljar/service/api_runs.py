@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Header, Query, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.datastructures import Headers
 
-from belljar.models import Capabilities, Result
+from belljar import errors
+from belljar.models import MIB, Capabilities, Result
 from belljar.service import catalogue
 from belljar.service.bodies import Execute, Executed, Figures, LogPage
-from belljar.service.core import Run
 from belljar.service.observe import CONTENT_TYPE
 from belljar.service.records import LogLine, RunRecord, State
-from belljar.service.routes import Reader, Runner, TheService, headers_of
+from belljar.service.routes import Parsed, Reader, Runner, TheService, headers_of
+from belljar.service.run import Run
 
-router = APIRouter(prefix="/api/sandbox", tags=["runs"])
+router = APIRouter(prefix="/api/sandbox", tags=["runs"], route_class=Parsed)
 about = APIRouter(tags=["about"])
 
 After = Annotated[int, Query(ge=0, le=2**62, description="the last number you have")]
@@ -91,10 +93,24 @@ async def read_logs(
     """The lines after a number. Asked for `text/event-stream`, the answer goes on to the end of the run."""
     record = await service.record(id, caller)
     if "text/event-stream" in request.headers.get("accept", ""):
-        lines = service.follow(id, caller, max(after, int(last_event_id or 0)))
-        return StreamingResponse(_events(service, id, lines, caller), media_type="text/event-stream")
+        lines = _while_known(service, request.headers, service.follow(id, caller, max(after, int(last_event_id or 0))))
+        stack = ExitStack()
+        stack.enter_context(service.listening(caller))
+        return _Stream(_events(service, id, lines, caller), stack)
     await service.store.flush(id)
-    return LogPage(lines=tuple(await service.store.lines(id, after, limit)), state=record.state)
+    return LogPage(lines=tuple(await service.store.lines(id, after, limit, room=8 * MIB)), state=record.state)
+
+
+class _Stream(StreamingResponse):
+    """Gives its place back however it ends, even before the first line."""
+
+    def __init__(self, events: AsyncIterator[str], stack: ExitStack) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._stack = stack
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with self._stack:
+            await super().__call__(scope, receive, send)
 
 
 async def _events(
@@ -107,6 +123,18 @@ async def _events(
     record = await service.record(id, caller)
     if record.final:  # else we go away, and another tells the rest
         yield f"event: end\ndata: {record.state}\n\n"
+
+
+async def _while_known(
+    service: TheService, headers: Headers, batches: AsyncIterator[list[LogLine]]
+) -> AsyncIterator[list[LogLine]]:
+    """A key that was revoked meanwhile ends a stream, too."""
+    async for batch in batches:
+        try:
+            await service.access.caller(headers, "read")
+        except errors.BelljarError:
+            return
+        yield batch
 
 
 async def _beating(batches: AsyncIterator[list[LogLine]]) -> AsyncIterator[list[LogLine]]:
@@ -136,11 +164,11 @@ async def watch_logs(socket: WebSocket, id: str, service: TheService, after: Aft
     headers = headers_of(socket)
     caller = await service.access.caller(headers, "read")
     await service.record(id, caller)
-    await socket.accept(subprotocol=service.access.subprotocol(headers))
-    with suppress(WebSocketDisconnect):
+    with service.listening(caller), suppress(WebSocketDisconnect):
+        await socket.accept(subprotocol=service.access.subprotocol(headers))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_gone, socket, tasks.cancel_scope)
-            async for batch in service.follow(id, caller, after):
+            async for batch in _while_known(service, headers, service.follow(id, caller, after)):
                 for line in batch:
                     await socket.send_text(line.model_dump_json())
             record = await service.record(id, caller)

@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 from belljar.service import projects
 from belljar.service.bodies import Checkpointed, Executed, FileList, Fork, Listed, OpenSession, Rollback, Turn
 from belljar.service.records import RunRecord, SessionRecord
-from belljar.service.routes import FileUser, SessionHolder, TheService, TheSessions
+from belljar.service.routes import FileUser, Parsed, SessionHolder, TheService, TheSessions
 
-router = APIRouter(prefix="/api/sandbox", tags=["sessions"])
+router = APIRouter(prefix="/api/sandbox", tags=["sessions"], route_class=Parsed)
 _Path = Annotated[str, InPath(min_length=1, max_length=1024)]
 
 
@@ -22,8 +22,8 @@ async def open_session(
     body: OpenSession, service: TheService, sessions: TheSessions, caller: SessionHolder
 ) -> SessionRecord:
     """One interpreter across calls (`session`), or one box for many commands (`sandbox`)."""
-    options = body.options() | {"timeout": body.timeout_seconds}
-    projects.check_path(body.project_path, service.settings.service.projects)
+    folder = projects.check_path(body.project_path, service.settings.service.projects)
+    options = body.options() | {"timeout": body.timeout_seconds, "workspace": folder}
     return await sessions.open(caller, body.kind, idle=body.idle, lifetime=body.lifetime, **options)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StrictBool
+from pydantic import ConfigDict, Field, StrictBool, model_validator
 
 from belljar.models import Bytes, EnvName, Fixed, GuestPath, Limits, Model, Result, RunRequest, Text
 from belljar.sandbox import request
@@ -12,6 +12,7 @@ from belljar.service.records import Alert, LogLine, Sample, State
 
 Files = Annotated[dict[GuestPath, Bytes], Field(description='text, or {"base64": …}; mounted read-only')]
 Environment = dict[EnvName, Text]
+_MOST_FIELDS, _MOST_ITEMS = 64, 4096
 Timeout = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)]
 
 
@@ -23,6 +24,18 @@ class _Sent(Model):
     """Built at once: FastAPI looks into it anyway, and complains where it finds nothing yet."""
 
     model_config = ConfigDict(defer_build=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_bounded_length(cls, values: Any) -> Any:
+        """Before each item is looked at: every one that is wrong would be an error of its own, of a kilobyte."""
+        if isinstance(values, dict):
+            if len(values) > _MOST_FIELDS:
+                raise ValueError(f"it has {len(values)} fields")
+            for name, value in values.items():
+                if isinstance(value, list | dict) and len(value) > _MOST_ITEMS:
+                    raise ValueError(f"{name[:80]} holds {len(value)} items, and may hold {_MOST_ITEMS}")
+        return values
 
 
 class _Box(_Sent):

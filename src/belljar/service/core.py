@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from anyio.abc import TaskGroup
 from belljar import audit, errors
 from belljar.backends.base import Control
 from belljar.engine import Engine, Lease, Listener
-from belljar.models import Event, Result, RunRequest, Status
+from belljar.models import MIB, Event, Result, RunRequest, Status
 from belljar.service import projects
 from belljar.service.access import Access
 from belljar.service.admission import Admission
@@ -30,6 +31,7 @@ from belljar.service.instances import Instance
 from belljar.service.logs import Live, replay
 from belljar.service.observe import Metrics, Watched
 from belljar.service.records import Alert, Caller, LogLine, RunRecord, Sample, new_id
+from belljar.service.run import Run
 from belljar.service.sampler import Sampler
 from belljar.service.sinks import Sink, Sinks
 from belljar.service.store import Store, store_url
@@ -39,45 +41,10 @@ from belljar.tracing import span
 
 Work = Callable[[Listener, Control], Awaitable[Result]]
 _ENDING = 10.0  # seconds that a run has to end when it was told to
+_STREAMS = 2000  # of one caller at once
+_REQUESTS = 256 * MIB  # of one caller's requests that run or wait: a queue is bounded by what it holds, too
 _AFTER = 0.01  # seconds between an answer and its record
 _log = logging.getLogger("belljar")
-
-
-class Run:
-    """A run under way, as this process knows it."""
-
-    def __init__(self, record: RunRecord, live: Live) -> None:
-        self.record = record
-        self.live = live
-        self.control = Control()
-        self.scope = anyio.CancelScope()
-        self.seen = anyio.Event()  # it has a place, or one in the queue, or was turned away
-        self.begun = anyio.Event()  # it is in the store, if it could be
-        self.recorded = False
-        self.opened = bool(record.session)  # there is a box whose `control` can be heard
-        self.done = anyio.Event()
-        self.refusal: errors.BelljarError | None = None
-        self.error: errors.BelljarError | None = None  # what `problem` was made of
-
-    @property
-    def id(self) -> str:
-        return self.record.id
-
-    def change(self, **fields: Any) -> None:
-        self.record = self.record.model_copy(update=fields)
-
-    def stop(self, reason: Status = Status.ABORTED) -> None:
-        """Ends the guest if it runs; one that waits or is being started is given up."""
-        self.control.stop(reason)
-        if not self.opened:  # it waits, for a place here or in the engine, or for its box
-            self.scope.cancel()
-
-    async def result(self) -> Result:
-        """What came of it, or the error that came instead."""
-        await self.done.wait()
-        if self.record.result is None:
-            raise self.error or errors.ExecutionFailed(f"{self.id} ended without a result")
-        return self.record.result
 
 
 class Service:
@@ -98,6 +65,9 @@ class Service:
         self.events: Bus
         self.instance = Instance(Path(settings.data_dir))
         self.runs: dict[str, Run] = {}
+        self.grants = projects.Grants(settings.service.projects)
+        self.streams: Counter[str] = Counter()  # that each caller listens to
+        self._bytes: Counter[str] = Counter()  # of the requests of each caller
         self.draining = anyio.Event()
         self.drained = anyio.Event()  # no run is under way, and none will be
         self._stack = AsyncExitStack()
@@ -158,11 +128,14 @@ class Service:
 
     async def submit(self, request: RunRequest, caller: Caller, *, key: str = "", cached: bool = False) -> Run:
         """Takes a request in: returns when it is recorded and runs or waits, raises when it is turned away."""
-        await self._check(request)
+        request = await self._check(request)
         record = self._record_of(request, caller, cached)
         if cached and record.fingerprint and (found := await self.store.same(record.fingerprint, caller.name)):
             await self.admission.count(caller)
             return await self._served_again(found, record)
+        size, held = _size(request), self._bytes[caller.name]
+        if held and held + size > _REQUESTS:
+            raise errors.Busy("your requests that run or wait are as large as they may be", retry_after=5)
         if key:
             owner, fingerprint = await self.store.claim(caller.name, key, _fingerprint(request), record.id)
             if owner != record.id:
@@ -170,29 +143,34 @@ class Service:
         limits = self._limits(request)
 
         async def work(listener: Listener, control: Control) -> Result:
-            return await self.engine.run(request, listener=listener, control=control, id=record.id)
+            folder = request.workspace
+            with self.grants.given((request.packages, False), (folder.path, folder.write) if folder else (None, False)):
+                return await self.engine.run(request, listener=listener, control=control, id=record.id)
 
         try:
-            return await self.take(record, caller, work, cpus=limits[0], memory=limits[1])
+            return await self.take(record, caller, work, cpus=limits[0], memory=limits[1], size=size)
         except errors.BelljarError:
             if key:
                 with suppress(errors.NotAvailable):
                     await self.store.release(caller.name, key, record.id)
             raise
 
-    async def _check(self, request: RunRequest) -> None:
+    async def _check(self, request: RunRequest) -> RunRequest:
         """A refusal is recorded, whoever pronounces it."""
         try:
-            projects.check(request, self.settings.service.projects)
+            return projects.check(request, self.settings.service.projects)
         except errors.PolicyDenied as refusal:
             self.metrics.refused(refusal.kind)
             await self.engine.record("refused", error=refusal.kind, message=refusal.message, **audit.asked(request))
             raise
 
-    async def take(self, record: RunRecord, caller: Caller, work: Work, *, cpus: float, memory: int) -> Run:
+    async def take(
+        self, record: RunRecord, caller: Caller, work: Work, *, cpus: float, memory: int, size: int = 0
+    ) -> Run:
         run = Run(record, Live(record.id, self.store, self._publish, self.settings.service.log_memory))
         self.runs[run.id] = run
-        self._tasks.start_soon(self._carry_out, run, caller, work, cpus, memory)
+        self._bytes[caller.name] += size
+        self._tasks.start_soon(self._carry_out, run, caller, work, cpus, memory, size)
         try:
             await run.seen.wait()
             if run.refusal:
@@ -209,11 +187,11 @@ class Service:
                 run.scope.cancel()
         return run
 
-    async def _carry_out(self, run: Run, caller: Caller, work: Work, cpus: float, memory: int) -> None:
+    async def _carry_out(self, run: Run, caller: Caller, work: Work, cpus: float, memory: int, size: int) -> None:
         audit.caller.set(caller.name)
         try:
             with run.scope, span("request", run=run.id, caller=caller.name):
-                place = self.admission.place(caller, run.id, cpus=cpus, memory=memory, told=_waiting(run))
+                place = self.admission.place(caller, run.id, cpus=cpus, memory=memory, told=run.wait_in_line)
                 try:
                     async with AsyncExitStack() as stack:
                         with span("queue"):
@@ -228,6 +206,9 @@ class Service:
             self._fail(run, errors.ExecutionFailed(f"{type(error).__name__}: {error}", fix="please report this"))
             run.refusal = run.refusal or run.error
         finally:
+            self._bytes[caller.name] -= size
+            if not self._bytes[caller.name]:
+                del self._bytes[caller.name]
             with anyio.CancelScope(shield=True):
                 await self._end(run)
 
@@ -327,6 +308,19 @@ class Service:
         if run is None:
             async for batch in self._elsewhere(id, caller, after):
                 yield batch
+
+    @contextmanager
+    def listening(self, caller: Caller) -> Iterator[None]:
+        """A reader that stands still costs megabytes: nobody has any number of them."""
+        if self.streams[caller.name] >= _STREAMS:
+            raise errors.Busy(f"{_STREAMS} streams of yours are open, which is all you may have", retry_after=5)
+        self.streams[caller.name] += 1
+        try:
+            yield
+        finally:
+            self.streams[caller.name] -= 1
+            if not self.streams[caller.name]:
+                del self.streams[caller.name]
 
     async def _elsewhere(self, id: str, caller: Caller, after: int) -> AsyncIterator[list[LogLine]]:
         """Lines of a run of another process: its bus wakes us, the store tells them."""
@@ -446,12 +440,8 @@ class Service:
         return float(named["cpus"]), int(named["memory"])
 
 
-def _waiting(run: Run) -> Callable[[int], None]:
-    def told(position: int) -> None:
-        run.change(state="queued", position=position)
-        run.seen.set()
-
-    return told
+def _size(request: RunRequest) -> int:
+    return len(request.code or "") + len(request.stdin) + sum(map(len, request.files.values()))
 
 
 def sees(caller: Caller, owner: str) -> bool:

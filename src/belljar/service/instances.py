@@ -21,7 +21,8 @@ class Instance:
         self.owes = False  # the end of a run is not in the records: the next start has to find us dead
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # parents that are made get another mode
+        self._folder.mkdir(exist_ok=True, mode=0o700)
         self._fd = os.open(self._folder / self.name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return self

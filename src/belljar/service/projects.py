@@ -3,32 +3,70 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from belljar import errors
 from belljar.models import RunRequest
 
 
-def check(request: RunRequest, roots: Sequence[str]) -> None:
-    """Refuses what no root allows. A link anywhere on the way is judged by where it leads."""
-    check_path(request.packages, roots, "packages")
-    check_path(request.workspace.path if request.workspace else None, roots)
+def check(request: RunRequest, roots: Sequence[str]) -> RunRequest:
+    """Refuses what no root allows. A link anywhere on the way is judged by where it leads, and what comes back names
+    that place: a link that is put there while the run waits would lead elsewhere."""
+    changed: dict[str, Any] = {"packages": check_path(request.packages, roots, "packages")}
+    if request.workspace:
+        path = check_path(request.workspace.path, roots)
+        changed["workspace"] = request.workspace.model_copy(update={"path": path})
+    return request.model_copy(update=changed)
 
 
-def check_path(path: str | None, roots: Sequence[str], field: str = "project_path") -> None:
-    if path is not None:
-        _below(path, roots, field)
+class Grants:
+    """Folders that guests have now. Who may write to a folder can move what lies in it and leave a link in its place
+    between our look and the mount: so nobody gets a folder inside it meanwhile, nor is it given while one inside is."""
+
+    def __init__(self, roots: Sequence[str]) -> None:
+        self._roots = roots
+        self._given: list[tuple[str, bool]] = []
+
+    @contextmanager
+    def given(self, *folders: tuple[str | None, bool]) -> Iterator[None]:
+        """`folders`: the real names that `check` told, and whether they may be written to."""
+        wanted = [(path, write) for path, write in folders if path is not None]
+        for path, write in wanted:
+            if any(_apart(path, write, *other) for other in self._given):
+                raise errors.Busy(f"project_path: {path[:200]!r} is inside or around one that is in use", retry_after=5)
+        self._given += wanted
+        try:
+            for path, _ in wanted:  # from here on no guest of ours can move it
+                if check_path(path, self._roots) != path:
+                    raise errors.PolicyDenied("project_path: it was moved while the run waited", fix="send it again")
+            yield
+        finally:
+            for one in wanted:
+                self._given.remove(one)
 
 
-def _below(path: str, roots: Sequence[str], field: str) -> None:
+def _apart(path: str, write: bool, other: str, writes: bool) -> bool:
+    return path != other and ((write and _inside(other, path)) or (writes and _inside(path, other)))
+
+
+def check_path(path: str | None, roots: Sequence[str], field: str = "project_path") -> str | None:
+    return None if path is None else _below(path, roots, field)
+
+
+def _below(path: str, roots: Sequence[str], field: str) -> str:
     if not roots:
         raise errors.PolicyDenied(
             f"{field}: this server grants no folder of its own",
             fix="send files with the request, or have the administrator list roots in service.projects",
         )
-    real = os.path.realpath(path)
+    try:
+        real = os.path.realpath(path)
+    except OSError:  # a link that is no link any more
+        real = ""
     if os.path.isabs(path) and any(_inside(real, os.path.realpath(root)) for root in roots) and os.path.isdir(real):
-        return
+        return real
     raise errors.PolicyDenied(
         f"{field}: {path[:200]!r} is no folder below one that the administrator listed",
         fix="name a folder below a root of service.projects", context={"field": field},

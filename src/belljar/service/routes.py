@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+import re
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, cast
 
-from fastapi import Depends
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from belljar import audit
+from belljar import audit, errors
 from belljar.service.core import Service
 from belljar.service.records import Caller, Scope
 from belljar.service.sessions import Sessions
@@ -33,6 +36,26 @@ def headers_of(connection: HTTPConnection) -> Headers:
     if not offered or "sec-websocket-protocol" in connection.headers:
         return connection.headers
     return Headers(raw=[*connection.headers.raw, (b"sec-websocket-protocol", offered.encode("latin-1"))])
+
+
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_STRUCTURE = 1 << 20  # bytes of JSON besides its texts: each empty list is three bytes, and sixty as an object
+
+
+class Parsed(APIRoute):
+    """Of a route that takes JSON: sixty-four megabytes of brackets would be gigabytes of lists."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            if request.method == "POST":
+                body = await request.body()
+                if len(body) > _STRUCTURE and len(_STRINGS.sub(b"", body)) > _STRUCTURE:
+                    raise errors.InvalidRequest("the body is no request: more of it is structure than any has")
+            return await handle(request)
+
+        return bounded
 
 
 class Allowed:

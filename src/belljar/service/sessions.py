@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,12 +17,14 @@ from belljar.backends.base import Control
 from belljar.engine import Listener
 from belljar.models import MIB, Entry, Result
 from belljar.sandbox import Cancel, Sandbox
-from belljar.service.core import Run, Service, sees
+from belljar.service.core import Service, sees
 from belljar.service.records import Caller, RunRecord, SessionRecord, new_id
+from belljar.service.run import Run
 from belljar.session import Checkpoint, Session
 
 _CHECKPOINTS = 16  # that one session may hold
 _CHECKPOINT_BYTES = 1024 * MIB  # of all of them: it is memory of ours
+_TURNS = 32  # of one session that may wait
 Kind = Literal["session", "sandbox"]
 
 
@@ -35,6 +38,7 @@ class Held:
         self.over = anyio.Event()  # somebody wants it closed
         self.closed = anyio.Event()
         self.copying = anyio.Lock()
+        self.grant: tuple[str | None, bool] = (None, False)  # a folder of the host, and whether it may be changed
         self._idle = idle
         self._end = record.expires
         self._busy = 0
@@ -99,16 +103,19 @@ class Sessions:
             handle: Session | Sandbox = Session(engine=engine, idle=lifetime, lifetime=lifetime, **options)
         else:
             handle = Sandbox(engine=engine, **options)
-        return await self._open(caller, kind, handle, idle=idle, lifetime=lifetime)
+        grant = (options.get("workspace"), bool(options.get("write")))
+        return await self._open(caller, kind, handle, idle=idle, lifetime=lifetime, grant=grant)
 
     async def _open(
-        self, caller: Caller, kind: Kind, handle: Session | Sandbox, *, idle: float, lifetime: float
-    ) -> SessionRecord:
+        self, caller: Caller, kind: Kind, handle: Session | Sandbox, *, idle: float, lifetime: float,
+        grant: tuple[str | None, bool],
+    ) -> SessionRecord:  # fmt: skip
         if self._service.draining.is_set():
             raise errors.Busy("the service is going away", retry_after=5, status=503)
         await self._service.admission.count(caller)
         mine = sum(held.record.caller == caller.name for held in self._held.values())
-        if 0 < (caller.concurrency or self._service.settings.service.concurrency) <= mine:
+        most = caller.concurrency or self._service.settings.service.concurrency
+        if 0 < most <= mine or (caller.key and mine >= max(1, self._most - 1)):  # the last one is for somebody else
             raise errors.Busy(f"{mine} sessions of yours are open", retry_after=60, fix="close one")
         if len(self._held) >= self._most:
             soonest = min(held.record.expires for held in self._held.values()) - time.time()
@@ -121,6 +128,7 @@ class Sessions:
             id=new_id("bs"), kind=kind, caller=caller.name, backend="", created=now, expires=now + lifetime
         )
         held = Held(handle, record, idle)
+        held.grant = grant
         self._held[record.id] = held
         self._service.admission.held = len(self._held)
         try:
@@ -133,12 +141,13 @@ class Sessions:
         audit.caller.set(held.record.caller)
         started = False
         try:
-            async with held.handle:
-                sandbox = held.handle._sandbox if isinstance(held.handle, Session) else held.handle
-                held.record = held.record.model_copy(update={"backend": sandbox.lease.offer.backend})
-                started = True
-                task_status.started()
-                await held.wait_for_end()
+            with self._service.grants.given(held.grant):
+                async with held.handle:
+                    sandbox = held.handle._sandbox if isinstance(held.handle, Session) else held.handle
+                    held.record = held.record.model_copy(update={"backend": sandbox.lease.offer.backend})
+                    started = True
+                    task_status.started()
+                    await held.wait_for_end()
         except Exception:
             if not started:
                 raise
@@ -175,10 +184,13 @@ class Sessions:
             raise errors.InvalidRequest("code: give `code` or `command`, one of them")
         if command is not None and isinstance(held.handle, Session):
             raise errors.InvalidRequest("command: a session takes code", fix='open one with kind="sandbox"')
+        if held._busy >= _TURNS:  # they have no place of their own to wait for, so nothing else would bound them
+            raise errors.Busy("as many turns of this session wait as may", retry_after=5)
         language = str(options.get("language") or "python") if code is not None else ""
+        text = code if code is not None else "\0".join(command or ())
         record = RunRecord(
             id=new_id(), caller=caller.name, instance=self._service.instance.name, created=time.time(), session=id,
-            language=language, backend=held.record.backend,
+            language=language, backend=held.record.backend, sha256=hashlib.sha256(text.encode()).hexdigest(),
         )  # fmt: skip
         turn = self._turn(held, code, command, {name: value for name, value in options.items() if value is not None})
         async with held.used():
@@ -222,7 +234,12 @@ class Sessions:
             session = _session(held)
             copy = copy or await session.checkpoint()
             return await self._open(
-                caller, "session", session.fork(copy), idle=held._idle, lifetime=held._end - held.record.created
+                caller,
+                "session",
+                session.fork(copy),
+                idle=held._idle,
+                lifetime=held._end - held.record.created,
+                grant=held.grant,
             )
 
     async def rollback(self, id: str, caller: Caller, checkpoint: str) -> None:

@@ -29,8 +29,9 @@ from belljar.output import neutralise
 from belljar.sandbox import request
 from belljar.service import tools_content as answer
 from belljar.service.bodies import Executed
-from belljar.service.core import Run, Service
+from belljar.service.core import Service
 from belljar.service.records import Caller, Scope, SessionRecord
+from belljar.service.run import Run
 from belljar.service.sessions import Sessions
 
 CallerOf = Callable[[Context[Any, Any]], Caller]
