@@ -342,7 +342,7 @@ def test_a_server_that_is_ended_in_mid_run_leaves_nothing(how: str, place: Serve
             process.stdin.close()
         else:  # with stdin still open, as from a terminal or a service manager
             process.send_signal(getattr(signal, how))
-        process.wait(15)
+        process.wait(40)
         assert eventually(lambda: not traces.processes()), traces.processes()
         assert eventually(lambda: not [pid for pid in below if Path(f"/proc/{pid}").exists()])
         assert not [name for name in traces.files() if not name.endswith(".owner")], traces.files()

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import Any, Literal
 
 import anyio
@@ -85,14 +86,16 @@ class Sessions:
         self._service.metrics.show("sessions", lambda: len(self._held))
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for held in self._held.values():
             held.over.set()
-        with anyio.move_on_after(10, shield=True):
+        with anyio.move_on_after(0 if kind else 10, shield=True):  # who is in a hurry waits for nobody's opening
             for held in [*self._held.values()]:
                 await held.closed.wait()
         self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(*error)
+        await self._tasks.__aexit__(kind, error, trace)
 
     # --- opening and closing ---
 
