@@ -68,7 +68,7 @@ def test_the_queue_has_an_end_and_a_run_in_it_a_position(local: Server) -> None:
         left = http.post(f"/api/sandbox/runs/{ids[1]}/cancel").json()
         assert (left["state"], left["problem"]["kind"]) == ("failed", "aborted")
         assert eventually(lambda: http.get(f"/api/sandbox/runs/{ids[2]}").json()["position"] == 1)
-        assert eventually(lambda: http.get(f"/api/sandbox/runs/{ids[0]}").json()["backend"])  # its box is open
+        assert eventually(lambda: http.get(f"/api/sandbox/runs/{ids[0]}").json()["backend"], 60)  # its box is open
         assert http.post(f"/api/sandbox/runs/{ids[0]}/cancel").json()["result"]["status"] == "aborted"
         assert eventually(lambda: http.get(f"/api/sandbox/runs/{ids[2]}").json()["state"] == "running")
         end_all(http)
