@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError
 from belljar import errors
 from belljar.backends.base import Snapshot
 from belljar.files import opened, seal, unnamed
-from belljar.models import GIB, File, GuestPath, Model, format_size, guest_path
+from belljar.models import File, Model
+from belljar.values import GIB, GuestPath, format_size, guest_path
 
 _FORMAT = 1
 _PAGE = 4096

@@ -17,8 +17,9 @@ from pydantic import ConfigDict, Field, ValidationError
 from belljar import errors
 from belljar.backends.base import lone_errors
 from belljar.client_wire import Unanswered, Wire, refusal
-from belljar.models import MIB, Event
+from belljar.models import Event
 from belljar.service.records import FINAL, LogLine
+from belljar.values import MIB
 
 _QUIET = 60.0  # seconds; the server says something every 15, and answers a ping
 _LASTING = 10.0  # seconds

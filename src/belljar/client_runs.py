@@ -16,8 +16,9 @@ from belljar.backends.base import Control, lone_errors
 from belljar.client_lines import Line, Lines, event_of
 from belljar.client_wire import PATIENCE, Unanswered, Wire
 from belljar.engine import Listener
-from belljar.models import WORKSPACE, Event, Result, RunRequest, Status
+from belljar.models import Event, Result, RunRequest, Status
 from belljar.service.records import RunRecord
+from belljar.values import WORKSPACE
 
 T = TypeVar("T")
 RUNS = "/api/sandbox/runs"

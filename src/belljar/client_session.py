@@ -17,10 +17,11 @@ from belljar.backends.base import Control
 from belljar.client_runs import GRACE, Record, opening, parse, result_of, watch, word
 from belljar.client_wire import Wire
 from belljar.engine import Listener
-from belljar.models import Entry, Model, Result, RunRequest, guest_path
+from belljar.models import Entry, Model, Result, RunRequest
 from belljar.sandbox import Cancel, SyncSandbox, listening, request
 from belljar.service.records import SessionRecord
 from belljar.session import SyncSession
+from belljar.values import guest_path
 
 _SESSIONS = "/api/sandbox/sessions"
 _OPENING = 60.0  # seconds; an image may have to be unpacked

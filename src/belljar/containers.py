@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from belljar import errors, portal
 from belljar.engine import Engine
-from belljar.models import Isolation, Result, parse_size
+from belljar.models import Isolation, Result
 from belljar.sandbox import arun, default_engine
 from belljar.settings import CONTAINER_ENGINES as CONTAINERS
+from belljar.values import parse_size
 
 if TYPE_CHECKING:
     from belljar.images_context import BuildReport

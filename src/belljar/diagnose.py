@@ -19,8 +19,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from belljar.models import ErrorType, Failure, Limits, Result, Status, format_size
+from belljar.models import ErrorType, Failure, Limits, Result, Status
 from belljar.tracebacks import READ_OUTPUT, SHELLS, Finding, find
+from belljar.values import format_size
 
 _E = ErrorType
 _MISSING = ErrorType.MISSING_PACKAGE

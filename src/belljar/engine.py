@@ -17,7 +17,6 @@ from belljar import audit, backends, errors, languages, policy, routing
 from belljar.audit import Audit
 from belljar.backends.base import Backend, Box, Control, Preparable, in_this_loop
 from belljar.models import (
-    WORKSPACE,
     Capabilities,
     Command,
     Event,
@@ -35,6 +34,7 @@ from belljar.routing import Choice
 from belljar.settings import CONTAINER_ENGINES, Settings
 from belljar.settings import load as load_settings
 from belljar.tracing import span
+from belljar.values import WORKSPACE
 
 Listener = Callable[[Event], Awaitable[None] | None]
 _ALWAYS_SPOKEN = ("python", "bash")

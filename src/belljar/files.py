@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from belljar import errors
-from belljar.models import MIB, Collected, Entry, File, format_size, guest_path
+from belljar.models import Collected, Entry, File
+from belljar.values import MIB, format_size, guest_path
 
 MAX_DEPTH = 32
 MAX_ENTRIES = 10_000

@@ -23,8 +23,9 @@ from belljar.images_engine import Listener, Progress, connected, silent
 from belljar.images_rules import BASES_LABEL, LABEL, TAG_LABEL, ImageFacts, Lock, PullPolicy, Reference, ScanRecord
 from belljar.images_store import Store, new_pin
 from belljar.images_trust import Trust
-from belljar.models import GIB, Model, format_size, parse_size
+from belljar.models import Model
 from belljar.settings import Settings
+from belljar.values import GIB, format_size, parse_size
 
 if TYPE_CHECKING:
     from aiodocker import Docker

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO, NamedTuple
 
 from belljar import errors, files
-from belljar.models import MIB, Model, format_size
+from belljar.models import Model
+from belljar.values import MIB, format_size
 
 IGNORE = ".dockerignore"
 MAX_ENTRIES = 200_000

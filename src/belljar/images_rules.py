@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from belljar import errors
-from belljar.models import MIB, Model
+from belljar.models import Model
 from belljar.settings import Images as ImageSettings
+from belljar.values import MIB
 
 LABEL = "belljar"  # "1" on every image we build
 TAG_LABEL = "belljar.tag"  # what it was built as: an image made FROM ours inherits both, but not our name

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from belljar import errors, process
 from belljar.images_rules import MAX_LOCK, Lock, Pin, ScanRecord, SignatureRecord, is_digest, read_lock, write_lock
-from belljar.models import MIB, Model
+from belljar.models import Model
+from belljar.values import MIB
 
 _MAX_RECORD = 1 * MIB
 _Record = TypeVar("_Record", bound=Model)

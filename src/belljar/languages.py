@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import Field, StrictBool, ValidationError, field_validator
 
 from belljar import errors
-from belljar.models import MIB, EnvName, GuestPath, Model, Size, Text
+from belljar.models import Model
 from belljar.seccomp import ProfilePath
+from belljar.values import MIB, EnvName, GuestPath, Size, Text
 
 
 class Language(Model):

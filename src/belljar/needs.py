@@ -14,7 +14,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from belljar.models import KIB, Needs
+from belljar.models import Needs
+from belljar.values import KIB
 
 _LONGEST = 32 * KIB  # of all text together: parsing takes 1 to 8 microseconds for each byte, in our process
 _LONG_CHAIN = re.compile(r"(?:\.[\s\\]*+\w++[\s\\]*+){64}")  # `import a.a.a.…`: CPython's parser is quadratic in it

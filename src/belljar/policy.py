@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from belljar import errors, needs
 from belljar.languages import Language
-from belljar.models import Capabilities, Egress, Limits, Needs, Plan, RunRequest, Workspace, format_size
+from belljar.models import Capabilities, Egress, Limits, Needs, Plan, RunRequest, Workspace
 from belljar.settings import EXECUTION, Caps, Container, ContainerType, Settings
+from belljar.values import format_size
 
 # Granting one of these, or a folder that holds it, would hand the host to the guest; of the first few, also
 # what is below them.

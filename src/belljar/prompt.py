@@ -10,8 +10,9 @@ import anyio
 import anyio.to_thread
 
 from belljar import errors, terminal
-from belljar.models import MIB, Event, Status
+from belljar.models import Event, Status
 from belljar.session import Checkpoint, Session
+from belljar.values import MIB
 
 _HELP = """\
 :checkpoint [NAME]  remember what the session is now      :rollback [NAME]  make it that again

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from belljar import errors
-from belljar.models import Capabilities, Guarantees, Plan, format_size
+from belljar.models import Capabilities, Guarantees, Plan
+from belljar.values import format_size
 
 _MODULES_SHOWN = 5
 

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from belljar import errors, portal
 from belljar.backends.base import Backend, Control, in_this_loop, lone_errors
 from belljar.engine import Engine, Lease, Listener
-from belljar.models import Capabilities, Egress, Entry, Event, File, Limits, Result, RunRequest, Workspace, guest_path
+from belljar.models import Capabilities, Egress, Entry, Event, File, Limits, Result, RunRequest, Workspace
+from belljar.values import guest_path
 
 _LIMITS = frozenset(Limits.model_fields)
 _engine: Engine | None = None

@@ -25,9 +25,10 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from belljar import checkpoints, errors, policy, portal
 from belljar.backends.base import Backend, Control, Copyable, Snapshot, lone_errors
 from belljar.engine import Engine, Lease, Listener
-from belljar.models import MIB, Command, Entry, EventKind, MimeBundle, Result, Status
+from belljar.models import Command, Entry, EventKind, MimeBundle, Result, Status
 from belljar.output import Capture, scrub
 from belljar.sandbox import Cancel, Sandbox, listening
+from belljar.values import MIB
 
 _AGENT = ".belljar/session_agent.py"  # among the read-only inputs
 _FRAME_LIMIT = 32 * MIB

@@ -19,8 +19,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, ValidationError, model_validator
 
 from belljar import errors
-from belljar.models import GIB, KIB, MIB, Limits, Model, Size, parse_size
+from belljar.models import Limits, Model
 from belljar.seccomp import ProfilePath
+from belljar.values import GIB, KIB, MIB, Size, parse_size
 
 UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
 Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from belljar import cli, errors, models, settings
+from belljar import cli, errors, settings, values
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -172,8 +172,8 @@ def test_every_default_and_cap_in_the_readme_is_the_real_one() -> None:
     for name in ("memory", "disk", "output", "cpus", "pids", "timeout"):
         row = next(line for line in README.splitlines() if line.startswith(f"| `{name}`"))
         shown_default, shown_cap = (cell.strip().removesuffix(" s") for cell in row.split("|")[2:4])
-        assert float(models.parse_size(shown_default)) == getattr(defaults, name), row  # type: ignore[arg-type]
-        assert float(models.parse_size(shown_cap)) == getattr(caps, name), row  # type: ignore[arg-type]
+        assert float(values.parse_size(shown_default)) == getattr(defaults, name), row  # type: ignore[arg-type]
+        assert float(values.parse_size(shown_cap)) == getattr(caps, name), row  # type: ignore[arg-type]
 
 
 def test_no_path_of_the_machine_it_was_written_on_is_in_the_docs() -> None:

@@ -19,9 +19,10 @@ from belljar.backends.native import Native
 from belljar.backends.native import create as create_native
 from belljar.backends.wasm import Wasm
 from belljar.engine import Engine
-from belljar.models import MIB, Capabilities, Limits
+from belljar.models import Capabilities, Limits
 from belljar.service.records import Alert, Sample
 from belljar.service.sampler import Sampler
+from belljar.values import MIB
 from engines import FLAVOURS, backend_of, engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]

@@ -21,7 +21,6 @@ from belljar import escape, process
 from belljar.backends.base import Control, Emit
 from belljar.models import (
     INPUTS,
-    WORKSPACE,
     Capabilities,
     Collected,
     Command,
@@ -34,6 +33,7 @@ from belljar.models import (
     Result,
     Status,
 )
+from belljar.values import WORKSPACE
 
 PRIVATE = ("unshare", "--mount", "--uts", "--ipc", "--")  # what root does in there, the host does not see
 MOST = 100 << 20

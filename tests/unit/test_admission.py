@@ -14,12 +14,12 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 
 from belljar import errors
-from belljar.models import GIB, MIB
 from belljar.service import admission as module
 from belljar.service.admission import Admission
 from belljar.service.headroom import free_memory
 from belljar.service.records import Caller
 from belljar.settings import Service, Settings
+from belljar.values import GIB, MIB
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.models import MIB, Limits
+from belljar.models import Limits
 from belljar.service.alerts import CALM_SECONDS, CPU_SECONDS, Watch
 from belljar.service.records import Alert, Sample
+from belljar.values import MIB
 
 LIMITS = Limits(cpus=2, memory=100 * MIB)
 

@@ -19,7 +19,8 @@ from belljar.backends import apple_output, apple_owner, apple_words
 from belljar.backends.apple import Apple
 from belljar.backends.apple_run import Figures, figures
 from belljar.backends.apple_words import LEAST_MEMORY, Machine
-from belljar.models import MIB, Limits, Plan, Workspace
+from belljar.models import Limits, Plan, Workspace
+from belljar.values import MIB
 
 pytestmark = pytest.mark.anyio
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "apple"

@@ -13,7 +13,8 @@ import pytest
 
 from belljar.backends import cgroups, owner
 from belljar.backends.cgroups import PREFIX, Cgroups, Group, Usage, detect, disk_of
-from belljar.models import MIB, Limits
+from belljar.models import Limits
+from belljar.values import MIB
 
 LIMITS = Limits(memory=64 * MIB, pids=7, cpus=0.5)
 

@@ -14,9 +14,6 @@ from pydantic import BaseModel, ValidationError
 
 from belljar import errors, models
 from belljar.models import (
-    GIB,
-    KIB,
-    MIB,
     Capabilities,
     Command,
     Egress,
@@ -32,10 +29,8 @@ from belljar.models import (
     RunRequest,
     Status,
     Workspace,
-    format_size,
-    guest_path,
-    parse_size,
 )
+from belljar.values import GIB, KIB, MIB, format_size, guest_path, parse_size
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 

@@ -26,10 +26,11 @@ from belljar.backends.cgroups import Group
 from belljar.backends.docker_run import told_figures
 from belljar.backends.fake import Fake, FakeProcess
 from belljar.engine import Engine
-from belljar.models import MIB, Limits, Result, Status
+from belljar.models import Limits, Result, Status
 from belljar.service.observe import RECENT, Metrics
 from belljar.service.records import Alert, RunRecord, Sample
 from belljar.service.sampler import Sampler
+from belljar.values import MIB
 
 # --- Prometheus ---
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from belljar import errors, policy
 from belljar.languages import BUILTIN, Language
-from belljar.models import GIB, MIB, Capabilities, Egress, Guarantees, Isolation, Limits, Needs, RunRequest, Workspace
+from belljar.models import Capabilities, Egress, Guarantees, Isolation, Limits, Needs, RunRequest, Workspace
 from belljar.settings import Caps, Container, ContainerType, Settings
+from belljar.values import GIB, MIB
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 

@@ -16,8 +16,9 @@ import belljar.backends
 from belljar import errors, routing
 from belljar.backends.fake import Fake, FakeBox, FakeProcess, Program
 from belljar.engine import Engine
-from belljar.models import GIB, Capabilities, Egress, Guarantees, Isolation, Limits, Needs, Plan, Workspace
+from belljar.models import Capabilities, Egress, Guarantees, Isolation, Limits, Needs, Plan, Workspace
 from belljar.settings import Settings
+from belljar.values import GIB
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 

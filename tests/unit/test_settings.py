@@ -13,10 +13,11 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from belljar import errors, settings
-from belljar.models import GIB, MIB, RunRequest
+from belljar.models import RunRequest
 from belljar.policy import decide
 from belljar.seccomp import read_profile
 from belljar.settings import GRANTABLE, TYPES, Settings
+from belljar.values import GIB, MIB
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 

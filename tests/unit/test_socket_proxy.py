@@ -23,10 +23,11 @@ from belljar import errors
 from belljar.backends import docker_spec
 from belljar.backends.docker_engine import DOCKER, PODMAN
 from belljar.cli_proxy import open_listener
-from belljar.models import MIB, Limits, Workspace
+from belljar.models import Limits, Workspace
 from belljar.service import socket_rules
 from belljar.service.socket_proxy import SocketProxy
 from belljar.service.socket_rules import Refused, Rules
+from belljar.values import MIB
 from witness import eventually
 
 pytestmark = pytest.mark.anyio

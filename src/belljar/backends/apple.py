@@ -26,17 +26,9 @@ from belljar.backends.apple_owner import Owner
 from belljar.backends.base import Control
 from belljar.images_context import BuildReport
 from belljar.languages import BUILTIN, Language
-from belljar.models import (
-    MIB,
-    Capabilities,
-    Command,
-    Guarantees,
-    Isolation,
-    LanguageSupport,
-    Limits,
-    Plan,
-)
+from belljar.models import Capabilities, Command, Guarantees, Isolation, LanguageSupport, Limits, Plan
 from belljar.settings import UNPRIVILEGED_UIDS, Settings
+from belljar.values import MIB
 
 _LEAST_VERSION = (0, 12)  # the first that can take capabilities away
 _FOLDERS = ("/usr/local/bin", "/opt/homebrew/bin", "/opt/local/bin")

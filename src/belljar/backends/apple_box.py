@@ -23,7 +23,8 @@ from belljar.backends.apple_run import AppleRun, Figures, Job, figures
 from belljar.backends.apple_words import Machine, Watch
 from belljar.backends.base import Control, Emit
 from belljar.backends.docker_spec import KEEPER
-from belljar.models import WORKSPACE, Collected, Command, Entry, File, FileTree, Plan, Result
+from belljar.models import Collected, Command, Entry, File, FileTree, Plan, Result
+from belljar.values import WORKSPACE
 
 _BOOT = 120.0
 _STOP = 10.0

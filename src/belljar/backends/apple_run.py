@@ -16,8 +16,9 @@ from belljar import errors
 from belljar.backends import apple_output
 from belljar.backends.apple_cli import Call, Cli
 from belljar.backends.base import STREAMS, Control, Emit, Stream, hear, lone_errors
-from belljar.models import MIB, Limits, Result, Status
+from belljar.models import Limits, Result, Status
 from belljar.output import Capture
+from belljar.values import MIB
 
 _START = 60.0
 _GRACE = 10.0  # for a call whose guest was ended; then the whole machine goes

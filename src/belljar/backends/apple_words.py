@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from belljar.backends.docker_spec import GUEST_ENV, KEEPER
-from belljar.models import INPUTS, MIB, WORKSPACE, Limits, Workspace
+from belljar.models import INPUTS, Limits, Workspace
+from belljar.values import MIB, WORKSPACE
 
 LABEL = "belljar"
 OWNER = "belljar.owner"

@@ -26,20 +26,8 @@ from belljar.backends.docker_pool import Pool
 from belljar.backends.docker_ready import Ready
 from belljar.backends.docker_run import DockerRun, Job
 from belljar.egress import Proxy, Told
-from belljar.models import (
-    INPUTS,
-    MIB,
-    WORKSPACE,
-    Collected,
-    Command,
-    Egress,
-    Entry,
-    File,
-    FileTree,
-    Limits,
-    Plan,
-    Result,
-)
+from belljar.models import INPUTS, Collected, Command, Egress, Entry, File, FileTree, Limits, Plan, Result
+from belljar.values import MIB, WORKSPACE
 
 if TYPE_CHECKING:
     from aiodocker import Docker

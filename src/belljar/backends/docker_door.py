@@ -23,7 +23,8 @@ from belljar.backends.docker_broom import Broom, Litter
 from belljar.backends.docker_engine import Flavour
 from belljar.backends.docker_ready import Ready
 from belljar.egress import PORT
-from belljar.models import KIB, MIB, Limits
+from belljar.models import Limits
+from belljar.values import KIB, MIB
 
 if TYPE_CHECKING:
     from aiodocker import Docker

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from belljar import files
 from belljar.backends.docker_spec import KEEPER
-from belljar.models import MIB, Collected, Entry, File, format_size, guest_path
+from belljar.models import Collected, Entry, File
+from belljar.values import MIB, format_size, guest_path
 
 _BLOCK = 512
 _LETTERS = {b"f": stat.S_IFREG, b"d": stat.S_IFDIR, b"l": stat.S_IFLNK, b"p": stat.S_IFIFO}  # of `find`

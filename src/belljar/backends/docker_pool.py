@@ -26,7 +26,7 @@ from belljar.backends import docker_spec, owner
 from belljar.backends.docker_broom import Broom, Litter, remove
 from belljar.backends.docker_engine import Address, asking, connected
 from belljar.backends.docker_ready import Ready
-from belljar.models import WORKSPACE
+from belljar.values import WORKSPACE
 
 if TYPE_CHECKING:
     from aiodocker import Docker

@@ -16,8 +16,9 @@ from belljar import errors
 from belljar.backends import cgroups
 from belljar.backends.docker_engine import Address
 from belljar.languages import Language
-from belljar.models import MIB, Guarantees, Isolation, Limits
+from belljar.models import Guarantees, Isolation, Limits
 from belljar.settings import Container
+from belljar.values import MIB
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
 _GROUPS = "/sys/fs/cgroup"

@@ -23,8 +23,9 @@ from belljar.backends.docker_door import Door
 from belljar.backends.docker_engine import asking
 from belljar.backends.docker_ready import Ready
 from belljar.egress import DENIALS, Proxy, Told
-from belljar.models import MIB, Limits, Result, Status
+from belljar.models import Limits, Result, Status
 from belljar.output import Capture
+from belljar.values import MIB
 
 _KILLED = 137
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)

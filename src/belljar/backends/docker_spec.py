@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from belljar import errors
 from belljar.backends.docker_engine import Flavour
-from belljar.models import INPUTS, MIB, WORKSPACE, Limits, Workspace
+from belljar.models import INPUTS, Limits, Workspace
 from belljar.seccomp import read_profile
+from belljar.values import MIB, WORKSPACE
 
 LABEL = "belljar"
 KEEPER = 60_998  # owns what goes in read-only, and the shared folders: a uid that no guest ever has

@@ -32,8 +32,6 @@ from belljar.backends.base import Control, Emit, Figures
 from belljar.files import matches
 from belljar.languages import BUILTIN
 from belljar.models import (
-    MIB,
-    WORKSPACE,
     Capabilities,
     Collected,
     Command,
@@ -49,6 +47,7 @@ from belljar.models import (
     Status,
 )
 from belljar.output import Capture
+from belljar.values import MIB, WORKSPACE
 
 _ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 _SIMULATED = ("memory", "pids", "disk", "timeout", "output")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from belljar import errors
-from belljar.models import MIB, WORKSPACE, Workspace
+from belljar.models import Workspace
+from belljar.values import MIB, WORKSPACE
 
 GUEST_ID = 1000
 MINIMUM_BUBBLEWRAP = (0, 8)  # the first with --disable-userns and --size

@@ -20,18 +20,9 @@ from belljar.backends.native_box import Host, NativeBox
 from belljar.backends.toolchains import Toolchains, find_bubblewrap
 from belljar.egress import Resolve
 from belljar.languages import BUILTIN, Language
-from belljar.models import (
-    MIB,
-    Capabilities,
-    Command,
-    Guarantees,
-    Isolation,
-    LanguageSupport,
-    Limits,
-    Plan,
-    Workspace,
-)
+from belljar.models import Capabilities, Command, Guarantees, Isolation, LanguageSupport, Limits, Plan, Workspace
 from belljar.settings import Settings
+from belljar.values import MIB
 
 _OWN_PROCESSES = 2  # bubblewrap's monitor and the init inside count against the pids limit
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")

@@ -23,7 +23,8 @@ from belljar.backends.base import Control, Emit, Figures
 from belljar.backends.native_run import Job, NativeRun
 from belljar.backends.toolchains import Grant, Tool, Toolchains
 from belljar.egress import Proxy, Resolve, Told
-from belljar.models import WORKSPACE, Collected, Command, Entry, File, FileTree, Limits, Plan, Result, Workspace
+from belljar.models import Collected, Command, Entry, File, FileTree, Limits, Plan, Result, Workspace
+from belljar.values import WORKSPACE
 
 _GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"

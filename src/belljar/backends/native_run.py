@@ -21,8 +21,9 @@ from belljar import errors, process
 from belljar.backends import cgroups, jail, meter
 from belljar.backends.base import STREAMS, Control, Emit, Figures, Stream, hear, lone_errors
 from belljar.egress import DENIALS, PORT, Proxy, Told
-from belljar.models import MIB, Limits, Result, Status
+from belljar.models import Limits, Result, Status
 from belljar.output import Capture
+from belljar.values import MIB
 
 _INODE = 1024  # what an empty file costs the kernel, about
 # A guest that prints these words and fails is believed: its own disk is all it can lie about.

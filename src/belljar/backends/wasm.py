@@ -23,8 +23,9 @@ from belljar.backends.native import create as create_native
 from belljar.backends.wasm_box import WasmBox
 from belljar.backends.wasm_modules import bundled
 from belljar.backends.wasm_process import Kind, Worker
-from belljar.models import GIB, MIB, Capabilities, FileTree, Guarantees, Isolation, LanguageSupport, Plan
+from belljar.models import Capabilities, FileTree, Guarantees, Isolation, LanguageSupport, Plan
 from belljar.settings import Settings
+from belljar.values import GIB, MIB
 
 _IDLE = 8  # workers kept for the next runs
 _QUICKJS = "QuickJS, with a part of Node's modules"

@@ -19,21 +19,8 @@ from belljar.backends.base import Control, Emit, Figures, Snapshot
 from belljar.backends.wasm_process import ENV, Worker
 from belljar.backends.wasm_profiles import Profile
 from belljar.backends.wasm_run import GRACE, WasmRun, judge_trap
-from belljar.models import (
-    INPUTS,
-    MIB,
-    WORKSPACE,
-    Collected,
-    Command,
-    Entry,
-    File,
-    FileTree,
-    Limits,
-    Plan,
-    Result,
-    Status,
-    format_size,
-)
+from belljar.models import INPUTS, Collected, Command, Entry, File, FileTree, Limits, Plan, Result, Status
+from belljar.values import MIB, WORKSPACE, format_size
 
 PROJECT = "/mnt/project"
 _OWN = ("workspace/", "tmp/")

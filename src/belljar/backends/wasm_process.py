@@ -22,7 +22,8 @@ from belljar import errors, files, process
 from belljar.backends import jail, meter, wasm_cache
 from belljar.backends.base import Figures
 from belljar.backends.native import Native
-from belljar.models import MIB, WORKSPACE, Limits, Plan, Status, Workspace
+from belljar.models import Limits, Plan, Status, Workspace
+from belljar.values import MIB, WORKSPACE
 
 ENV = {
     "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONTZPATH": "", "MPLCONFIGDIR": "/tmp/matplotlib",

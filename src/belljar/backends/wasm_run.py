@@ -9,8 +9,9 @@ from typing import Any
 
 from belljar.backends.base import STREAMS, Control, Emit, Stream, hear
 from belljar.backends.wasm_process import Worker
-from belljar.models import MIB, Limits, Result, Status
+from belljar.models import Limits, Result, Status
 from belljar.output import Capture
+from belljar.values import MIB
 
 GRACE = 0.5  # seconds between the guest's own deadline and the end of its worker
 

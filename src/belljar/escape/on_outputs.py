@@ -8,7 +8,8 @@ from belljar import output
 from belljar.escape import scenarios
 from belljar.escape.attacks import Attack
 from belljar.escape.bait import Bait
-from belljar.models import MIB, Result, guest_path
+from belljar.models import Result
+from belljar.values import MIB, guest_path
 
 _ALL = {"collect": ("*",)}
 _MOST = 64 * MIB

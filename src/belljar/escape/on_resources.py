@@ -10,7 +10,8 @@ from contextlib import suppress
 
 from belljar.escape.attacks import Attack
 from belljar.escape.bait import Bait
-from belljar.models import KIB, MIB, Result, Status
+from belljar.models import Result, Status
+from belljar.values import KIB, MIB
 
 OOM = frozenset({Status.OOM_KILLED})
 _FULL = frozenset({Status.OOM_KILLED, Status.DISK_LIMIT})

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from belljar.models import Limits, format_size
+from belljar.models import Limits
 from belljar.service.records import Alert, Sample
+from belljar.values import format_size
 
 HIGH, LOW = 0.9, 0.8  # parts of a limit
 CPU_SECONDS = 10.0  # that the CPU must be high

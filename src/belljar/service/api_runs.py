@@ -12,13 +12,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.datastructures import Headers
 
 from belljar import errors
-from belljar.models import MIB, Capabilities, Result
+from belljar.models import Capabilities, Result
 from belljar.service import catalogue
 from belljar.service.bodies import Execute, Executed, Figures, LogPage
 from belljar.service.observe import CONTENT_TYPE
 from belljar.service.records import LogLine, RunRecord, State
 from belljar.service.routes import Parsed, Reader, Runner, TheService, headers_of
 from belljar.service.run import Run
+from belljar.values import MIB
 
 router = APIRouter(prefix="/api/sandbox", tags=["runs"], route_class=Parsed)
 about = APIRouter(tags=["about"])

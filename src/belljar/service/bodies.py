@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StrictBool, model_validator
 
-from belljar.models import Bytes, EnvName, Fixed, GuestPath, Limits, Model, Result, RunRequest, Text
+from belljar.models import Fixed, Limits, Model, Result, RunRequest
 from belljar.sandbox import request
 from belljar.service.records import Alert, LogLine, Sample, State
+from belljar.values import Bytes, EnvName, GuestPath, Text
 
 Files = Annotated[dict[GuestPath, Bytes], Field(description='text, or {"base64": …}; mounted read-only')]
 Environment = dict[EnvName, Text]

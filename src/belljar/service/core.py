@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 from belljar import audit, errors
 from belljar.backends.base import Control
 from belljar.engine import Engine, Lease, Listener
-from belljar.models import MIB, Event, Result, RunRequest, Status
+from belljar.models import Event, Result, RunRequest, Status
 from belljar.service import projects
 from belljar.service.access import Access
 from belljar.service.admission import Admission
@@ -38,6 +38,7 @@ from belljar.service.store import Store, store_url
 from belljar.service.sync import Syncer
 from belljar.settings import Settings
 from belljar.tracing import span
+from belljar.values import MIB
 
 Work = Callable[[Listener, Control], Awaitable[Result]]
 _ENDING = 10.0  # seconds that a run has to end when it was told to

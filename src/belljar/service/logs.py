@@ -15,8 +15,9 @@ import anyio
 import anyio.lowlevel
 
 from belljar import errors
-from belljar.models import KIB, MIB, Event
+from belljar.models import Event
 from belljar.service.records import LogLine
+from belljar.values import KIB, MIB
 
 if TYPE_CHECKING:
     from belljar.service.store import Store

@@ -14,9 +14,10 @@ from typing import Any, Self
 import anyio
 
 from belljar.backends.base import Figures, Measurable
-from belljar.models import MIB, Limits
+from belljar.models import Limits
 from belljar.service.alerts import Watch
 from belljar.service.records import Alert, Sample
+from belljar.values import MIB
 
 _log = logging.getLogger("belljar")
 _FIRST = 0.1  # seconds from a sandbox's beginning to the first look, which only sets the counters' zero

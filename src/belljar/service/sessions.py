@@ -16,12 +16,13 @@ from anyio.abc import TaskGroup, TaskStatus
 from belljar import audit, errors
 from belljar.backends.base import Control
 from belljar.engine import Listener
-from belljar.models import MIB, Entry, Result
+from belljar.models import Entry, Result
 from belljar.sandbox import Cancel, Sandbox
 from belljar.service.core import Service, sees
 from belljar.service.records import Caller, RunRecord, SessionRecord, new_id
 from belljar.service.run import Run
 from belljar.session import Checkpoint, Session
+from belljar.values import MIB
 
 _CHECKPOINTS = 16  # that one session may hold
 _CHECKPOINT_BYTES = 1024 * MIB  # of all of them: it is memory of ours

@@ -19,10 +19,11 @@ from sqlalchemy import Connection, and_, delete, exists, or_, select, update
 
 from belljar import errors
 from belljar.backends.base import lone_errors
-from belljar.models import MIB, Status
+from belljar.models import Status
 from belljar.service import changes, database, retention, tables, writer
 from belljar.service.records import Alert, Key, LogLine, RunRecord, Sample
 from belljar.settings import Settings
+from belljar.values import MIB
 
 T = TypeVar("T")
 _OPEN = ("queued", "running")

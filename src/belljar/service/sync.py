@@ -16,9 +16,9 @@ import anyio
 from sqlalchemy import Connection, delete, func, select, update
 
 from belljar import errors
-from belljar.models import MIB
 from belljar.service import changes, database, tables
 from belljar.service.store import Store
+from belljar.values import MIB
 
 _PARCELS = 500
 _PARCEL_BYTES = 4 * MIB  # of one push, about

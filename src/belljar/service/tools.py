@@ -24,7 +24,7 @@ from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import Field, TypeAdapter, ValidationError
 
 from belljar import __version__, audit, errors
-from belljar.models import HostPattern, Result
+from belljar.models import Result
 from belljar.output import neutralise
 from belljar.sandbox import request
 from belljar.service import tools_content as answer
@@ -33,6 +33,7 @@ from belljar.service.core import Service
 from belljar.service.records import Caller, Scope, SessionRecord
 from belljar.service.run import Run
 from belljar.service.sessions import Sessions
+from belljar.values import HostPattern
 
 CallerOf = Callable[[Context[Any, Any]], Caller]
 _TAKING = 60.0  # seconds that taking a run in may last

@@ -17,11 +17,11 @@ from anyio.abc import TaskStatus
 from sqlalchemy import Connection
 
 from belljar import errors
-from belljar.models import MIB
 from belljar.service import changes
 from belljar.service.changes import Item
 from belljar.service.database import Database, Trouble
 from belljar.service.records import FINAL, Alert, LogLine
+from belljar.values import MIB
 
 PATIENCE = 5.0  # seconds that a caller waits for a database that is not there
 _TICK = 0.05  # lines are gathered for so long
