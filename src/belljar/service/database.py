@@ -1,15 +1,18 @@
 """Two databases behind one seam: `write` and `read` take a function of a connection and run it in a transaction.
 
 The functions are the same for both, plain SQLAlchemy Core. SQLite runs them in a thread: its asyncio driver takes ten
-times as long for a commit. What is brief it runs at once: a commit without a checkpoint is a write to the page cache,
-and takes less than the way to a thread and back. PostgreSQL runs them over asyncpg.
+times as long for a commit. PostgreSQL runs them over asyncpg.
+
+What every run waits for, its first row, SQLite writes at once and by itself (`insert`): a commit without a checkpoint
+is a write to the page cache, and takes less than the way to a thread and back, or through SQLAlchemy.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from importlib.util import find_spec
@@ -19,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 import anyio
 from anyio import to_thread
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, func, inspect, make_url, select, text
+from sqlalchemy.dialects import sqlite
 
 from belljar import errors
 from belljar.service import tables
@@ -47,8 +51,12 @@ class Database(Protocol):
     name: str
     where: str  # for people: no password in it
 
-    async def write(self, work: Work[T], *, brief: bool = False) -> T: ...
+    async def write(self, work: Work[T]) -> T: ...
     async def read(self, work: Work[T]) -> T: ...
+    def insert(self, run: Mapping[str, Any]) -> bool:
+        """A run that begins, at once, if that can be; it is committed, or nothing was done."""
+        ...
+
     async def close(self) -> None: ...
     def judge(self, error: Exception) -> Trouble: ...
     def explain(self, error: Exception) -> errors.BelljarError: ...
@@ -85,32 +93,39 @@ class Sqlite:
         self._writing, self._reading = anyio.CapacityLimiter(1), anyio.CapacityLimiter(_READERS)
         self._writer = self._engine("BEGIN IMMEDIATE", 1)  # a lock that is upgraded later can fail at once
         self._reader = self._engine("BEGIN", _READERS)
-        self._brief = self._engine("BEGIN IMMEDIATE", 1, patience=0)
-        event.listen(self._brief, "connect", lambda db, _: db.execute("PRAGMA wal_autocheckpoint = 0"))
+        self._inserting: sqlite3.Connection | None = None
 
-    def _engine(self, opening: str, size: int, patience: float = BUSY_SECONDS) -> Engine:
+    def _engine(self, opening: str, size: int) -> Engine:
         engine = create_engine(
             URL.create("sqlite", database=self.where), pool_size=size, max_overflow=0, pool_timeout=BUSY_SECONDS,
-            connect_args={"check_same_thread": False, "timeout": patience},
+            connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS},
         )  # fmt: skip
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", partial(_open_transaction, opening))
         return engine
 
-    async def write(self, work: Work[T], *, brief: bool = False) -> T:
-        if brief and not self._writing.borrowed_tokens:
-            try:
-                return _transact(self._brief, work)
-            except exc.OperationalError as error:  # before anything was done: another process writes
-                if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
-                    raise
+    async def write(self, work: Work[T]) -> T:
         return await to_thread.run_sync(_transact, self._writer, work, limiter=self._writing)
+
+    def insert(self, run: Mapping[str, Any]) -> bool:
+        try:
+            if self._inserting is None:
+                self._inserting = sqlite3.connect(self.where, timeout=0, isolation_level=None)
+                _prepare(self._inserting, None)
+                self._inserting.execute("PRAGMA wal_autocheckpoint = 0")
+            with _transaction(self._inserting) as connection:
+                connection.execute(_INSERT, run)
+        except sqlite3.Error:  # somebody else writes, or there is trouble, which `write` will meet and judge
+            return False
+        return True
 
     async def read(self, work: Work[T]) -> T:
         return await to_thread.run_sync(_transact, self._reader, work, limiter=self._reading)
 
     async def close(self) -> None:
-        for engine in (self._reader, self._brief, self._writer):
+        if self._inserting is not None:
+            self._inserting.close()
+        for engine in (self._reader, self._writer):
             await to_thread.run_sync(engine.dispose)
 
     def create(self) -> None:
@@ -144,6 +159,21 @@ class Sqlite:
 def _transact(engine: Engine, work: Work[T]) -> T:
     with engine.begin() as connection:
         return work(connection)
+
+
+_INSERT = str(tables.runs.insert().compile(dialect=sqlite.dialect(paramstyle="named")))
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _prepare(connection: Any, record: object) -> None:
@@ -185,9 +215,12 @@ class Postgres:
             },
         )  # fmt: skip
 
-    async def write(self, work: Work[T], *, brief: bool = False) -> T:
+    async def write(self, work: Work[T]) -> T:
         async with self._engine.begin() as connection:
             return await connection.run_sync(work)
+
+    def insert(self, run: Mapping[str, Any]) -> bool:
+        return False  # it is on the other side of a socket
 
     async def read(self, work: Work[T]) -> T:
         with anyio.fail_after(_READ_SECONDS):

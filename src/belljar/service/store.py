@@ -106,7 +106,7 @@ class Store:
     # --- runs
 
     async def begin(self, record: RunRecord) -> None:
-        await self._writer.ask(writer.Write(row=tables.run_row(record)))
+        await self._writer.begin(tables.run_row(record))
 
     async def change(self, id: str, **fields: Any) -> None:
         """If the store cannot be reached, this raises, and yet the change is made once it can be."""

@@ -34,9 +34,6 @@ EVERYTHING = "*"  # no run has that id
 _OBJECT = 600  # bytes that an item takes besides its text
 
 
-_FEW = 20  # runs that begin: so many are recorded without a thread
-
-
 class Write:
     """Something to be written by somebody who waits for it. `work` may be run more than once, if a commit fails."""
 
@@ -134,6 +131,12 @@ class Writer:
         return self._problem.message if self._problem else ""
 
     # --- the side of the callers
+
+    async def begin(self, row: dict[str, Any]) -> None:
+        """A run that begins, in the records when this returns: at once, where nobody else has to be waited for."""
+        idle = not (self._busy or self._waiting or self._problem or self._outbox)
+        if not (idle and self._database.insert(row)):
+            await self.ask(Write(row=row))
 
     async def ask(self, write: Write, patience: float = PATIENCE) -> Any:
         """Returns when it is committed, or raises what was in the way."""
@@ -242,8 +245,7 @@ class Writer:
             return values
 
         try:
-            brief = not items and len(writes) <= _FEW and all(write.row is not None for write in writes)
-            values = await self._database.write(apply, brief=brief)
+            values = await self._database.write(apply)
         except Exception as error:
             await self._recover(error, writes, items, applied)
             return
