@@ -87,6 +87,7 @@ class Broker:
         """It keeps its connections and says nothing any more."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)  # a signal is sent before all threads have stopped
 
     def thaw(self) -> None:
         assert self._process is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ Name = Annotated[str, typer.Argument(metavar="IMAGE", help="[registry/]name[:tag
 Names = Annotated[list[str] | None, typer.Argument(metavar="[IMAGE…]")]
 Engine = Annotated[Literal["docker", "podman"], typer.Option("--engine", help="Whose images.")]
 LockFile = Annotated[Path | None, typer.Option("--lock-file", metavar="FILE", help="Instead of belljar.images.lock.")]
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _images(engine: str, lock_file: Path | None = None) -> Images:
@@ -307,16 +305,8 @@ def gc(
 ) -> None:  # fmt: skip
     """Remove images that Belljar built, that no container uses, that are not pinned and old enough."""
     images = _images(engine, lock_file)
-    done = _await(lambda _: images.gc(older_than=_seconds(older_than), dry_run=dry_run), quiet=True)
+    age = None if older_than is None else terminal.seconds(older_than)
+    done = _await(lambda _: images.gc(older_than=age, dry_run=dry_run), quiet=True)
     lines = [f"{'would remove' if dry_run else 'removed'} {terminal.escape(image.reference)}" for image in done.removed]
     lines += [f"kept {terminal.escape(name)}: {terminal.escape(why)}" for name, why in done.kept.items()]
     _tell(as_json, done.model_dump(mode="json"), "\n".join(lines) or "no image of ours is here")
-
-
-def _seconds(age: str | None) -> float | None:
-    if age is None:
-        return None
-    match = re.fullmatch(r"(\d{1,9})([smhd]?)", age)
-    if not match:
-        raise errors.InvalidRequest(f"--older-than {age[:40]!r} is not an age", fix="write 90s, 15m, 12h or 30d")
-    return float(match[1]) * _UNITS[match[2] or "s"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="The keys of the service: create, list, revoke.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _LONGEST = 100 * 365 * 86400.0
 
 
@@ -48,11 +45,10 @@ def _with_keys(function: Callable[[KeyStore], Awaitable[Any]]) -> Any:
 
 
 def seconds(text: str) -> float:
-    """A duration such as 30d, 12h or 90m."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw])", text.strip())
-    found = float(match[1]) * _UNITS[match[2]] if match else math.nan
-    if not 0 < found <= _LONGEST:
-        raise errors.InvalidRequest(f"{text[:40]!r} is no duration", fix="write it as 30d, 12h or 90m")
+    """A lifetime. It has a unit: 30 would be seconds to us, and days to many."""
+    found = terminal.seconds(text)
+    if text.strip()[-1].isdigit() or not 0 < found <= _LONGEST:
+        raise errors.InvalidRequest(f"{text[:40]!r} is no lifetime", fix="write it as 30d, 12h or 90m")
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -24,7 +23,6 @@ app = typer.Typer(no_args_is_help=True, help="The records of runs: list, show an
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Where = Annotated[str | None, typer.Option("--store", metavar="URL", help="Instead of the setting service.store.")]
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _COLOURS = {"finished": "green", "failed": "red", "refused": "yellow", "lost": "red"}
 
 
@@ -120,19 +118,12 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Remove runs that ended long ago, with their lines, samples and alerts. What is under way stays."""
-    seconds = load().service.keep if older_than is None else _seconds(older_than)
+    seconds = load().service.keep if older_than is None else terminal.seconds(older_than)
     gone = _with(where, lambda store: store.prune(seconds, keep=keep))
     told = ", ".join(f"{count} {name}" for name, count in gone.items() if count)
     terminal.print_json({"removed": gone}) if as_json else terminal.say(
         f"removed {told}" if told else "nothing to remove"
     )
-
-
-def _seconds(age: str) -> float:
-    match = re.fullmatch(r"(\d{1,9})([smhd]?)", age)
-    if not match:
-        raise errors.InvalidRequest(f"--older-than {age[:40]!r} is not an age", fix="write 90s, 15m, 12h or 30d")
-    return float(match[1]) * _UNITS[match[2] or "s"]
 
 
 @app.command()

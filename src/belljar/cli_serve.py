@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,13 +58,19 @@ def listen(app: FastAPI, settings: Settings, as_json: bool) -> None:
     """Serves an application whose lifespan opens a service, until it is told to leave."""
     import uvicorn
 
+    app.middleware_stack = app.build_middleware_stack()  # now: a host that makes no sense is told here, not to callers
     config = uvicorn.Config(
         app, http=_patient(), lifespan="off",
         log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="wsproto",
         ws_max_size=64 * 1024, timeout_graceful_shutdown=_LAST_SECONDS, backlog=2048,
     )  # fmt: skip
-    server = uvicorn.Server(config)
-    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # they are ours
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # they are ours
+
+    server = Server(config)
     with _listening(settings) as listener:
         faster = {"use_uvloop": find_spec("uvloop") is not None}
         anyio.run(_serve, server, app, listener, as_json, backend_options=faster)
@@ -72,14 +79,14 @@ def listen(app: FastAPI, settings: Settings, as_json: bool) -> None:
 def _patient() -> type[asyncio.Protocol]:
     """uvicorn's protocol, with an end to its patience: it waits for ever for the end of a request's headers, and takes
     any number of them."""
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    class Patient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    class Patient(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
         _heads = 0
         _upgraded = False
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._deadline = self.loop.call_later(_HEADERS_SECONDS, transport.abort)
 
@@ -102,12 +109,12 @@ def _patient() -> type[asyncio.Protocol]:
                 self._deadline.cancel()
             super().connection_lost(exc)
 
-        def handle_websocket_upgrade(self, *arguments: Any) -> None:
+        def handle_websocket_upgrade(self) -> None:
             self._upgraded = True
             if self._deadline:
                 self._deadline.cancel()
                 self._deadline = None
-            super().handle_websocket_upgrade(*arguments)
+            super().handle_websocket_upgrade()
 
     return Patient
 
@@ -121,6 +128,8 @@ async def _serve(server: uvicorn.Server, app: FastAPI, listener: socket.socket, 
             refuse_open_bind(listener.getsockname()[0], await service.access.required())
             async with anyio.create_task_group() as tasks:
                 await tasks.start(_leave_when_told, server, service)
+                gc.collect()
+                gc.freeze()  # what was loaded stays: no collection has to look through it again
                 _announce(_url(listener), as_json)  # it is bound: who connects now is served in a moment
                 await server.serve(sockets=[listener])
                 tasks.cancel_scope.cancel()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-from urllib.parse import quote
 
 import anyio
 import typer
 
-from belljar import errors, terminal
+from belljar import cli_remote, errors, terminal
 from belljar.backends.base import lone_errors
 
 if TYPE_CHECKING:
-    from httpx2 import AsyncClient
     from rich.table import Table
+
+    from belljar.client import Client, Figures
+    from belljar.client_runs import Record
+    from belljar.service.records import Sample
 
 SERVER = "http://127.0.0.1:8080"
 _SECONDS = 10.0  # for the server to answer
@@ -36,43 +39,28 @@ Interval = Annotated[float, typer.Option("--interval", min=0.2, max=3600, help="
 
 
 def top(
-    server: Server = SERVER, key: ApiKey = "", once: Once = False, as_json: Json = False, interval: Interval = 1.0
-) -> None:
+    server: Server = SERVER, key: ApiKey = "", once: Once = False, as_json: Json = False, interval: Interval = 1.0,
+    insecure: cli_remote.Insecure = False,
+) -> None:  # fmt: skip
     """What runs on a server now: who, what, for how long, and what it uses. Ctrl-C ends it."""
+    from belljar.client import Client
+
+    client = Client(server, key or None, timeout=_SECONDS, retries=2, insecure=insecure)
     live = not once and not as_json and sys.stdout.isatty()
     once = once or not (live or as_json)  # a pipe gets one table, not an endless one
-    anyio.run(_watch, server, key, once, as_json, interval)
+    anyio.run(_watch, client, once, as_json, interval)
 
 
-async def _watch(server: str, key: str, once: bool, as_json: bool, interval: float) -> None:
-    httpx2 = _client_library()
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        async with httpx2.AsyncClient(base_url=server, headers=headers, timeout=_SECONDS) as client:
-            if once or as_json:
-                await _print(client, once, as_json, interval)
-            else:
-                await _show(client, interval)
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise errors.NotAvailable(
-            f"{server} does not answer: {error or type(error).__name__}",
-            fix="start it with `belljar serve`, or name another with --server",
-        ) from None
+async def _watch(client: Client, once: bool, as_json: bool, interval: float) -> None:
+    async with client:
+        await (_print(client, once, as_json, interval) if once or as_json else _show(client, interval))
 
 
-def _client_library() -> Any:
-    try:
-        import httpx2
-    except ImportError:
-        raise errors.NotAvailable("httpx2 is not installed", fix="pip install 'belljar[client]'") from None
-    return httpx2
-
-
-async def _print(client: AsyncClient, once: bool, as_json: bool, interval: float) -> None:
+async def _print(client: Client, once: bool, as_json: bool, interval: float) -> None:
     while True:
         runs, metrics = await look(client)
         if as_json:
-            terminal.print_json({"runs": [{**run, **_figures(metrics.get(str(run["id"])))} for run in ordered(runs)]})
+            terminal.print_json({"runs": [_document(run, metrics.get(run.id)) for run in runs]})
         else:
             terminal.console().print(rows(runs, metrics, now=time.time()))
         if once:
@@ -80,7 +68,7 @@ async def _print(client: AsyncClient, once: bool, as_json: bool, interval: float
         await anyio.sleep(interval)
 
 
-async def _show(client: AsyncClient, interval: float) -> None:
+async def _show(client: Client, interval: float) -> None:
     from rich.live import Live
 
     with Live(console=terminal.console(), screen=True, auto_refresh=False) as screen:
@@ -90,119 +78,83 @@ async def _show(client: AsyncClient, interval: float) -> None:
             await anyio.sleep(interval)
 
 
-# --- asking ---
-
-
-async def look(client: AsyncClient) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+async def look(client: Client) -> tuple[list[Record], dict[str, Figures]]:
     """The runs that are under way or wait, and the figures of the first."""
-    runs: list[dict[str, Any]] = []
-    metrics: dict[str, dict[str, Any]] = {}
-    for state in ("running", "queued"):
-        runs += _records(await _ask(client, "/api/sandbox/runs", state=state, limit=_SHOWN))
+    runs = ordered([run for state in _STATES for run in await client.aruns(state=state, limit=_SHOWN)])
+    metrics: dict[str, Figures] = {}
     places = anyio.Semaphore(_AT_ONCE)
 
     async def measure(id: str) -> None:
         async with places:
-            found = await _ask(client, f"/api/sandbox/{quote(id, safe='')}/metrics", missing={})
-            metrics[id] = found if isinstance(found, dict) else {}
+            with suppress(errors.NotFound):  # it ended between two questions
+                metrics[id] = await client.ametrics(id)
 
     with lone_errors():
         async with anyio.create_task_group() as tasks:
-            for run in ordered(runs)[:_SHOWN]:
-                if run.get("state") == "running":
-                    tasks.start_soon(measure, str(run["id"]))
+            for run in runs[:_SHOWN]:
+                if run.state == "running":
+                    tasks.start_soon(measure, run.id)
     return runs, metrics
-
-
-async def _ask(client: AsyncClient, path: str, *, missing: Any = None, **query: Any) -> Any:
-    answer = await client.get(path, params=query)
-    if answer.status_code == 404 and missing is not None:  # it ended between two questions
-        return missing
-    try:
-        body = answer.json()
-    except ValueError:
-        body = None
-    if answer.is_success and body is not None:
-        return body
-    told = body if isinstance(body, dict) else {}
-    kind = errors.PolicyDenied if answer.status_code in (401, 403) else errors.NotAvailable
-    message = str(told.get("detail") or f"{client.base_url} answered {answer.status_code} to {path}")
-    raise kind(message, fix=str(told.get("fix") or "is it a Belljar? look at its log"))
-
-
-def _records(body: Any) -> list[dict[str, Any]]:
-    """A list, or an object that has one; what has no id is no run."""
-    found = body.get("runs") if isinstance(body, dict) else body
-    return [run for run in found if isinstance(run, dict) and run.get("id")] if isinstance(found, list) else []
 
 
 # --- showing ---
 
 
-def ordered(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def ordered(runs: Iterable[Record]) -> list[Record]:
     """Those that run first, the longest first; then those that wait, in their order."""
-    return sorted(runs, key=lambda run: (run.get("state") != "running", _began(run) or 0.0, str(run.get("id"))))
+    return sorted(runs, key=lambda run: (run.state != "running", _began(run), run.id))
 
 
-def rows(
-    runs: Sequence[Mapping[str, Any]], metrics: Mapping[str, Mapping[str, Any]], *, now: float | None = None
-) -> Table:
+def rows(runs: list[Record], metrics: Mapping[str, Figures], *, now: float) -> Table:
     """The table. What a server says is shown, never obeyed: no markup, no escape codes."""
     from rich.table import Table
 
-    now = time.time() if now is None else now
-    running = sum(run.get("state") == "running" for run in runs)
+    running = sum(run.state == "running" for run in runs)
     title = f"{running} running, {len(runs) - running} waiting"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name in _COLUMNS:
         side: Literal["left", "right"] = "right" if name in _RIGHT else "left"
         table.add_column(name, justify=side, no_wrap=name in _LEAST, min_width=_LEAST.get(name), overflow="ellipsis")
     for run in ordered(runs)[:_SHOWN]:
-        table.add_row(*_row(run, _figures(metrics.get(str(run.get("id")))), now))
+        table.add_row(*_row(run, metrics.get(run.id), now))
     if len(runs) > _SHOWN:
         table.caption = f"… and {len(runs) - _SHOWN} more"
     return table
 
 
-def _row(run: Mapping[str, Any], figures: Mapping[str, Any], now: float) -> list[str]:
-    state = str(run.get("state", ""))
-    place = f" {run['position']}" if isinstance(run.get("position"), int) else ""
-    colour = _STATES.get(state, "red")
-    began = _began(run)
-    latest = figures["latest"]
-    memory = _number(latest, "memory_mb")
-    cpu = _number(latest, "cpu_percent")
+def _row(run: Record, figures: Figures | None, now: float) -> list[str]:
+    latest = figures.latest if figures else None
+    alerts = _raised(figures)
+    place = "" if run.position is None else f" {run.position}"
+    words = (run.id, run.caller or "-", run.language or "command", run.backend or "-")
     return [
-        *(terminal.escape(str(run.get(name) or "-")) for name in ("id", "caller")),
-        terminal.escape(str(run.get("language") or "command")),
-        terminal.escape(str(run.get("backend") or "-")),
-        f"[{colour}]{terminal.escape(state + place)}[/]",
-        "-" if began is None else f"{max(0.0, now - began):.1f}",
-        "-" if cpu is None else f"{cpu:.0f}",
-        "-" if memory is None else _size(memory * 2**20),
+        *(terminal.escape(word) for word in words),
+        f"[{_STATES.get(run.state, 'red')}]{run.state}{place}[/]",
+        f"{max(0.0, now - _began(run)):.1f}",
+        f"{latest.cpu_percent:.0f}" if latest else "-",
+        _size(latest.memory_mb * 2**20) if latest else "-",
         _traffic(latest),
-        f"[red]{terminal.escape(', '.join(figures['alerts']))}[/]" if figures["alerts"] else "",
+        f"[red]{', '.join(alerts)}[/]" if alerts else "",
     ]
 
 
-def _figures(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The latest sample, and the alerts that are raised and not over."""
-    told = metrics or {}
-    latest, alerts = told.get("latest"), told.get("alerts")
-    raised: dict[str, bool] = {}
-    known = [alert for alert in alerts if isinstance(alert, dict)] if isinstance(alerts, list) else []
-    for alert in sorted(known, key=lambda alert: _number(alert, "at") or 0.0):
-        raised[str(alert.get("kind"))] = not alert.get("over")
-    return {
-        "latest": latest if isinstance(latest, dict) else None,
-        "alerts": [kind for kind, still in sorted(raised.items()) if still],
-    }
+def _document(run: Record, figures: Figures | None) -> dict[str, Any]:
+    told = figures.model_dump(mode="json", include={"latest"}) if figures else {"latest": None}
+    return run.model_dump(mode="json") | told | {"alerts": _raised(figures)}
 
 
-def _traffic(latest: Mapping[str, Any] | None) -> str:
+def _raised(figures: Figures | None) -> list[str]:
+    """The alerts that are not over."""
+    told = sorted(figures.alerts, key=lambda alert: alert.at) if figures else ()
+    still = {str(alert.kind): not alert.over for alert in told}
+    return sorted(kind for kind in still if still[kind])
+
+
+def _traffic(latest: Sample | None) -> str:
     """Received and sent."""
-    rx, tx = _number(latest, "network_rx_bytes"), _number(latest, "network_tx_bytes")
-    return "-" if rx is None or tx is None else f"{_size(rx)}/{_size(tx)}"
+    if latest is None or latest.network_rx_bytes is None or latest.network_tx_bytes is None:
+        return "-"
+    return f"{_size(latest.network_rx_bytes)}/{_size(latest.network_tx_bytes)}"
 
 
 def _size(size: float) -> str:
@@ -214,10 +166,5 @@ def _size(size: float) -> str:
     return f"{size:.4g}T"
 
 
-def _began(run: Mapping[str, Any]) -> float | None:
-    return _number(run, "started") or _number(run, "created")
-
-
-def _number(source: Mapping[str, Any] | None, name: str) -> float | None:
-    value = (source or {}).get(name)
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e18 else None
+def _began(run: Record) -> float:
+    return run.created if run.started is None else run.started

@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -46,7 +47,7 @@ class Wire:
         self.retries = retries
         self._key = SecretStr(key or "")
         self._pools: WeakKeyDictionary[Any, httpx2.AsyncClient] = WeakKeyDictionary()
-        _httpx()
+        _require_library()
 
     @property
     def pool(self) -> httpx2.AsyncClient:
@@ -57,17 +58,17 @@ class Wire:
         return self._pools[loop]
 
     def _open(self) -> httpx2.AsyncClient:
-        httpx = _httpx()
+        import httpx2
+
         secret, here = self._key.get_secret_value(), _is_here(urlsplit(self.url).hostname or "")
-        pool: httpx2.AsyncClient = httpx.AsyncClient(
+        return httpx2.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {secret}"} if secret else {},
-            timeout=httpx.Timeout(self.timeout, connect=CONNECT),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0),
+            timeout=httpx2.Timeout(self.timeout, connect=CONNECT),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0),
             trust_env=not here,  # a proxy must not be asked for this machine
             verify=urlsplit(self.url).scheme != "http",  # without TLS there is nothing to load certificates for
         )
-        return pool
 
     async def aclose(self) -> None:
         """Closes the connections of this event loop; the next request opens new ones."""
@@ -92,9 +93,10 @@ class Wire:
         raise AssertionError("the last attempt returns or raises")
 
     async def once(self, method: str, path: str, *, read: float | None = None, **options: Any) -> bytes:
-        httpx = _httpx()
+        import httpx2
+
         if read is not None:
-            options["timeout"] = httpx.Timeout(self.timeout, connect=CONNECT, read=read)
+            options["timeout"] = httpx2.Timeout(self.timeout, connect=CONNECT, read=read)
         with self.telling():
             response = await self.pool.request(method, path, **options)
         if response.is_success:
@@ -104,15 +106,16 @@ class Wire:
     @contextmanager
     def telling(self) -> Iterator[None]:
         """What went wrong on the way, in our words. The library's own error holds the request and so the key."""
-        httpx = _httpx()
+        import httpx2
+
         broken: errors.BelljarError | None = None
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
             broken = Unanswered(f"no connection to {self.url}: {_words(error)}", sent=False)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             broken = Unanswered(f"{self.url} did not answer: {_words(error)}", sent=True)
-        except httpx.DecodingError as error:
+        except httpx2.DecodingError as error:
             broken = errors.NotAvailable(f"{self.url} answered what nobody can read: {_words(error)}")
         if broken:
             raise broken from None
@@ -157,9 +160,9 @@ def _seconds(headers: Mapping[str, str]) -> float | None:
     return _number(headers.get("Retry-After"))
 
 
-def _number(value: object) -> float | None:
+def _number(value: Any) -> float | None:
     try:
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)
     except (TypeError, ValueError):
         return None
     return number if 0 <= number < 1e9 else None
@@ -198,13 +201,10 @@ def _is_here(host: str) -> bool:
         return False
 
 
-def _httpx() -> Any:
-    """Imported on first use: who runs code here needs none of it."""
-    try:
-        import httpx2
-        import wsproto  # noqa: F401 (of httpx2[ws])
-    except ImportError as error:
-        raise errors.NotAvailable(
-            f"the client needs a package that is not installed: {error.name}", fix="pip install 'belljar[client]'"
-        ) from None
-    return httpx2
+def _require_library() -> None:
+    """It is imported on first use: who runs code here needs none of it."""
+    for name in ("httpx2", "wsproto"):
+        if find_spec(name) is None:
+            raise errors.NotAvailable(
+                f"the client needs a package that is not installed: {name}", fix="pip install 'belljar[client]'"
+            )

@@ -1,20 +1,31 @@
-"""What people see: colours on a terminal, plain text elsewhere, JSON for machines."""
+"""What people see: colours on a terminal, plain text elsewhere, JSON for machines. And durations as they type them."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, InvalidRequest
 from belljar.models import Capabilities, Event, LanguageSupport, Result
 from belljar.output import neutralise
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def seconds(text: str) -> float:
+    """A duration such as 30d, 12h or 90m; a bare number is seconds."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw]?)", text.strip(), re.ASCII)
+    if not match:
+        raise InvalidRequest(f"{text[:40]!r} is no duration", fix="write it as 30d, 12h or 90m")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 @cache

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
     from opentelemetry.trace import Span as Recorded
     from opentelemetry.trace import Tracer, TracerProvider
 
@@ -48,11 +47,10 @@ _NOTHING = _Nothing()
 class _Live:
     """A span that is recorded, and the current one while it is entered; an exception that passes is noted on it."""
 
-    def __init__(self, tracer: Tracer, name: Name, attributes: dict[str, Value], parent: Context | None) -> None:
-        self._entered: AbstractContextManager[Recorded] = tracer.start_as_current_span(
-            name, context=parent, attributes=_known(attributes)
-        )
-        self._span: Recorded
+    _span: Recorded
+
+    def __init__(self, tracer: Tracer, name: Name, attributes: dict[str, Value]) -> None:
+        self._entered = tracer.start_as_current_span(name, attributes=_known(attributes))
 
     def __enter__(self) -> _Live:
         self._span = self._entered.__enter__()
@@ -67,11 +65,20 @@ class _Live:
         self._span.set_attributes(_known(attributes))
 
 
-def span(name: Name, *, headers: Mapping[str, str] | None = None, **attributes: Value) -> AbstractContextManager[Span]:
-    """A span around what is done within; `headers` of a request may carry the caller's own trace (traceparent)."""
+def span(name: Name, **attributes: Value) -> AbstractContextManager[Span]:
+    """A span around what is done within."""
+    return _NOTHING if _tracer is None else _Live(_tracer, name, attributes)
+
+
+def join(headers: Mapping[str, str]) -> None:
+    """Spans of this task go on with the trace of who asks (traceparent), unless somebody else began one for it."""
     if _tracer is None:
-        return _NOTHING
-    return _Live(_tracer, name, attributes, _parent(headers) if headers else None)
+        return
+    from opentelemetry import context, trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    if not trace.get_current_span().get_span_context().is_valid:
+        context.attach(TraceContextTextMapPropagator().extract(headers))
 
 
 def turn_on(provider: TracerProvider | None = None) -> bool:
@@ -91,12 +98,6 @@ def turn_on(provider: TracerProvider | None = None) -> bool:
 def turn_off() -> None:
     global _tracer
     _tracer = None
-
-
-def _parent(headers: Mapping[str, str]) -> Context:
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    return TraceContextTextMapPropagator().extract(headers)
 
 
 def _known(attributes: Mapping[str, Value]) -> dict[str, str | bool | int | float]:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from belljar import errors
 from belljar.service.bus import Bus, open_bus
-from belljar.service.bus_nats import STREAM, NatsBus
+from belljar.service.bus_nats import STREAM, SUBJECTS, NatsBus
 from belljar.service.bus_redis import RedisBus
 from brokers import Broker, NatsServer, RedisServer, Wire, comes_true, numbers, read, read_until
+
+if TYPE_CHECKING:
+    from nats.js.client import JetStreamContext
+    from redis.asyncio import Redis
+
+    BusAndClient = tuple[RedisBus, Redis]
 
 BROKERS = ("redis", "nats")
 
@@ -22,75 +30,64 @@ BROKERS = ("redis", "nats")
 # --- Redis ---
 
 
-async def test_lines_reach_any_redis_client_as_json_on_the_channel_of_their_run() -> None:
+@pytest.fixture
+async def redis() -> AsyncIterator[BusAndClient]:
     from redis.asyncio import Redis
 
     with RedisServer() as broker:
-        async with RedisBus(broker.url) as bus, Redis.from_url(broker.url) as client, client.pubsub() as pubsub:
-            await pubsub.subscribe("belljar.logs.bj-1")
-            await pubsub.get_message(timeout=5)
-            bus.publish("belljar.logs.bj-1", {"number": 1, "message": "hello"})
-            with anyio.fail_after(5):
-                message = await pubsub.get_message(timeout=5)
-            assert message["channel"] == b"belljar.logs.bj-1"
-            assert json.loads(message["data"]) == {"number": 1, "message": "hello"}
-            await client.publish("belljar.logs.bj-2", "no JSON")
+        async with RedisBus(broker.url) as bus, Redis.from_url(broker.url) as client:
+            yield bus, client
 
 
-async def test_what_others_publish_that_is_no_message_of_ours_is_passed_over() -> None:
-    from redis.asyncio import Redis
-
-    with RedisServer() as broker:
-        async with (
-            RedisBus(broker.url) as bus,
-            Redis.from_url(broker.url) as client,
-            bus.subscribe("belljar.logs.a") as heard,
-        ):
-            for odd in (b"no JSON", b"\xff", b"[1]", b"7", b"[" * 100_000):
-                await client.publish("belljar.logs.a", odd)
-            bus.publish("belljar.logs.a", {"n": 1})
-            assert await read(heard, 1) == [{"n": 1}]
+async def test_lines_reach_any_redis_client_as_json_on_the_channel_of_their_run(redis: BusAndClient) -> None:
+    bus, client = redis
+    async with client.pubsub() as pubsub:
+        await pubsub.subscribe("belljar.logs.bj-1")
+        await pubsub.get_message(timeout=5)
+        bus.publish("belljar.logs.bj-1", {"number": 1, "message": "hello"})
+        with anyio.fail_after(5):
+            message = await pubsub.get_message(timeout=5)
+        assert message["channel"] == b"belljar.logs.bj-1"
+        assert json.loads(message["data"]) == {"number": 1, "message": "hello"}
+        await client.publish("belljar.logs.bj-2", "no JSON")
 
 
-async def test_a_subscriber_that_redis_throws_out_comes_back_and_is_told_of_a_gap() -> None:
-    from redis.asyncio import Redis
-
-    with RedisServer() as broker:
-        async with (
-            RedisBus(broker.url) as bus,
-            Redis.from_url(broker.url) as client,
-            bus.subscribe("belljar.logs.a") as heard,
-        ):
-            assert await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub") == 1
-            assert await read(heard, 1) == [{"gap": None}]
-            bus.publish("belljar.logs.a", {"n": 1})
-            assert await read(heard, 1) == [{"n": 1}]
-            assert bus.status == ""
+async def test_what_others_publish_that_is_no_message_of_ours_is_passed_over(redis: BusAndClient) -> None:
+    bus, client = redis
+    async with bus.subscribe("belljar.logs.a") as heard:
+        for odd in (b"no JSON", b"\xff", b"[1]", b"7", b"[" * 100_000):
+            await client.publish("belljar.logs.a", odd)
+        bus.publish("belljar.logs.a", {"n": 1})
+        assert await read(heard, 1) == [{"n": 1}]
 
 
-async def test_a_thousand_subscribers_share_one_connection_to_redis() -> None:
-    from redis.asyncio import Redis
+async def test_a_subscriber_that_redis_throws_out_comes_back_and_is_told_of_a_gap(redis: BusAndClient) -> None:
+    bus, client = redis
+    async with bus.subscribe("belljar.logs.a") as heard:
+        assert await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub") == 1
+        assert await read(heard, 1) == [{"gap": None}]
+        bus.publish("belljar.logs.a", {"n": 1})
+        assert await read(heard, 1) == [{"n": 1}]
+        assert bus.status == ""
 
-    with RedisServer() as broker:
-        async with (
-            RedisBus(broker.url) as bus,
-            Redis.from_url(broker.url) as client,
-            anyio.create_task_group() as tasks,
-        ):
-            heard: list[int] = []
 
-            async def watch(run: int) -> None:
-                async with bus.subscribe(f"belljar.logs.r{run % 100}") as lines:
-                    heard.extend(numbers(await read_until(lines, {"n": run % 100})))
+async def test_a_thousand_subscribers_share_one_connection_to_redis(redis: BusAndClient) -> None:
+    bus, client = redis
+    async with anyio.create_task_group() as tasks:
+        heard: list[int] = []
 
-            for run in range(1000):
-                tasks.start_soon(watch, run)
-            assert await comes_true(lambda: len(list(bus._listeners)) == 1000)
-            assert await comes_true(lambda: len(bus._standing) == 100)
-            assert len(await client.client_list()) <= 3
-            for run in range(100):
-                bus.publish(f"belljar.logs.r{run}", {"n": run})
-            assert await comes_true(lambda: len(heard) == 1000)
+        async def watch(run: int) -> None:
+            async with bus.subscribe(f"belljar.logs.r{run % 100}") as lines:
+                heard.extend(numbers(await read_until(lines, {"n": run % 100})))
+
+        for run in range(1000):
+            tasks.start_soon(watch, run)
+        assert await comes_true(lambda: len(list(bus._listeners)) == 1000)
+        assert await comes_true(lambda: len(bus._standing) == 100)
+        assert len(await client.client_list()) <= 3
+        for run in range(100):
+            bus.publish(f"belljar.logs.r{run}", {"n": run})
+        assert await comes_true(lambda: len(heard) == 1000)
 
 
 # --- NATS ---
@@ -131,7 +128,7 @@ async def test_events_whose_answers_got_lost_with_the_connection_are_stored_once
                     n += 1
                 before = n - 600
                 with anyio.fail_after(10):
-                    while len(await stored(broker)) == before:  # the stream has some of them, and we do not know
+                    while await count(broker) == before:  # the stream has some of them, and we do not know
                         await anyio.sleep(0.15)
                 assert bus.waiting == 600
                 if duplicates == 600:
@@ -141,20 +138,27 @@ async def test_events_whose_answers_got_lost_with_the_connection_are_stored_once
         assert await stored(broker) == list(range(n))
 
 
-async def stored(broker: Broker) -> list[int]:
+@asynccontextmanager
+async def stream_of(broker: Broker) -> AsyncIterator[JetStreamContext]:
     import nats
 
     client = await nats.connect(broker.url)
     try:
-        stream = client.jetstream()
-        state = (await stream.stream_info(STREAM)).state
-        found = []
-        for sequence in range(state.first_seq, state.last_seq + 1):
-            message = await stream.get_msg(STREAM, sequence)
-            found.append(json.loads(message.data or b"")["n"])
-        return found
+        yield client.jetstream()
     finally:
         await client.close()
+
+
+async def count(broker: Broker) -> int:
+    async with stream_of(broker) as stream:
+        return (await stream.stream_info(STREAM)).state.messages
+
+
+async def stored(broker: Broker) -> list[int]:
+    async with stream_of(broker) as stream:
+        kept = (await stream.stream_info(STREAM)).state.messages
+        reader = await stream.subscribe(SUBJECTS, stream=STREAM, ordered_consumer=True)
+        return [json.loads((await reader.next_msg(timeout=10)).data)["n"] for _ in range(kept)]
 
 
 async def test_the_stream_has_the_limits_that_were_asked_for_and_one_that_exists_is_left_alone() -> None:

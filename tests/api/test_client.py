@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -28,18 +27,6 @@ pytestmark = pytest.mark.engine
 COUNT = "import time\nfor i in range({}): print('line', i, flush=True); time.sleep({})"
 SECRET = "f" * 64
 KEY = f"bj_{'a' * 12}_{SECRET}"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with served() as one:
-        yield one
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.url) as one:
-        yield one
 
 
 # --- one run ---

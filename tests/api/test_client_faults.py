@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,18 +18,6 @@ from serving import Server, served
 pytestmark = pytest.mark.engine
 
 COUNT = "import time\nfor i in range({}): print('line', i, flush=True); time.sleep({})"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with served() as one:
-        yield one
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.url) as one:
-        yield one
 
 
 class _Cutting:
@@ -111,7 +98,7 @@ def test_who_finds_a_full_server_is_served_when_there_is_room() -> None:
     with served(MAX_CONTAINERS="1", config="[service]\nqueue = 0\n") as server, Client(server.url) as client:
         began = threading.Event()
         first = threading.Thread(
-            target=client.run, args=("print(1, flush=True)\nimport time; time.sleep(3)",),
+            target=client.run, args=("print(1, flush=True)\nimport time; time.sleep(2)",),
             kwargs={"backend": "native", "on_stdout": lambda text: began.set()},
         )  # fmt: skip
         first.start()
@@ -130,16 +117,15 @@ def test_the_kept_result_of_the_same_deterministic_run_will_do(client: Client) -
     assert again.stdout == first.stdout and "served from the store" in again.reasons[-1]
 
 
-def test_a_server_that_is_restarted_meanwhile_is_found_again() -> None:
-    with served() as server, Client(server.url) as client:
-        first = client.run("print(1)", backend="native")
-        server.restart()
-        assert client.run("print(2)", backend="native").stdout == "2\n"
-        assert client.inspect(first.container_id).result == first
+def test_a_server_that_is_restarted_meanwhile_is_found_again(server: Server, client: Client) -> None:
+    first = client.run("print(1)", backend="native")
+    server.restart()
+    assert client.run("print(2)", backend="native").stdout == "2\n"
+    assert client.inspect(first.container_id).result == first
 
 
-def test_a_run_that_died_with_its_server_is_an_error_and_no_hanging() -> None:
-    with served() as server, Client(server.url, retries=8) as client:
+def test_a_run_that_died_with_its_server_is_an_error_and_no_hanging(server: Server) -> None:
+    with Client(server.url, retries=8) as client:
         began = threading.Event()
         told: list[BaseException] = []
 
@@ -155,7 +141,7 @@ def test_a_run_that_died_with_its_server_is_an_error_and_no_hanging() -> None:
         server.restart(kill=True)
         thread.join(40)
         assert told and isinstance(told[0], errors.ExecutionFailed) and "under way" in str(told[0]), told
-        assert [record.state for record in client.runs()] == ["lost"]
+        assert client.runs(limit=1)[0].state == "lost"
 
 
 def test_a_server_that_is_not_there_is_told_soon_and_by_name() -> None:

@@ -16,16 +16,10 @@ import pytest
 
 from belljar import errors
 from belljar.models import Result
+from belljar.service import writer
 from belljar.service.store import Store
-from postgres_server import PostgresServer, postgres_server
+from postgres_server import PostgresServer
 from store_records import a_line, a_run, until
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
-        yield server
-
 
 # --- faults of SQLite --------------------------------------------------------------------------
 
@@ -39,7 +33,8 @@ async def test_the_file_is_ours_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
 
 
-async def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
+async def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "PATIENCE", 0.2)  # it is waited for: somebody may be copying it
     (tmp_path / "records.db").write_text("these are not the records you are looking for" * 100)
     with pytest.raises(errors.NotAvailable, match="not a database"):
         async with Store(f"sqlite:///{tmp_path}/records.db"):

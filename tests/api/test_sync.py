@@ -6,8 +6,8 @@ import json
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,16 @@ from typer.testing import CliRunner
 from belljar import cli_records, errors
 from belljar.models import Result
 from belljar.service import sync, tables
-from belljar.service.records import Alert, LogLine, RunRecord, Sample, new_id
+from belljar.service.records import Alert, RunRecord, Sample, new_id
 from belljar.service.store import Store
 from belljar.service.sync import Syncer
-from postgres_server import PostgresServer, postgres_server
+from postgres_server import PostgresServer
+from store_records import a_line, a_run, until
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
-        yield server
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/shared/records.db"
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.new_url()
+@pytest.fixture
+def shared_url(url: str) -> str:
+    return url
 
 
 @pytest.fixture
@@ -46,19 +38,15 @@ def local_url(tmp_path: Path) -> str:
 
 async def live(store: Store, count: int = 1, **fields: Any) -> list[RunRecord]:
     """Runs with all that happens to one."""
-    runs = [RunRecord(**{"id": new_id(), "caller": "ann", "created": time.time()} | fields) for _ in range(count)]
+    runs = [a_run(**fields) for _ in range(count)]
     for run in runs:
         await store.begin(run)
         await store.change(run.id, state="running", started=1.0)
-        store.add(*[_line(run.id, number) for number in range(1, 6)])
+        store.add(*[a_line(run.id, number, f"{number} \0") for number in range(1, 6)])
         store.add(Alert(container_id=run.id, at=1.0, kind="cpu", message="hot"))
         store.add(Sample(container_id=run.id, at=1.0, cpu_percent=0, memory_mb=0, uptime_seconds=0))
         await store.change(run.id, state="finished", ended=2.0, result=Result(status="success", stdout=run.id))
     return runs
-
-
-def _line(id: str, number: int) -> LogLine:
-    return LogLine(container_id=id, number=number, timestamp=1.0, stream="stdout", message=f"{number} \0")
 
 
 async def everything(store: Store) -> list[Any]:
@@ -69,10 +57,22 @@ async def everything(store: Store) -> list[Any]:
     return sorted(found, key=lambda item: item[0].id)
 
 
-async def until(condition: Any, seconds: float = 20.0) -> None:
-    with anyio.fail_after(seconds):
-        while not condition():
-            await anyio.sleep(0.01)
+async def nothing_waits(store: Store) -> bool:
+    count = select(func.count()).select_from(tables.outbox)
+    return await store.read(lambda db: db.scalar(count)) == 0
+
+
+async def pushed(store: Store, shared_url: str) -> int:
+    syncer = Syncer(store, shared_url)
+    try:
+        return await syncer.push()
+    finally:
+        await syncer.close()
+
+
+def copy(file: Path, to: Path) -> None:
+    with sqlite3.connect(file) as source, sqlite3.connect(to) as target:
+        source.backup(target)
 
 
 async def test_what_was_recorded_offline_is_there_afterwards_as_it_was(local_url: str, shared_url: str) -> None:
@@ -102,9 +102,7 @@ async def test_changes_arrive_in_their_order(local_url: str, shared_url: str, mo
     monkeypatch.setattr(sync, "_PARCELS", 7)  # so that they come in many transactions
     async with Store(local_url, outbox=True) as local:
         runs = await live(local, 10)
-        syncer = Syncer(local, shared_url)
-        await syncer.push()
-        await syncer.close()
+        await pushed(local, shared_url)
     for run in runs:
         states = [what for id, what in taken if id == run.id and what in ("queued", "running", "lines", "finished")]
         assert [state for state in states if state != "lines"] == ["queued", "running", "finished"]
@@ -136,12 +134,16 @@ async def test_a_syncer_that_dies_between_push_and_acknowledgement_pushes_nothin
             with monkeypatch.context() as patch, pytest.raises(errors.Aborted):
                 patch.setattr(Syncer, "_acknowledge", die)
                 await Syncer(local, shared_url).push()
-        syncer = Syncer(local, shared_url)
-        await syncer.push()
-        await syncer.close()
+        await pushed(local, shared_url)
         assert taken == sorted(set(taken))
         async with Store(shared_url) as shared:
             assert await everything(shared) == await everything(local)
+
+
+async def push_at_once(*syncers: Syncer) -> None:
+    async with anyio.create_task_group() as group:
+        for syncer in syncers:
+            group.start_soon(syncer.push)
 
 
 async def test_two_stores_push_into_one_without_getting_in_each_others_way(tmp_path: Path, shared_url: str) -> None:
@@ -152,9 +154,7 @@ async def test_two_stores_push_into_one_without_getting_in_each_others_way(tmp_p
         for _ in range(3):
             await live(one, 5)
             await live(other, 5)
-            async with anyio.create_task_group() as group:
-                for syncer in syncers:
-                    group.start_soon(syncer.push)
+            await push_at_once(*syncers)
         for syncer in syncers:
             await syncer.close()
         async with Store(shared_url) as shared:
@@ -166,9 +166,7 @@ async def test_two_syncers_of_one_store_push_everything_once(local_url: str, sha
     async with Store(local_url, outbox=True) as local:
         await live(local, 60)
         syncers = [Syncer(local, shared_url) for _ in range(3)]
-        async with anyio.create_task_group() as group:
-            for syncer in syncers:
-                group.start_soon(syncer.push)
+        await push_at_once(*syncers)
         for syncer in syncers:
             await syncer.close()
         async with Store(shared_url) as shared:
@@ -183,7 +181,7 @@ async def test_a_shared_store_that_is_down_is_said_waited_for_and_caught_up(
         syncer = Syncer(local, url, poll=0.05)
         await live(local, 3)
         group.start_soon(syncer.run)
-        await until(lambda: syncer.pushed and not syncer.behind)
+        await until(partial(nothing_waits, local))
         postgres.kill()
         try:
             await live(local, 20)  # nothing here waits for what is down there
@@ -217,50 +215,47 @@ async def test_what_waits_to_be_pushed_is_not_pruned(local_url: str, shared_url:
     async with Store(local_url, outbox=True) as local:
         await live(local, 5, created=1.0)
         assert (await local.prune(60))["runs"] == 0
-        syncer = Syncer(local, shared_url)
-        await syncer.push()
-        await syncer.close()
+        await pushed(local, shared_url)
         gone = await local.prune(60)
         assert (gone["runs"], gone["logs"]) == (5, 25)
-        count = select(func.count()).select_from(tables.outbox)
-        assert await local.read(lambda db: db.scalar(count)) == 0
+        assert await nothing_waits(local)
         async with Store(shared_url) as shared:
             assert len(await everything(shared)) == 5
 
 
-async def test_a_store_put_back_from_a_copy_is_not_taken_for_one_that_was_pushed(
-    tmp_path: Path, local_url: str, shared_url: str
+@pytest.mark.parametrize("later", [2, 20, 40], ids=["fewer", "as many", "more"])
+async def test_a_store_put_back_to_an_earlier_day_has_all_that_it_records_from_then_on_pushed(
+    tmp_path: Path, local_url: str, shared_url: str, later: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """However many numbers it has used again before it first reaches the shared store."""
+    file, kept = tmp_path / "local/records.db", tmp_path / "kept.db"
     async with Store(local_url, outbox=True) as local:
         await live(local, 2)
-    file, copy = tmp_path / "local/records.db", tmp_path / "copy.db"
-    with sqlite3.connect(file) as source, sqlite3.connect(copy) as target:
-        source.backup(target)
+        await pushed(local, shared_url)
+    copy(file, kept)
     async with Store(local_url, outbox=True) as local:
         await live(local, 20)
-        syncer = Syncer(local, shared_url)
-        await syncer.push()
-        await syncer.close()
-    async with Store(f"sqlite:///{copy}", outbox=True) as again:
-        await live(again, 2)
-        syncer = Syncer(again, shared_url)
-        await syncer.push()
-        await syncer.close()
-        async with Store(shared_url) as shared:
-            ids = {run.id for run, *_ in await everything(shared)}
-            assert len(ids) == 24
-            mine = [
-                item for item in await everything(shared) if item[0].id in {r.id for r, *_ in await everything(again)}
-            ]
-            assert mine == await everything(again)
+        await pushed(local, shared_url)
+        lost = [run for run, *_ in await everything(local)]
+    assert "earlier day" not in caplog.text
+    copy(kept, file)
+    async with Store(local_url, outbox=True) as local:
+        await live(local, later)
+        await pushed(local, shared_url)
+        await live(local, 1)
+        await pushed(local, shared_url)
+        mine = await everything(local)
+    assert caplog.text.count("earlier day") == 1
+    async with Store(shared_url) as shared:
+        found = await everything(shared)
+        assert [item for item in found if item in mine] == mine
+        assert {run.id for run, *_ in found} == {run.id for run, *_ in mine} | {run.id for run in lost}
 
 
 async def test_without_an_outbox_nothing_is_laid_into_it(local_url: str, shared_url: str) -> None:
     async with Store(local_url) as local:
         await live(local)
-        syncer = Syncer(local, shared_url)
-        assert await syncer.push() == 0
-        await syncer.close()
+        assert await pushed(local, shared_url) == 0
 
 
 # --- the command line --------------------------------------------------------------------------
@@ -299,7 +294,7 @@ def test_the_commands_list_show_export_push_and_prune(tmp_path: Path, records: C
     assert json.loads(records("prune", "--older-than", "30d", "--json"))["removed"]["runs"] == 0  # not pushed yet
     assert json.loads(records("sync", "--json"))["pushed"] > 0
     assert "removed 2 runs" in records("prune", "--older-than", "30d", "--keep", "1")
-    assert "not an age" in records("prune", "--older-than", "soon")
+    assert "no duration" in records("prune", "--older-than", "soon")
 
 
 def test_a_look_at_records_that_are_not_there_makes_none(tmp_path: Path, records: Callable[..., str]) -> None:

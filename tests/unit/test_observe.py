@@ -19,12 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 import belljar
-from belljar import cli_top, errors
+from belljar import cli_top, client, errors
 from belljar.backends import meter
 from belljar.backends.base import Figures, Measurable
 from belljar.backends.cgroups import Group
 from belljar.backends.docker_run import told_figures
 from belljar.backends.fake import Fake, FakeProcess
+from belljar.client_runs import Record
 from belljar.engine import Engine
 from belljar.models import Limits, Result, Status
 from belljar.service.observe import RECENT, Metrics
@@ -315,7 +316,6 @@ async def test_what_is_forgotten_is_not_told_and_its_alerts_are_over() -> None:
     async with Sampler(told, INTERVAL) as sampler:
         sampler.watch("a", box, Limits(memory=100 * MIB), False)
         await told.until(lambda: told.alerts)
-        assert sampler.alerts("a") == ("memory",)
         sampler.forget("a")
         assert [(alert.kind, alert.over) for alert in told.alerts] == [("memory", False), ("memory", True)]
         looks, seen, other = box.looks, len(told.samples), Scripted()
@@ -366,23 +366,21 @@ async def test_a_real_run_is_measured_only_while_it_runs() -> None:
 
 # --- belljar top ---
 
+ODD = "[red]x\x1b[2J\x1b]0;x\x07"
 RUNS = [
-    {"id": "bj-2", "caller": "anna", "language": "", "backend": "native", "state": "running", "started": 95.0},
-    {"id": "bj-3", "caller": "bob", "language": "go", "backend": "", "state": "queued", "created": 99.0, "position": 1},
-    {
-        "id": "bj-1",
-        "caller": "[red]x\x1b[2J",
-        "language": "python",
-        "backend": "wasm",
-        "state": "running",
-        "started": 40,
-    },
+    Record(id="bj-2", caller="anna", backend="native", state="running", created=90, started=95),
+    Record(id="bj-3", caller="bob", language="go", state="queued", created=99, position=1),
+    Record(id="bj-1", caller=ODD, language="python", backend="wasm", state="running", created=30, started=40),
 ]
-LATEST = {"cpu_percent": 98.6, "memory_mb": 1536.0, "network_rx_bytes": 2048, "network_tx_bytes": 0}
-ALERTS = [
-    {"kind": "memory", "at": 2, "over": True}, {"kind": "memory", "at": 1, "over": False},
-    {"kind": "cpu", "at": 3, "over": False},
-]  # fmt: skip
+LATEST = Sample(
+    container_id="bj-1", at=99, uptime_seconds=59,
+    cpu_percent=98.6, memory_mb=1536, network_rx_bytes=2048, network_tx_bytes=0,
+)  # fmt: skip
+ALERTS = tuple(
+    Alert.model_validate({"container_id": "bj-1", "kind": kind, "at": at, "over": over, "message": ""})
+    for kind, at, over in (("memory", 2, True), ("memory", 1, False), ("cpu", 3, False))
+)
+FIGURES = {"bj-1": client.Figures(container_id="bj-1", latest=LATEST, samples=(), alerts=ALERTS)}
 
 
 def shown(*tables: Any, width: int = 140) -> str:
@@ -393,7 +391,7 @@ def shown(*tables: Any, width: int = 140) -> str:
 
 
 def test_the_table_shows_the_longest_first_and_those_that_wait_last() -> None:
-    text = shown(cli_top.rows(RUNS, {"bj-1": {"latest": LATEST, "alerts": ALERTS}}, now=100.0))
+    text = shown(cli_top.rows(RUNS, FIGURES, now=100.0))
     title, head, *lines = [line.split() for line in text.splitlines()]
     assert title == ["2", "running,", "1", "waiting"]
     assert head == "id caller language backend state seconds cpu % memory network alerts".split()
@@ -404,16 +402,14 @@ def test_the_table_shows_the_longest_first_and_those_that_wait_last() -> None:
 
 
 def test_on_a_narrow_terminal_ids_and_figures_stay_whole() -> None:
-    run = {**RUNS[0], "id": "bj-0123456789abcdef", "caller": "a caller with a long name"}
-    text = shown(cli_top.rows([run], {run["id"]: {"latest": LATEST, "alerts": ALERTS}}, now=100.0), width=80)
+    run = RUNS[0].model_copy(update={"id": "bj-0123456789abcdef", "caller": "a caller with a long name"})
+    text = shown(cli_top.rows([run], {run.id: FIGURES["bj-1"]}, now=100.0), width=80)
     assert {"bj-0123456789abcdef", "running", "5.0", "99", "1.5G", "2K/0B"} <= set(text.split())
 
 
 def test_what_a_server_says_is_shown_and_never_obeyed() -> None:
-    odd: list[dict[str, Any]] = [{"id": "[bold]i", "state": "\x1b]0;x\x07", "started": "soon", "position": "first"}]
-    text = shown(cli_top.rows(RUNS, {}, now=100.0), cli_top.rows(odd, {"[bold]i": {"latest": 3, "alerts": {"a": 1}}}))
+    text = shown(cli_top.rows(RUNS, {}, now=100.0))
     assert "[red]x" in text
-    assert "[bold]i" in text
     assert "\x1b" not in text
     assert "\x07" not in text
 
@@ -424,13 +420,13 @@ class _Server(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         where, _, query = self.path.partition("?")
         if self.headers["Authorization"] != "Bearer bj_key":
-            self._answer(401, {"title": "unauthorized", "detail": "nobody knows who asks", "fix": "give a key"})
+            self._answer(401, {"kind": "unauthorized", "detail": "nobody knows who asks", "fix": "give a key"})
         elif where == "/api/sandbox/runs":
-            self._answer(200, [run for run in RUNS if f"state={run['state']}" in query])
+            self._answer(200, [run.model_dump(mode="json") for run in RUNS if f"state={run.state}" in query])
         elif where == "/api/sandbox/bj-1/metrics":
-            self._answer(200, {"container_id": "bj-1", "latest": LATEST, "samples": [], "alerts": ALERTS})
+            self._answer(200, FIGURES["bj-1"].model_dump(mode="json"))
         else:
-            self._answer(404, {"detail": "it ended meanwhile"})
+            self._answer(404, {"kind": "not_found", "detail": "it ended meanwhile"})
 
     def _answer(self, status: int, body: object) -> None:
         data = json.dumps(body).encode()
@@ -459,7 +455,7 @@ def test_once_as_json_is_one_document_with_the_figures_of_each_run(
     cli_top.top(server, "bj_key", once=True, as_json=True)
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [run["id"] for run in runs] == ["bj-1", "bj-2", "bj-3"]
-    assert (runs[0]["latest"], runs[0]["alerts"]) == (LATEST, ["cpu"])
+    assert (runs[0]["latest"], runs[0]["alerts"]) == (LATEST.model_dump(), ["cpu"])
     assert (runs[1]["latest"], runs[1]["alerts"]) == (None, [])
 
 
@@ -469,16 +465,18 @@ def test_into_a_pipe_goes_one_table(server: str, capsys: pytest.CaptureFixture[s
 
 
 def test_a_server_that_says_no_or_nothing_is_told_in_a_sentence(server: str) -> None:
-    with pytest.raises(errors.PolicyDenied, match="nobody knows who asks — give a key"):
+    with pytest.raises(errors.Unauthorized, match="nobody knows who asks — give a key"):
         cli_top.top(server, "", once=True)
-    with pytest.raises(errors.NotAvailable, match=r"does not answer: .* — start it with `belljar serve`"):
+    with pytest.raises(errors.NotAvailable, match=r"no connection to .* — is it running"):
         cli_top.top("http://127.0.0.1:1", "", once=True)
-    with pytest.raises(errors.NotAvailable, match="does not answer"):
+    with pytest.raises(errors.PolicyDenied, match="in the clear"):
+        cli_top.top("http://far.example", "bj_key", once=True)
+    with pytest.raises(errors.InvalidRequest, match="not the address of a server"):
         cli_top.top("no url at all", "", once=True)
 
 
 def test_a_table_of_a_thousand_runs_says_how_many_are_not_shown() -> None:
-    many = [{**RUNS[0], "id": f"bj-{number}"} for number in range(1000)]
+    many = [RUNS[0].model_copy(update={"id": f"bj-{number}"}) for number in range(1000)]
     text = shown(cli_top.rows(many, {}, now=100.0))
     assert text.count("anna") == 100
     assert "and 900 more" in text

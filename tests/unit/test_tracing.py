@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextvars import copy_context
+from pathlib import Path
 
 import anyio
+import httpx2
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NoOpTracerProvider, StatusCode
@@ -17,8 +20,12 @@ from belljar.backends.fake import Fake
 from belljar.conformance import scripts
 from belljar.engine import Engine
 from belljar.models import RunRequest
+from belljar.service.api import create_app
 from belljar.settings import load
-from belljar.tracing import span, turn_off, turn_on
+from belljar.tracing import join, span, turn_off, turn_on
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
 @pytest.fixture
@@ -86,19 +93,56 @@ def test_an_exception_is_noted_on_the_span_and_goes_on(exporter: InMemorySpanExp
     assert [event.name for event in policy.events] == ["exception"]
 
 
-def test_a_request_goes_on_with_the_trace_of_its_caller_and_a_forged_one_is_ignored(
+def trace_of(recorded: ReadableSpan) -> str:
+    assert recorded.context
+    return f"{recorded.context.trace_id:032x}"
+
+
+def test_a_task_goes_on_with_the_trace_of_its_caller_and_a_forged_one_is_ignored(
     exporter: InMemorySpanExporter,
 ) -> None:
-    trace = "0af7651916cd43dd8448eb211c80319c"
-    with span("request", headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"}):
-        pass
-    with span("request", headers={"traceparent": "not one\n"}):
-        pass
+    def answer(parent: str) -> None:
+        join({"traceparent": parent})
+        with span("request"):
+            pass
+
+    for parent in (PARENT, "not one\n"):
+        copy_context().run(answer, parent)
     theirs, ours = exporter.get_finished_spans()
-    assert theirs.context
-    assert ours.context
-    assert f"{theirs.context.trace_id:032x}" == trace
+    assert trace_of(theirs) == TRACE
     assert ours.parent is None
+
+
+def test_who_instruments_the_server_keeps_its_own_span_between(exporter: InMemorySpanExporter) -> None:
+    with span("start"):
+        join({"traceparent": PARENT})
+        with span("request"):
+            pass
+    inner, outer = exporter.get_finished_spans()
+    assert trace_of(inner) == trace_of(outer) != TRACE
+
+
+@pytest.mark.anyio
+async def test_the_spans_of_a_run_are_part_of_the_trace_of_the_http_request(
+    exporter: InMemorySpanExporter, tmp_path: Path
+) -> None:
+    app = create_app(load(data_dir=str(tmp_path / "data"), state_dir=str(tmp_path / "state")))
+
+    async def ask(http: httpx2.AsyncClient, headers: dict[str, str]) -> None:
+        body = {"command": ["true"], "backend": "apple", "wait": True}
+        await http.post("/api/sandbox/execute", json=body, headers=headers)
+
+    async with app.router.lifespan_context(app):
+        transport = httpx2.ASGITransport(app)
+        async with (
+            httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
+            anyio.create_task_group() as tasks,  # a request has a task of its own
+        ):
+            tasks.start_soon(ask, http, {"traceparent": PARENT})
+            tasks.start_soon(ask, http, {})
+    told = exporter.get_finished_spans()
+    assert {trace_of(each) == TRACE for each in told if each.name == "request"} == {True, False}
+    assert {trace_of(each) == TRACE for each in told if each.name == "policy"} == {True, False}
 
 
 @pytest.mark.anyio

@@ -18,7 +18,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypedDict
 from urllib.parse import SplitResult, urlsplit
 
 import anyio
@@ -26,8 +26,8 @@ from anyio.abc import TaskGroup
 
 from belljar import errors
 from belljar.service.bus_queues import Inbox, Listeners, Outbox, Signal, check_wanted, encode
+from belljar.values import MIB
 
-MIB = 1024 * 1024
 _log = logging.getLogger("belljar")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to connect
 _READY = 3.0  # seconds that a subscriber waits for a broker at most; after that it is told of a gap
@@ -35,14 +35,13 @@ _READY = 3.0  # seconds that a subscriber waits for a broker at most; after that
 
 class Bus(Protocol):
     name: str
-    left: int  # messages that nobody got, after the bus was closed
 
     @property
     def status(self) -> str: ...  # empty when well
     @property
     def dropped(self) -> int: ...  # messages that nobody will get
     @property
-    def waiting(self) -> int: ...  # messages that are not out yet
+    def waiting(self) -> int: ...  # messages that are not out yet; once it is closed: that nobody got
 
     def publish(self, subject: str, body: dict[str, Any]) -> None: ...
     def subscribe(self, subject: str) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]: ...
@@ -58,7 +57,6 @@ class LocalBus:
     name = "local"
     status = ""
     waiting = 0
-    left = 0
 
     def __init__(self, *, inbox_count: int = 1000, inbox_size: int = 4 * MIB) -> None:
         self.dropped = 0
@@ -126,7 +124,7 @@ class Link:
             try:
                 await work()
                 words = "the connection was closed"
-            except Exception as error:
+            except Exception as error:  # whatever it was, the next attempt may do
                 words = self._words(error)
             if not self.failed:
                 _log.warning("%s: %s; what is published is kept within bounds", self._whose, words)
@@ -181,14 +179,26 @@ def _shown(parts: SplitResult, schemes: tuple[str, ...]) -> str:
     return f"{parts.scheme}://{host}" + (f":{port}" if port else "")
 
 
+class Bounds(TypedDict, total=False):
+    """How much a bus keeps of what is to be sent, and for each subscriber; how many seconds it takes to close."""
+
+    count: int
+    size: int
+    inbox_count: int
+    inbox_size: int
+    closing: float
+
+
 class BrokerBus:
     """What the buses with a broker share: the outbox, the background, the end."""
 
     name = "broker"
     _tasks: TaskGroup
 
-    def __init__(self, count: int, size: int, closing: float, inbox_count: int, inbox_size: int) -> None:
-        self.left = 0
+    def __init__(
+        self, *, count: int = 10_000, size: int = 16 * MIB, inbox_count: int = 1000, inbox_size: int = 4 * MIB,
+        closing: float = 3.0,
+    ) -> None:  # fmt: skip
         self._outbox = Outbox(count, size)
         self._listeners = Listeners()
         self._inbox = inbox_count, inbox_size
@@ -231,9 +241,8 @@ class BrokerBus:
             while self._outbox and not any(link.failed for link in self._links):
                 await self._progress.wait()
         self._closed = True
-        self.left = len(self._outbox)
-        if self.left:
-            _log.warning("%s: closed with %d messages left that nobody got", self.name, self.left)
+        if self.waiting:
+            _log.warning("%s: closed with %d messages left that nobody got", self.name, self.waiting)
         for inbox in self._listeners:
             inbox.close()
         self._tasks.cancel_scope.cancel()

@@ -12,14 +12,16 @@ import logging
 import uuid
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Unpack
 
 import anyio
 from anyio.abc import TaskGroup
 
 from belljar import errors
-from belljar.service.bus import MIB, Address, BrokerBus, Link
+from belljar.service.bus import Address, Bounds, BrokerBus, Link
 from belljar.service.bus_queues import Inbox, Message
+from belljar.values import MIB
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -64,19 +66,10 @@ class NatsBus(BrokerBus):
     name = "nats"
 
     def __init__(
-        self,
-        url: str,
-        *,
-        count: int = 10_000,
-        size: int = 16 * MIB,
-        closing: float = 3.0,
-        inbox_count: int = 1000,
-        inbox_size: int = 4 * MIB,
-        max_age: float = 7 * 86400,
-        max_bytes: int = 1024 * MIB,
-        duplicates: float = 600,
-    ) -> None:
-        super().__init__(count, size, closing, inbox_count, inbox_size)
+        self, url: str, *, max_age: float = 7 * 86400, max_bytes: int = 1024 * MIB, duplicates: float = 600,
+        **bounds: Unpack[Bounds],
+    ) -> None:  # fmt: skip
+        super().__init__(**bounds)
         addresses = [Address.parse(each, "NATS", ("nats", "tls")) for each in url.split(",")]
         if max_age <= 0 or max_bytes <= 0:
             raise errors.InvalidRequest("the stream of events needs an age and a size above zero")
@@ -328,7 +321,5 @@ class NatsBus(BrokerBus):
 
 
 def _require_library() -> None:
-    try:
-        import nats.aio.client  # noqa: F401
-    except ImportError:
-        raise errors.NotAvailable("the bus over NATS needs a library", fix="pip install 'belljar[nats]'") from None
+    if find_spec("nats") is None:
+        raise errors.NotAvailable("the bus over NATS needs a library", fix="pip install 'belljar[nats]'")

@@ -8,14 +8,15 @@ twice: lines have numbers.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 from anyio.abc import TaskGroup
 
 from belljar import errors
-from belljar.service.bus import MIB, Address, BrokerBus, Link
+from belljar.service.bus import Address, Bounds, BrokerBus, Link
 from belljar.service.bus_queues import Inbox, Message, Signal, is_pattern, matches
+from belljar.values import MIB
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -30,17 +31,8 @@ _BATCH = 256, MIB
 class RedisBus(BrokerBus):
     name = "redis"
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        count: int = 10_000,
-        size: int = 16 * MIB,
-        closing: float = 3.0,
-        inbox_count: int = 1000,
-        inbox_size: int = 4 * MIB,
-    ) -> None:
-        super().__init__(count, size, closing, inbox_count, inbox_size)
+    def __init__(self, url: str, **bounds: Unpack[Bounds]) -> None:
+        super().__init__(**bounds)
         shown, secrets = Address.parse(url, "Redis", ("redis", "rediss", "unix"))
         self._url = url.strip()
         self._check()
@@ -56,7 +48,7 @@ class RedisBus(BrokerBus):
 
     def _check(self) -> None:
         try:
-            self._client().connection_pool.make_connection()  # type: ignore[no-untyped-call]
+            self._client().connection_pool.make_connection()
         except ImportError:
             raise errors.NotAvailable(
                 "the bus over Redis needs a library", fix="pip install 'belljar[redis]'"
@@ -138,7 +130,7 @@ class RedisBus(BrokerBus):
         pubsub = client.pubsub()
         self._asked.clear()
         try:
-            await pubsub.connect()  # type: ignore[no-untyped-call]
+            await pubsub.connect()
             self._reader.well()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._ask, pubsub)
@@ -148,7 +140,7 @@ class RedisBus(BrokerBus):
             self._heard = anyio.Event()
             self._deaf = True
             with anyio.move_on_after(1, shield=True):
-                await pubsub.aclose()  # type: ignore[no-untyped-call]
+                await pubsub.aclose()
                 await client.aclose()
 
     async def _ask(self, pubsub: PubSub) -> None:

@@ -162,7 +162,7 @@ class Guard:
         try:
             await self._app(scope, counted, answer.send)
         except Exception:
-            if not answer.refused:
+            if not answer.refused:  # else it is the disconnect that it stumbled over, and the answer is out
                 raise
 
 

@@ -83,7 +83,7 @@ class Metrics:
     def __init__(
         self, spoken: Iterable[Language] = tuple(BUILTIN.values()), known: Iterable[str] = backends.NAMES
     ) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each of ours, which says when the process was started
+        disable_created_metrics()  # else each of ours has a second series, which says when the process was started
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._names = _names(spoken)
@@ -131,7 +131,7 @@ class Metrics:
         def safely() -> float:
             try:
                 return float(read())
-            except Exception:
+            except Exception:  # scrapes come every few seconds: a line of the log for each would be a flood
                 return math.nan
 
         self._gauges[name].set_function(safely)

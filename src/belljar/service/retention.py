@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
 
-from belljar.service import changes, tables
+from belljar.service import tables
 from belljar.service.records import FINAL
 
 if TYPE_CHECKING:
@@ -20,10 +22,10 @@ async def prune(store: Store, cutoff: float, keep: int) -> dict[str, int]:
     gone: Counter[str] = Counter(dict.fromkeys(("runs", "logs", "samples", "alerts", "claims", "outbox"), 0))
     too_old = _too_old(cutoff, await _kept_from(store, keep), pending=store.outbox)
     while ids := await store.read(lambda db: db.scalars(select(tables.runs.c.id).where(*too_old).limit(_CHUNK)).all()):
-        gone.update(await store.write(lambda db, ids=ids: _remove(db, list(ids))))  # type: ignore[misc]
+        gone.update(await store.write(partial(_remove, ids=ids)))
     for table, column in ((tables.logs, tables.logs.c.timestamp), (tables.samples, tables.samples.c.at)):
-        while ids := await store.read(lambda db, t=table, c=column: _strays(db, t, c, cutoff)):  # type: ignore[misc]
-            gone[table.name] += await store.write(lambda db, t=table, ids=ids: _of(db, t, ids))  # type: ignore[misc]
+        while ids := await store.read(partial(_strays, table=table, at=column, cutoff=cutoff)):
+            gone[table.name] += await store.write(partial(_of, table=table, ids=ids))
     gone.update(await store.write(lambda db: _sweep(db, cutoff)))
     if store.database.name == "sqlite":
         while await store.write(_shrink):
@@ -52,7 +54,7 @@ def _too_old(cutoff: float, kept_from: tuple[float, str] | None, *, pending: boo
     return rules
 
 
-def _remove(db: Connection, ids: list[str]) -> dict[str, int]:
+def _remove(db: Connection, ids: Sequence[str]) -> dict[str, int]:
     """Runs with all that belongs to them. One that is open again in the meantime is none of them."""
     runs = tables.runs.c
     still = list(db.scalars(select(runs.id).where(runs.id.in_(ids), runs.state.in_(sorted(FINAL)))))
@@ -63,26 +65,24 @@ def _remove(db: Connection, ids: list[str]) -> dict[str, int]:
     return gone
 
 
-def _of(db: Connection, table: Table, ids: Any) -> int:
+def _of(db: Connection, table: Table, ids: Sequence[str]) -> int:
     return db.execute(delete(table).where(table.c.container_id.in_(ids))).rowcount
 
 
-def _strays(db: Connection, table: Table, at: ColumnElement[float], cutoff: float) -> list[str]:
+def _strays(db: Connection, table: Table, at: ColumnElement[float], cutoff: float) -> Sequence[str]:
     """What belongs to no run, as the lines of a session do, and has been silent since."""
     known = exists().where(tables.runs.c.id == table.c.container_id)
     waiting = exists().where(tables.outbox.c.id == table.c.container_id)
     silent = select(table.c.container_id).where(~known, ~waiting).group_by(table.c.container_id)
-    return list(db.scalars(silent.having(func.max(at) < cutoff).limit(_CHUNK)))
+    return db.scalars(silent.having(func.max(at) < cutoff).limit(_CHUNK)).all()
 
 
 def _sweep(db: Connection, cutoff: float) -> dict[str, int]:
-    alerts, claims, outbox = tables.alerts, tables.claims, tables.outbox
+    alerts, claims = tables.alerts, tables.claims
     known = exists().where(tables.runs.c.id == alerts.c.container_id)
     gone = {"alerts": db.execute(delete(alerts).where(alerts.c.at < cutoff, ~known)).rowcount}
     is_open = exists().where(tables.runs.c.id == claims.c.id, tables.runs.c.state.not_in(sorted(FINAL)))
     gone["claims"] = db.execute(delete(claims).where(claims.c.created < cutoff, ~is_open)).rowcount
-    acknowledged = int(changes.read_note(db, "acknowledged") or 0)
-    gone["outbox"] = db.execute(delete(outbox).where(outbox.c.number <= acknowledged)).rowcount
     return gone
 
 

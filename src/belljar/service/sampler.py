@@ -93,11 +93,6 @@ class Sampler:
         seen = self._seen.get(id)
         return seen.sample if seen else None
 
-    def alerts(self, id: str) -> tuple[str, ...]:
-        """The kinds that are raised now."""
-        seen = self._seen.get(id)
-        return seen.watch.raised if seen else ()
-
     async def _go_round(self) -> None:
         while True:
             if not self._seen:  # nobody is woken ten times a second for nothing

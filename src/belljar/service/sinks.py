@@ -113,10 +113,6 @@ class Sinks:
     def missed(self) -> dict[str, int]:
         return {sink.name: sink.missed for sink in self._sinks}
 
-    @property
-    def failed(self) -> dict[str, int]:
-        return {sink.name: sink.failed for sink in self._sinks}
-
     def hear(self, event: Event) -> None:
         for sink in self._sinks:
             sink.put(event)

@@ -3,13 +3,19 @@
 Every change lies in the outbox of the local store, numbered, from the same transaction that made it. The shared store
 keeps for each origin the number it has, and moves it in the transaction that takes the rows: whoever dies in between,
 what was taken is not taken again, and nothing is passed over.
+
+A local store that is put back to an earlier day uses numbers a second time. What it was about to push, it noted before:
+a shared store that has more of it knows its other life, and from then on it pushes under another name.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
@@ -20,6 +26,7 @@ from belljar.service import changes, database, tables
 from belljar.service.store import Store
 from belljar.values import MIB
 
+_log = logging.getLogger("belljar")
 _PARCELS = 500
 _PARCEL_BYTES = 4 * MIB  # of one push, about
 _POLL = 1.0
@@ -38,7 +45,6 @@ class Syncer:
     def __init__(self, store: Store, shared_url: str, *, poll: float = _POLL) -> None:
         self.status = ""
         self.behind = 0  # rows that wait, when last looked at
-        self.pushed = 0
         self._store = store
         self._shared = database.connect(shared_url)
         self._ready = False
@@ -68,10 +74,11 @@ class Syncer:
         try:
             self.behind = await self._store.read(_count)
             while parcels := await self._store.read(_pack):
+                await self._open()
+                await self._store.write(partial(_offer, number=parcels[-1].number))
                 await self._deliver(parcels)
                 await self._acknowledge(parcels[-1].number)
                 pushed += len(parcels)
-                self.pushed += len(parcels)
                 self.behind = max(0, self.behind - len(parcels))
             self.behind = 0
         except errors.BelljarError as error:
@@ -82,32 +89,36 @@ class Syncer:
         self.status = ""
         return pushed
 
-    async def _deliver(self, parcels: list[Parcel]) -> None:
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """What goes wrong in the shared store."""
         try:
             with anyio.fail_after(_PUSH_SECONDS):
-                await self._open()
-                last = await self._shared.write(lambda db: _take_in(db, self._store.origin, parcels))
-                if last > parcels[-1].number and last > await self._store.read(_newest):
-                    # It has more of us than we ever sent: this store was put back to an earlier day, and its numbers
-                    # are used a second time. Under another name none of them is taken for one of the first.
-                    self._store.origin = await self._store.write(_rename)
-                    await self._shared.write(lambda db: _take_in(db, self._store.origin, parcels))
+                yield
         except Exception as error:
             raise self._shared.explain(error) from error
 
     async def _open(self) -> None:
-        if not self._ready:
+        if self._ready:
+            return
+        origin = self._store.origin
+        with self._explaining():
             if isinstance(self._shared, database.Sqlite):
                 self._shared.create()
             await self._shared.write(database.migrate)
-            self._ready = True
+            arrived = await self._shared.read(partial(_arrived, origin=origin))
+        # Ours is read after theirs: another syncer of this store may push meanwhile, and notes it before.
+        self._store.origin = await self._store.write(partial(_settle, origin=origin, arrived=arrived))
+        if self._store.origin != origin:
+            _log.warning("the records were put back to an earlier day: they are pushed under another name from now on")
+        self._ready = True
+
+    async def _deliver(self, parcels: list[Parcel]) -> None:
+        with self._explaining():
+            await self._shared.write(partial(_take_in, origin=self._store.origin, parcels=parcels))
 
     async def _acknowledge(self, number: int) -> None:
-        def work(db: Connection) -> None:
-            db.execute(delete(tables.outbox).where(tables.outbox.c.number <= number))
-            changes.write_note(db, "acknowledged", str(number))
-
-        await self._store.write(work)
+        await self._store.write(lambda db: db.execute(delete(tables.outbox).where(tables.outbox.c.number <= number)))
 
 
 # --- the local side ----------------------------------------------------------------------------
@@ -115,12 +126,6 @@ class Syncer:
 
 def _count(db: Connection) -> int:
     return db.scalar(select(func.count()).select_from(tables.outbox)) or 0
-
-
-def _newest(db: Connection) -> int:
-    """The last number that was ever given."""
-    waiting = db.scalar(select(func.max(tables.outbox.c.number))) or 0
-    return max(waiting, int(changes.read_note(db, "acknowledged") or 0))
 
 
 def _pack(db: Connection) -> list[Parcel]:
@@ -148,17 +153,31 @@ def _unfold(db: Connection, kind: str, id: str, body: Any) -> tuple[Any, int]:
     return body, 0
 
 
-def _rename(db: Connection) -> str:
-    origin = uuid.uuid4().hex
-    changes.write_note(db, "origin", origin)
-    return origin
+def _offered(db: Connection) -> int:
+    """The last number that the shared store may have of us."""
+    return int(changes.read_note(db, "offered") or 0)
+
+
+def _offer(db: Connection, number: int) -> None:
+    changes.write_note(db, "offered", str(max(number, _offered(db))))
+
+
+def _settle(db: Connection, origin: str, arrived: int) -> str:
+    """Our name from now on: another one, if more of us has arrived than we know to have offered."""
+    if changes.read_note(db, "origin") == origin and arrived > _offered(db):
+        changes.write_note(db, "origin", uuid.uuid4().hex)
+    return changes.read_note(db, "origin") or ""
 
 
 # --- the shared side ---------------------------------------------------------------------------
 
 
-def _take_in(db: Connection, origin: str, parcels: list[Parcel]) -> int:
-    """What is new of it. Returns the number that it had before."""
+def _arrived(db: Connection, origin: str) -> int:
+    return db.scalar(select(tables.arrivals.c.number).where(tables.arrivals.c.origin == origin)) or 0
+
+
+def _take_in(db: Connection, origin: str, parcels: list[Parcel]) -> None:
+    """What is new of it."""
     arrivals = tables.arrivals
     db.execute(changes.insert_or_leave(db, arrivals), [{"origin": origin, "number": 0}])
     # The row's lock holds off another syncer of the same store until we are through.
@@ -168,7 +187,6 @@ def _take_in(db: Connection, origin: str, parcels: list[Parcel]) -> int:
         _take(db, origin, parcel)
     if fresh:
         db.execute(update(arrivals).where(arrivals.c.origin == origin).values(number=fresh[-1].number))
-    return last
 
 
 def _take(db: Connection, origin: str, parcel: Parcel) -> None:
