@@ -53,7 +53,7 @@ class Runs:
     async def _run(self, id: str, who: Caller, cpus: float, memory: int) -> None:
         with self._scopes[id]:
             try:
-                place = self.admission.place(who, id, cpus=cpus, memory=memory, told=self.positions[id].append)
+                place = self.admission.place(who, cpus=cpus, memory=memory, told=self.positions[id].append)
                 async with place:
                     self.started.append(id)
                     await self._ends[id].wait()
@@ -64,6 +64,11 @@ class Runs:
         for id in ids:
             self._ends[id].set()
             await settle()
+
+    def places(self) -> dict[str, int]:
+        """Of those that wait: what they were told last."""
+        gone = {*self.started, *self.refused, *(id for id, scope in self._scopes.items() if scope.cancel_called)}
+        return {id: told[-1] for id, told in self.positions.items() if id not in gone}
 
     async def cancel(self, id: str) -> None:
         self._scopes[id].cancel()
@@ -86,7 +91,7 @@ async def test_no_more_than_the_most_run_and_the_others_follow_in_their_order() 
         for id in ("a1", "a2", "a3", "a4"):
             await runs.ask(id)
         assert (runs.started, runs.admission.running, runs.admission.waiting) == (["a1", "a2"], 2, 2)
-        assert [runs.admission.position(id) for id in ("a1", "a3", "a4", "other")] == [None, 1, 2, None]
+        assert runs.places() == {"a3": 1, "a4": 2}
         await runs.end("a2")
         assert runs.started == ["a1", "a2", "a3"]
         assert runs.positions == {"a1": [], "a2": [], "a3": [1], "a4": [2, 1]}
@@ -102,7 +107,7 @@ async def test_callers_take_turns_so_a_hundred_of_one_are_one_step_for_another()
         await runs.ask("b0")
         await runs.ask("c0")
         await runs.ask("b1")
-        assert [runs.admission.position(id) for id in ("a1", "b0", "c0", "a2", "b1")] == [1, 2, 3, 4, 5]
+        assert sorted(runs.places(), key=runs.places().__getitem__)[:5] == ["a1", "b0", "c0", "a2", "b1"]
         await runs.all_end()
         assert runs.started == ["a0", "a1", "b0", "c0", "a2", "b1", "a3", "a4", "a5"]
 
@@ -159,7 +164,7 @@ async def test_more_than_the_rate_is_refused_with_the_seconds_to_wait_and_only_f
     gate = admission(5, rate="2/minute")
 
     async def once(who: Caller) -> None:
-        async with gate.place(who, "x", cpus=1, memory=1):
+        async with gate.place(who, cpus=1, memory=1):
             pass
 
     await once(caller("ada"))
@@ -226,7 +231,7 @@ async def test_who_is_cancelled_while_waiting_leaves_the_queue_and_those_behind_
         for id in ("a1", "a2", "a3"):
             await runs.ask(id)
         await runs.cancel("a2")
-        assert (runs.admission.waiting, runs.admission.position("a3")) == (1, 1)
+        assert (runs.admission.waiting, runs.places()) == (1, {"a3": 1})
         await runs.cancel("a1")
         assert runs.started == ["a1", "a3"]
         await runs.all_end()
@@ -262,7 +267,7 @@ async def test_a_run_that_fails_gives_its_place_back() -> None:
     gate = admission(1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
-            async with gate.place(caller(), "x", cpus=1, memory=1):
+            async with gate.place(caller(), cpus=1, memory=1):
                 raise ZeroDivisionError
     assert gate.running == 0
 
@@ -273,9 +278,9 @@ async def test_a_listener_that_fails_fails_its_own_run_and_no_other() -> None:
     def broken(position: int) -> None:
         raise LookupError
 
-    async with gate.place(caller("a"), "a1", cpus=1, memory=1):
+    async with gate.place(caller("a"), cpus=1, memory=1):
         with pytest.raises(LookupError):
-            async with gate.place(caller("b"), "b1", cpus=1, memory=1, told=broken):
+            async with gate.place(caller("b"), cpus=1, memory=1, told=broken):
                 raise AssertionError("it ran")
         assert (gate.running, gate.waiting) == (1, 0)
 
@@ -324,8 +329,8 @@ def _hold(gate: Admission, runs: Runs, gone: set[str], most: int, concurrency: i
     assert gate.waiting <= queue
     mine = {name: sum(id[0] == name for id in here) for name in "abc"}
     assert not concurrency or max(mine.values()) <= concurrency
-    waiting = [id for id in runs.positions if gate.position(id) is not None]
-    assert sorted(gate.position(id) or 0 for id in waiting) == list(range(1, len(waiting) + 1))
+    waiting = runs.places()
+    assert sorted(waiting.values()) == list(range(1, gate.waiting + 1))
     if gate.running < most:
         assert all(concurrency and mine[id[0]] >= concurrency for id in waiting)
 

@@ -43,8 +43,8 @@ Told = Callable[[int], None]
 class _Ticket:
     """One run that waits for a place, has one, or was refused."""
 
-    def __init__(self, caller: Caller, id: str, cpus: float, memory: int, told: Told | None) -> None:
-        self.caller, self.id, self.cpus, self.memory, self.told = caller, id, cpus, memory, told
+    def __init__(self, caller: Caller, cpus: float, memory: int, told: Told | None) -> None:
+        self.caller, self.cpus, self.memory, self.told = caller, cpus, memory, told
         self.position: int | None = None
         self.since: float | None = None  # when it got its place
         self.refusal: Exception | None = None
@@ -85,10 +85,6 @@ class Admission:
     def waiting(self) -> int:
         return sum(map(len, self._lines.values()))
 
-    def position(self, id: str) -> int | None:
-        """In the queue, 1 is next; None: it does not wait."""
-        return next((ticket.position for line in self._lines.values() for ticket in line if ticket.id == id), None)
-
     def drain(self) -> None:
         """From now on nobody gets a place, and whoever waits is told so. What runs goes on."""
         self.draining = True
@@ -98,15 +94,13 @@ class Admission:
         self._lines.clear()
 
     @asynccontextmanager
-    async def place(
-        self, caller: Caller, id: str, *, cpus: float, memory: int, told: Told | None = None
-    ) -> AsyncIterator[None]:
+    async def place(self, caller: Caller, *, cpus: float, memory: int, told: Told | None = None) -> AsyncIterator[None]:
         """A place while the block runs. `told` hears its position in the queue whenever that changes, and must not
         wait. `Busy` 429: too much of this caller; 503: too much of all, or we are about to end."""
         if self.draining:
             raise self._going_away()
         await self.count(caller)
-        ticket = _Ticket(caller, id, cpus, memory, told)
+        ticket = _Ticket(caller, cpus, memory, told)
         try:
             self._enqueue(ticket)
             while not ticket.settled.is_set():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Table, func, insert, select, update
+from sqlalchemy import Connection, Insert, Table, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from belljar.service import tables
@@ -22,6 +23,33 @@ def insert_or_leave(connection: Connection, table: Table) -> Insert:
     if connection.dialect.name == "postgresql":
         return postgresql.insert(table).on_conflict_do_nothing()
     return sqlite.insert(table).on_conflict_do_nothing()
+
+
+def _text(statement: Any) -> str:
+    """As SQLite takes it, with parameters by name."""
+    return str(statement.compile(dialect=sqlite.dialect(paramstyle="named")))
+
+
+BEGIN = _text(insert(tables.runs))
+
+
+@lru_cache
+def update_text(*columns: str) -> str:
+    """Of a run, whose id is the parameter `of`."""
+    values: dict[str, Any] = {name: bindparam(name) for name in columns}
+    return _text(update(tables.runs).where(tables.runs.c.id == bindparam("of")).values(values))
+
+
+@lru_cache
+def _item_text(table: Table) -> str:
+    return _text(sqlite.insert(table).on_conflict_do_nothing())
+
+
+def item_texts(items: Iterable[Item]) -> list[tuple[str, list[dict[str, Any]]]]:
+    return [
+        (_item_text(_TABLE_OF[kind]), [tables.item_row(item) for item in some])
+        for kind, some in _sorted_out(items).items()
+    ]
 
 
 def insert_or_replace(connection: Connection, table: Table) -> Insert:
@@ -61,9 +89,7 @@ def change_run(connection: Connection, id: str, values: Mapping[str, Any], *, ou
 
 
 def add_items(connection: Connection, items: Iterable[Item], *, outbox: bool) -> None:
-    sorted_out: dict[type, list[Item]] = {}
-    for item in items:
-        sorted_out.setdefault(type(item), []).append(item)
+    sorted_out = _sorted_out(items)
     for kind, some in sorted_out.items():
         table = _TABLE_OF[kind]
         connection.execute(insert_or_leave(connection, table), [tables.item_row(item) for item in some])
@@ -71,6 +97,13 @@ def add_items(connection: Connection, items: Iterable[Item], *, outbox: bool) ->
         posts = _line_posts(sorted_out.get(LogLine, [])) + _alert_posts(sorted_out.get(Alert, []))
         if posts:
             _post(connection, posts)
+
+
+def _sorted_out(items: Iterable[Item]) -> dict[type, list[Item]]:
+    found: dict[type, list[Item]] = {}
+    for item in items:
+        found.setdefault(type(item), []).append(item)
+    return found
 
 
 def _line_posts(lines: Iterable[Any]) -> list[dict[str, Any]]:

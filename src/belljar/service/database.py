@@ -3,16 +3,16 @@
 The functions are the same for both, plain SQLAlchemy Core. SQLite runs them in a thread: its asyncio driver takes ten
 times as long for a commit. PostgreSQL runs them over asyncpg.
 
-What every run waits for, its first row, SQLite writes at once and by itself (`insert`): a commit without a checkpoint
-is a write to the page cache, and takes less than the way to a thread and back, or through SQLAlchemy.
+What every run needs, its first row and its last change, SQLite writes at once and by itself (`at_once`): a commit
+without a checkpoint is a write to the page cache, and takes less than the way to a thread and back, or through
+SQLAlchemy. The journal grows meanwhile: somebody has to `write` now and then.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from importlib.util import find_spec
@@ -22,13 +22,13 @@ from typing import Any, Protocol, TypeVar
 import anyio
 from anyio import to_thread
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, func, inspect, make_url, select, text
-from sqlalchemy.dialects import sqlite
 
 from belljar import errors
 from belljar.service import tables
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
+Statement = tuple[str, Sequence[Mapping[str, Any]]]  # SQL, and its parameters by name for each time
 BUSY_SECONDS = 3  # for the lock of another process
 _CONNECT_SECONDS = 3
 _COMMAND_SECONDS = 30
@@ -53,8 +53,9 @@ class Database(Protocol):
 
     async def write(self, work: Work[T]) -> T: ...
     async def read(self, work: Work[T]) -> T: ...
-    def insert(self, run: Mapping[str, Any]) -> bool:
-        """A run that begins, at once, if that can be; it is committed, or nothing was done."""
+    def at_once(self, *statements: Statement) -> int | None:
+        """All of them in one transaction, if that can be: it is committed, or nothing was done (None). Tells how many
+        rows the first one changed."""
         ...
 
     async def close(self) -> None: ...
@@ -93,7 +94,7 @@ class Sqlite:
         self._writing, self._reading = anyio.CapacityLimiter(1), anyio.CapacityLimiter(_READERS)
         self._writer = self._engine("BEGIN IMMEDIATE", 1)  # a lock that is upgraded later can fail at once
         self._reader = self._engine("BEGIN", _READERS)
-        self._inserting: sqlite3.Connection | None = None
+        self._quick: sqlite3.Connection | None = None
 
     def _engine(self, opening: str, size: int) -> Engine:
         engine = create_engine(
@@ -107,24 +108,22 @@ class Sqlite:
     async def write(self, work: Work[T]) -> T:
         return await to_thread.run_sync(_transact, self._writer, work, limiter=self._writing)
 
-    def insert(self, run: Mapping[str, Any]) -> bool:
+    def at_once(self, *statements: Statement) -> int | None:
         try:
-            if self._inserting is None:
-                self._inserting = sqlite3.connect(self.where, timeout=0, isolation_level=None)
-                _prepare(self._inserting, None)
-                self._inserting.execute("PRAGMA wal_autocheckpoint = 0")
-            with _transaction(self._inserting) as connection:
-                connection.execute(_INSERT, run)
+            if self._quick is None:
+                self._quick = sqlite3.connect(self.where, timeout=0, isolation_level=None)
+                _prepare(self._quick, None)
+                self._quick.execute("PRAGMA wal_autocheckpoint = 0")
+            return _run_all(self._quick, statements)
         except sqlite3.Error:  # somebody else writes, or there is trouble, which `write` will meet and judge
-            return False
-        return True
+            return None
 
     async def read(self, work: Work[T]) -> T:
         return await to_thread.run_sync(_transact, self._reader, work, limiter=self._reading)
 
     async def close(self) -> None:
-        if self._inserting is not None:
-            self._inserting.close()
+        if self._quick is not None:
+            self._quick.close()
         for engine in (self._reader, self._writer):
             await to_thread.run_sync(engine.dispose)
 
@@ -161,19 +160,16 @@ def _transact(engine: Engine, work: Work[T]) -> T:
         return work(connection)
 
 
-_INSERT = str(tables.runs.insert().compile(dialect=sqlite.dialect(paramstyle="named")))
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+def _run_all(connection: sqlite3.Connection, statements: Sequence[Statement]) -> int:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        yield connection
+        changed = [connection.executemany(sql, rows).rowcount for sql, rows in statements]
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+    return changed[0]
 
 
 def _prepare(connection: Any, record: object) -> None:
@@ -219,8 +215,8 @@ class Postgres:
         async with self._engine.begin() as connection:
             return await connection.run_sync(work)
 
-    def insert(self, run: Mapping[str, Any]) -> bool:
-        return False  # it is on the other side of a socket
+    def at_once(self, *statements: Statement) -> int | None:
+        return None  # it is on the other side of a socket
 
     async def read(self, work: Work[T]) -> T:
         with anyio.fail_after(_READ_SECONDS):

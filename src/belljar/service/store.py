@@ -9,13 +9,14 @@ import json
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
-from sqlalchemy import Connection, and_, delete, exists, or_, select, update
+from sqlalchemy import Connection, Row, Select, and_, delete, exists, or_, select, update
 
 from belljar import errors
 from belljar.backends.base import lone_errors
@@ -111,7 +112,7 @@ class Store:
     async def change(self, id: str, **fields: Any) -> None:
         """If the store cannot be reached, this raises, and yet the change is made once it can be."""
         values = tables.run_values(fields)
-        if values and not await self._writer.ask(writer.change(id, values, self.outbox)):
+        if values and not await self._writer.change(id, values):
             raise errors.NotFound(f"there is no run {id[:80]}", fix="belljar records list")
 
     async def run(self, id: str) -> RunRecord | None:
@@ -140,11 +141,11 @@ class Store:
             if last is not None:
                 later = and_(runs.created == last[0], runs.id > last[1])
                 statement = statement.where(or_(runs.created > last[0], later))
-            page = await self.read(lambda db, query=statement: db.execute(query).all())  # type: ignore[misc]
+            page = await self.read(partial(_all, statement))
             if not page:
                 return
-            for _, id in page:
-                if record := await self.run(id):  # one at a time: a result can be large
+            for row in page:
+                if record := await self.run(row.id):  # one at a time: a result can be large
                     yield record
             last = (page[-1].created, page[-1].id)
 
@@ -288,6 +289,10 @@ class Store:
         """`work` shares its transaction with others, and may be run again after a commit that failed."""
         value: T = await self._writer.ask(writer.Write(work), patience)
         return value
+
+
+def _all(statement: Select[Any], db: Connection) -> Sequence[Row[Any]]:
+    return db.execute(statement).all()
 
 
 def _origin(db: Connection) -> str:

@@ -21,7 +21,7 @@ from belljar.service import changes
 from belljar.service.changes import Item
 from belljar.service.database import Database, Trouble
 from belljar.service.records import FINAL, Alert, LogLine
-from belljar.values import MIB
+from belljar.values import KIB, MIB
 
 PATIENCE = 5.0  # seconds that a caller waits for a database that is not there
 _TICK = 0.05  # lines are gathered for so long
@@ -30,6 +30,8 @@ _RETRY = 1.0
 _GROUP = 500  # writes of one transaction
 _BATCH = 1000  # items of one transaction
 _TURN = 100  # of them of one run
+_SMALL = 64 * KIB  # a change that is made at once: everybody waits for it
+_QUICK = 200
 EVERYTHING = "*"  # no run has that id
 _OBJECT = 600  # bytes that an item takes besides its text
 
@@ -123,6 +125,7 @@ class Writer:
         self._bell = anyio.Event()
         self._busy = False
         self._owed_room = owed_bytes
+        self._quick = 0  # changes, to the next that goes through `_commit`, whose connection checkpoints
         self._pause = 0.0  # before the next try, while the database is not there
         self._scope: anyio.CancelScope | None = None
 
@@ -133,10 +136,22 @@ class Writer:
     # --- the side of the callers
 
     async def begin(self, row: dict[str, Any]) -> None:
-        """A run that begins, in the records when this returns: at once, where nobody else has to be waited for."""
-        idle = not (self._busy or self._waiting or self._problem or self._outbox)
-        if not (idle and self._database.insert(row)):
+        """A run that begins, in the records when this returns: at once, where nobody holds the lock."""
+        if self._outbox or self._problem or self._database.at_once((changes.BEGIN, [row])) is None:
             await self.ask(Write(row=row))
+
+    async def change(self, id: str, values: dict[str, Any]) -> bool:
+        """False: there is no such run. The last change of a run takes its lines along."""
+        write = change(id, values, self._outbox)
+        idle = not (self._outbox or self._problem or self._busy or self._waiting)  # else it might overtake another
+        self._quick = (self._quick + 1) % _QUICK
+        if idle and write.size <= _SMALL and self._quick:
+            items = self.buffer.take_run(write.run) if write.run else []
+            statements = [(changes.update_text(*values), [values | {"of": id}]), *changes.item_texts(items)]
+            if len(items) <= _TURN and (changed := self._database.at_once(*statements)) is not None:
+                return changed > 0
+            self.buffer.give_back(items)
+        return bool(await self.ask(write))
 
     async def ask(self, write: Write, patience: float = PATIENCE) -> Any:
         """Returns when it is committed, or raises what was in the way."""
