@@ -54,14 +54,16 @@ def verify(
 @app.command()
 def show(
     log: Log = None,
-    run: Annotated[str | None, typer.Option("--run", help="Only of this sandbox.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Only of this run, sandbox or session.")] = None,
     kind: Annotated[str | None, typer.Option("--kind", help="Only of this kind: requested, refused, limit, …")] = None,
     last: Annotated[int, typer.Option("--last", min=1, help="At most so many, the latest.")] = 50,
     as_json: Json = False,
 ) -> None:
     """What happened, oldest first."""
     chosen = [
-        line for line in _audit(log).lines() if run in (None, line.get("run")) and kind in (None, line.get("kind"))
+        line
+        for line in _audit(log).lines()
+        if run in (None, line.get("run"), line.get("session")) and kind in (None, line.get("kind"))
     ]
     if as_json:
         terminal.print_json(chosen[-last:])

@@ -56,7 +56,6 @@ async def offers(engine: Engine) -> tuple[Capabilities, ...]:
 
 async def languages(engine: Engine) -> list[tuple[str, LanguageSupport]]:
     if _client is None:
-        available = [offer.backend for offer in await engine.offers() if offer.available]
-        return [(name, row) for name in available for row in await engine.spoken(name)]
+        return await engine.rows()
     async with _client as client:
         return await client.alanguages()

@@ -6,23 +6,23 @@ and errors come back as the classes that the library has. Each verb has an async
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import anyio
 from pydantic import ConfigDict
 
 from belljar import portal
-from belljar.backends.base import Control, lone_errors
+from belljar.backends.base import Control
 from belljar.client_lines import Line, Lines
 from belljar.client_runs import GRACE, RUNS, Record, Sending, execution, look, parse, stop, watch, word
 from belljar.client_session import Sandbox, Session
 from belljar.client_wire import Wire
 from belljar.engine import Listener
 from belljar.models import Capabilities, LanguageSupport, Model, Result, RunRequest
-from belljar.sandbox import Cancel, Stream, listening, request
+from belljar.sandbox import Cancel, Stream, listening, request, streaming
 from belljar.service.records import Alert, Sample, SessionRecord
 
 
@@ -96,22 +96,9 @@ class Client:
                 return result
         return await watch(self._wire, await sending.submit(), listener, control or Control())
 
-    @asynccontextmanager
-    async def stream(self, code: str | None = None, **options: Any) -> AsyncIterator[Stream]:
+    def stream(self, code: str | None = None, **options: Any) -> AbstractAsyncContextManager[Stream]:
         """`async with client.stream(code) as run: async for event in run: ...`; leaving early ends the guest."""
-        asked = request(code, **options)
-        handle = Stream()
-
-        async def work() -> None:
-            async with handle._send:
-                handle.result = await self.execute(asked, listener=handle._send.send, control=handle._control)
-
-        with lone_errors():
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(work)
-                with handle._receive:
-                    yield handle
-                tasks.cancel_scope.cancel()
+        return streaming(partial(self.execute, request(code, **options)))
 
     # --- what stays open ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
@@ -94,7 +95,7 @@ class _Held:
             return await self._heard(body, listener, cancel)
         timeout = body.get("timeout_seconds") or self._asked.limits.named().get("timeout", _UNSPOKEN)
         try:
-            return result_of(await self._wire.ask("POST", self._path("run"), json=body, read=timeout + GRACE))
+            return result_of(await self._post(self._path("run"), body, read=timeout + GRACE))
         except anyio.get_cancelled_exc_class():
             await self._close()  # an interpreter cannot be stopped in the middle and trusted afterwards
             raise
@@ -103,8 +104,13 @@ class _Held:
         control = Control()
         if cancel:
             cancel.attach(control)
-        answer = await self._wire.ask("POST", self._path("run"), json=body | {"wait": False})
+        answer = await self._post(self._path("run"), body | {"wait": False}, read=self._wire.timeout)
         return await watch(self._wire, parse(Record, answer).id, listener, control)
+
+    async def _post(self, path: str, body: dict[str, Any], *, read: float = _OPENING) -> bytes:
+        """Under a key of its own: however often it has to be sent, it is done once."""
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        return await self._wire.ask("POST", path, again=True, json=body, headers=headers, read=read)
 
     # --- files ---
 
@@ -144,7 +150,7 @@ class _Held:
         return self
 
     async def _begin(self) -> bytes:
-        return await self._wire.ask("POST", _SESSIONS, json=self._body, read=_OPENING)
+        return await self._post(_SESSIONS, self._body)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -175,7 +181,7 @@ class Session(_Held, portal.Twinned["SyncSession"]):
 
     async def checkpoint(self) -> Checkpoint:
         """What this session is now, to go back to or to branch from as often as you like."""
-        return parse(Checkpoint, await self._wire.ask("POST", self._path("checkpoints"), read=_OPENING))
+        return parse(Checkpoint, await self._post(self._path("checkpoints"), {}))
 
     def fork(self, checkpoint: Checkpoint | None = None) -> Session:
         """An independent session that goes on from a checkpoint of this one, or from how this one is when it is
@@ -188,13 +194,11 @@ class Session(_Held, portal.Twinned["SyncSession"]):
         if self._origin is None:
             return await super()._begin()
         parent, checkpoint = self._origin
-        body = {"checkpoint": checkpoint.id} if checkpoint else {}
-        return await self._wire.ask("POST", parent._path("fork"), json=body, read=_OPENING)
+        return await self._post(parent._path("fork"), {"checkpoint": checkpoint.id} if checkpoint else {})
 
     async def rollback(self, checkpoint: Checkpoint) -> None:
         """Makes this session what it was, even if a turn has ended it since."""
-        body = {"checkpoint": checkpoint.id}
-        await self._wire.ask("POST", self._path("rollback"), json=body, read=_OPENING, again=True)
+        await self._post(self._path("rollback"), {"checkpoint": checkpoint.id})
 
     async def save(self, path: Any) -> None:
         raise errors.NotAvailable("a server's session cannot be saved to a file here", fix="use checkpoint and fork")

@@ -15,7 +15,7 @@ import anyio
 
 from belljar import audit, backends, errors, languages, policy, routing
 from belljar.audit import Audit
-from belljar.backends.base import Backend, Box, Control, Preparable, in_this_loop
+from belljar.backends.base import Backend, Box, Control, Emit, Preparable, in_this_loop
 from belljar.models import (
     Capabilities,
     Command,
@@ -96,6 +96,11 @@ class Engine:
             self._spoken[name] = await self.backend(name).languages()
         return self._spoken[name]
 
+    async def rows(self) -> list[tuple[str, LanguageSupport]]:
+        """What can be run here: the languages of each backend that is available, in the order of preference."""
+        able = [offer.backend for offer in await self.offers() if offer.available]
+        return [(name, row) for name in able for row in await self.spoken(name)]
+
     # --- running ---
 
     async def run(
@@ -109,8 +114,7 @@ class Engine:
         of the last run alone, and `reasons` tells of the first. The listener hears the first run only when it has
         ended and stands; the engine's sinks hear both as they go.
         """
-        plan, choice = await self._choose(request)
-        plan = plan.model_copy(update={"id": id}) if id else plan
+        plan, choice = await self._choose(request, id=id)
         if request.retry == "stronger" and plan.backend == "auto":
             return await self._run_or_retry(request, plan, choice, listener, control)
         async with self._lease(plan, choice) as lease:
@@ -125,7 +129,7 @@ class Engine:
         failure = first.error
         if failure and failure.context.get("stronger"):
             try:
-                plan, choice = await self._choose(request, after=lease.offer)
+                plan, choice = await self._choose(request, id=plan.id, after=lease.offer)
             except errors.BelljarError as error:
                 told = (*first.reasons, f"not run again: {error.message}")
                 first = first.model_copy(update={"reasons": told})
@@ -139,25 +143,26 @@ class Engine:
         return first
 
     @asynccontextmanager
-    async def open(self, request: RunRequest, *, keep_files: bool = False) -> AsyncIterator[Lease]:
+    async def open(self, request: RunRequest, *, keep_files: bool = False, id: str = "") -> AsyncIterator[Lease]:
         """A sandbox for several requests. It stays where it is: its files cannot be run again elsewhere."""
         if request.retry != "never":
             raise errors.InvalidRequest("retry: an open sandbox stays where it is", fix="use `run`, or name a backend")
-        plan, choice = await self._choose(request, keep_files=keep_files)
+        plan, choice = await self._choose(request, id=id, keep_files=keep_files)
         async with self._lease(plan, choice) as lease:
             yield lease
 
     async def _choose(
-        self, request: RunRequest, *, keep_files: bool = False, after: Capabilities | None = None
+        self, request: RunRequest, *, id: str, keep_files: bool = False, after: Capabilities | None = None
     ) -> tuple[Plan, Choice]:
         """What is allowed, and where; `after` a run on one backend, only on those next in line and no weaker."""
         try:
             with span("policy"):
-                return await self._weigh(request, keep_files=keep_files, after=after)
+                plan, choice = await self._weigh(request, keep_files=keep_files, after=after)
         except errors.BelljarError as error:
-            kind = "refused" if isinstance(error, errors.PolicyDenied) else "failed"
-            await self.record(kind, error=error.kind, message=error.message, **audit.asked(request))
+            kind, run = "refused" if isinstance(error, errors.PolicyDenied) else "failed", {"run": id} if id else {}
+            await self.record(kind, **run, error=error.kind, message=error.message, **audit.asked(request))
             raise
+        return plan.model_copy(update={"id": id}) if id else plan, choice
 
     async def _weigh(self, request: RunRequest, *, keep_files: bool, after: Capabilities | None) -> tuple[Plan, Choice]:
         language = None
@@ -178,7 +183,7 @@ class Engine:
             await stack.enter_async_context(self._places)
             await self.record("created", run=plan.id, backend=choice.backend, reasons=choice.reasons)
             stack.push_async_callback(self._record_end, plan.id)
-            async with self.recording_failure(plan.id):
+            async with self.recording_failure(run=plan.id):
                 with span("start", run=plan.id, backend=choice.backend):
                     box = await stack.enter_async_context(backend.open(plan))
             lease = Lease(self, plan, box, offer, choice.reasons)
@@ -202,19 +207,19 @@ class Engine:
             await self._audit.record(kind, **facts)
 
     @asynccontextmanager
-    async def recording_failure(self, run: str) -> AsyncIterator[None]:
+    async def recording_failure(self, **about: str) -> AsyncIterator[None]:
         try:
             yield
         except errors.BelljarError as error:
-            await self._record_late("failed", run=run, error=error.kind, message=error.message)
+            await self._record_late("failed", **about, error=error.kind, message=error.message)
             raise
 
-    async def record_result(self, run: str, result: Result) -> None:
+    async def record_result(self, result: Result, **about: str) -> None:
         if result.error and result.error.context.get("signal") == "SIGSYS":
-            await self._record_late("seccomp", run=run, message="ended by the kernel for a system call that is closed")
+            await self._record_late("seccomp", **about, message="ended by the kernel for a system call that is closed")
         failure = result.error.error_type if result.error else None
         await self._record_late(
-            "finished", run=run, status=result.status, exit_code=result.exit_code, error=failure,
+            "finished", **about, status=result.status, exit_code=result.exit_code, error=failure,
             duration_ms=result.duration_ms,
         )  # fmt: skip
 
@@ -347,18 +352,32 @@ class Lease:
         self.reasons = reasons
 
     async def run(
-        self, request: RunRequest, *, listener: Listener | None = None, control: Control | None = None
+        self, request: RunRequest, *, listener: Listener | None = None, control: Control | None = None, id: str = ""
     ) -> Result:
-        async with self.engine.recording_failure(self.box.id):
-            command = await self.command(request)
-            await self.announce(request)
-            emit = self._emitter(listener)
-            with span("run", run=self.box.id, backend=self.offer.backend, language=command.language) as seen:
-                result = await self.box.run(command, emit, control or Control())
+        async def work(emit: Emit) -> Result:
+            return await self.box.run(await self.command(request), emit, control or Control())
+
+        return await self.conduct(request, work, listener=listener, id=id)
+
+    async def conduct(
+        self, request: RunRequest, work: Callable[[Emit], Awaitable[Result]], *, listener: Listener | None, id: str
+    ) -> Result:
+        """What `work` comes to, with all that is to be told of it before, meanwhile and after. `id`: its own name,
+        where the box has another because it is a session's."""
+        run = id or self.box.id
+        async with self.engine.recording_failure(**self._about(run)):
+            await self._announce(request, run)
+            emit = self.emitter(listener, run)
+            with span("run", run=run, backend=self.offer.backend, language=self._language(request)) as seen:
+                result = await work(emit)
                 seen.set(status=result.status)
-            result = await self.finish(request, result)
+            result = await self._finish(request, result)
             await emit("finished", "", result=result)
         return result
+
+    def _about(self, run: str) -> dict[str, str]:
+        """Who looks for a run finds its session, and the other way round."""
+        return {"run": run} if run == self.box.id else {"run": run, "session": self.box.id}
 
     async def command(self, request: RunRequest) -> Command:
         """The request as one program with its files: a snippet becomes its language's main file."""
@@ -392,18 +411,18 @@ class Lease:
             type=request.type,
         )  # fmt: skip
 
-    async def announce(self, request: RunRequest) -> None:
+    async def _announce(self, request: RunRequest, run: str) -> None:
         """To the audit log, before anything is run."""
         if not self.engine.audited:
             return
         facts = audit.asked(request) | {"limits": self.limits(request).model_dump(exclude_none=True)}
-        await self.engine.record("requested", run=self.box.id, backend=self.offer.backend, **facts)
+        await self.engine.record("requested", **self._about(run), backend=self.offer.backend, **facts)
 
     def limits(self, request: RunRequest) -> Limits:
         language = None if request.code is None else self.engine.languages.get(request.language)
         return policy.command_limits(request, self.plan, self.engine.settings, language)
 
-    async def finish(self, request: RunRequest, result: Result) -> Result:
+    async def _finish(self, request: RunRequest, result: Result) -> Result:
         """The backend's raw result with its files, its diagnosis, and where and why it ran."""
         reasons = self.reasons + result.reasons
         changes: dict[str, Any] = {}
@@ -428,23 +447,25 @@ class Lease:
             return None
         from belljar import diagnose  # its tables cost 20 ms, and most runs succeed
 
-        language = "" if request.command else self.engine.languages.get(request.language).name
-        limits = self.limits(request)
+        language, limits = self._language(request), self.limits(request)
         return diagnose.diagnose(result, language=language, limits=limits, backend=self.offer.backend)
+
+    def _language(self, request: RunRequest) -> str:
+        return "" if request.command else self.engine.languages.get(request.language).name
 
     async def _record(self, event: Event) -> None:
         if event.kind in ("limit", "denied"):
-            await self.engine.record(event.kind, run=event.run, message=event.text)
+            await self.engine.record(event.kind, **self._about(event.run), message=event.text)
         elif event.result is not None:
-            await self.engine.record_result(event.run, event.result)
+            await self.engine.record_result(event.result, **self._about(event.run))
 
-    def _emitter(self, listener: Listener | None) -> Any:
+    def emitter(self, listener: Listener | None, run: str) -> Any:
         sequence = 0
 
         async def emit(kind: EventKind, text: str, result: Result | None = None) -> None:
             nonlocal sequence
             sequence += 1
-            event = Event(run=self.box.id, seq=sequence, kind=kind, text=text, result=result)
+            event = Event(run=run, seq=sequence, kind=kind, text=text, result=result)
             await self._record(event)
             await self.engine.tell(event, listener)
 

@@ -6,6 +6,7 @@
     │   ├── ImageRefused          126   403  -32001   digest, signature or scan speaks against the image
     │   ├── Unauthorized          126   401  -32001   nobody knows who asks
     │   ├── NotFound              126   404  -32001   there is no such thing, or not for this caller
+    │   ├── Elsewhere             126   409  -32001   another server has it, and only that one can do this
     │   └── Busy                  126   429  -32001   not now: a quota or the queue is full; `retry_after` says when
     └── BackendError              125   503  -32603   our failure, never the guest's
         ├── NotAvailable          125   503  -32603   kind "not_available"
@@ -35,7 +36,7 @@ class BelljarError(Exception):
 
     kind: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 125
-    http_status: ClassVar[int] = 500
+    http_status: int = 500
     mcp_code: ClassVar[int] = -32603
 
     def __init__(self, message: str, *, fix: str = "", context: dict[str, Any] | None = None) -> None:
@@ -75,6 +76,13 @@ class NotFound(PolicyDenied):
     http_status = 404
 
 
+class Elsewhere(PolicyDenied):
+    """`context["instance"]` names the server."""
+
+    kind = "elsewhere"
+    http_status = 409
+
+
 class Busy(PolicyDenied):
     """`status` 429: the caller's own quota; 503: the whole service is full or going away."""
 
@@ -84,7 +92,7 @@ class Busy(PolicyDenied):
     def __init__(self, message: str, *, retry_after: float, status: int = 429, fix: str = "") -> None:
         super().__init__(message, fix=fix or "try again later", context={"retry_after": retry_after})
         self.retry_after = retry_after
-        self.http_status = status  # type: ignore[misc]
+        self.http_status = status
 
 
 class BackendError(BelljarError):
@@ -146,8 +154,8 @@ def from_dict(told: Mapping[str, Any], status: int = 500) -> BelljarError:
 _KINDS: dict[str, type[BelljarError]] = {
     error.kind: error
     for error in (
-        InvalidRequest, PolicyDenied, Unauthorized, NotFound, BackendError, NotAvailable, ImageNotFound, StartFailed,
-        ExecutionFailed, BackendTimeout, Aborted, CleanupFailed,
+        InvalidRequest, PolicyDenied, Unauthorized, NotFound, Elsewhere, BackendError, NotAvailable, ImageNotFound,
+        StartFailed, ExecutionFailed, BackendTimeout, Aborted, CleanupFailed,
     )
 }  # fmt: skip
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -184,18 +185,22 @@ class Stream:
         return self._receive.__aiter__()
 
 
-@asynccontextmanager
-async def stream(
+def stream(
     code: str | None = None, *, backend: str | Backend = "auto", engine: Engine | None = None, **options: Any
-) -> AsyncIterator[Stream]:
+) -> AbstractAsyncContextManager[Stream]:
     """`async with belljar.stream(code) as run: async for event in run: ...`; leaving early ends the guest."""
     engine, name = _engine_for(backend, engine)
-    asked = request(code, backend=name, **options)
+    return streaming(partial(engine.run, request(code, backend=name, **options)))
+
+
+@asynccontextmanager
+async def streaming(run: Callable[..., Awaitable[Result]]) -> AsyncIterator[Stream]:
+    """`run` takes a listener and a control, and is ended when the block is left."""
     handle = Stream()
 
     async def work() -> None:
         async with handle._send:
-            handle.result = await engine.run(asked, listener=handle._send.send, control=handle._control)
+            handle.result = await run(listener=handle._send.send, control=handle._control)
 
     with lone_errors():
         async with anyio.create_task_group() as tasks:
@@ -211,9 +216,12 @@ class Sandbox(portal.Twinned["SyncSandbox"]):
     `async with Sandbox() as box: await box.run(...)`, or `with Sandbox() as box: box.run(...)`.
     """
 
-    def __init__(self, *, backend: str | Backend = "auto", engine: Engine | None = None, **options: Any) -> None:
+    def __init__(
+        self, *, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "", **options: Any
+    ) -> None:
         self._engine, name = _engine_for(backend, engine)
         self._request = request(backend=name, **options)
+        self._id = id  # under which it is recorded; empty: a new one
         self._stack = AsyncExitStack()
         self._lease: Lease | None = None
 
@@ -225,25 +233,25 @@ class Sandbox(portal.Twinned["SyncSandbox"]):
 
     async def run(
         self, code: str, *, on_event: Listener | None = None, on_stdout: Callable[[str], Any] | None = None,
-        on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, **options: Any,
+        on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, id: str = "", **options: Any,
     ) -> Result:  # fmt: skip
         """Runs a snippet here; its files are those of the box."""
-        return await self._run(self._asked(code=code, **options), listening(on_event, on_stdout, on_stderr), cancel)
+        return await self._run(self._asked(code=code, **options), listening(on_event, on_stdout, on_stderr), cancel, id)
 
     async def exec(
         self, command: Iterable[str], *, on_event: Listener | None = None,
         on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None,
-        cancel: Cancel | None = None, **options: Any,
+        cancel: Cancel | None = None, id: str = "", **options: Any,
     ) -> Result:  # fmt: skip
         """Runs a command here."""
         asked = self._asked(command=command, **options)
-        return await self._run(asked, listening(on_event, on_stdout, on_stderr), cancel)
+        return await self._run(asked, listening(on_event, on_stdout, on_stderr), cancel, id)
 
-    async def _run(self, asked: RunRequest, listener: Listener | None, cancel: Cancel | None) -> Result:
+    async def _run(self, asked: RunRequest, listener: Listener | None, cancel: Cancel | None, id: str) -> Result:
         control = Control()
         if cancel:
             cancel.attach(control)
-        return await self.lease.run(asked, listener=listener, control=control)
+        return await self.lease.run(asked, listener=listener, control=control, id=id)
 
     async def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
         if not isinstance(content, bytes | str):
@@ -269,17 +277,18 @@ class Sandbox(portal.Twinned["SyncSandbox"]):
         options.setdefault("deterministic", mine.deterministic)
         return request(env=env, limits=limits, backend=mine.backend, **options)
 
-    def twice(self) -> Sandbox:
+    def twice(self, id: str = "") -> Sandbox:
         """Another one, asked for in the same words, on the backend that took this one."""
         backend = self.lease.offer.backend
-        other = Sandbox(backend=backend, engine=self._engine)
+        other = Sandbox(backend=backend, engine=self._engine, id=id)
         other._request = self._request.model_copy(update={"backend": backend})
         return other
 
     async def __aenter__(self) -> Self:
         if self._lease is not None:
             raise errors.InvalidRequest("this sandbox is already open", fix="make a second Sandbox")
-        self._lease = await self._stack.enter_async_context(self._engine.open(self._request, keep_files=True))
+        opening = self._engine.open(self._request, keep_files=True, id=self._id)
+        self._lease = await self._stack.enter_async_context(opening)
         return self
 
     async def __aexit__(

@@ -23,9 +23,10 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from belljar import checkpoints, errors, policy, portal
-from belljar.backends.base import Backend, Control, Copyable, Snapshot, lone_errors
+from belljar.backends.base import Backend, Control, Copyable, Emit, Snapshot, lone_errors
+from belljar.egress import DENIALS
 from belljar.engine import Engine, Lease, Listener
-from belljar.models import Command, Entry, EventKind, MimeBundle, Result, Status
+from belljar.models import Command, Entry, EventKind, Limits, MimeBundle, Result, Status
 from belljar.output import Capture, scrub
 from belljar.sandbox import Cancel, Sandbox, listening
 from belljar.values import MIB
@@ -51,7 +52,7 @@ class Session(portal.Twinned["SyncSession"]):
     """
 
     def __init__(
-        self, *, backend: str | Backend = "auto", engine: Engine | None = None,
+        self, *, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "",
         idle: float = 600.0, lifetime: float = 3600.0, **options: Any,
     ) -> None:  # fmt: skip
         for name, value in (("idle", idle), ("lifetime", lifetime)):
@@ -61,7 +62,7 @@ class Session(portal.Twinned["SyncSession"]):
             raise errors.InvalidRequest(
                 "deterministic: a session cannot be repeated", fix="use run, with all of its code"
             )
-        self._sandbox = Sandbox(backend=backend, engine=engine, **options)
+        self._sandbox = Sandbox(backend=backend, engine=engine, id=id, **options)
         self._idle = idle
         self._lifetime = lifetime
         self._stack = AsyncExitStack()
@@ -72,23 +73,22 @@ class Session(portal.Twinned["SyncSession"]):
     async def run(
         self, code: str, *, timeout: float | None = None, on_event: Listener | None = None,
         on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None,
-        cancel: Cancel | None = None,
+        cancel: Cancel | None = None, id: str = "",
     ) -> Result:  # fmt: skip
         """One turn. The value of a last expression and open figures are in `results`.
 
-        Cancelling a turn ends the session: an interpreter cannot be stopped in the middle and trusted afterwards.
+        Cancelling a turn under way ends the session: an interpreter cannot be stopped in the middle and trusted
+        afterwards. One that waits for the turn before it is given up, and that is all.
         """
         asked = self._sandbox._asked(code=code, timeout=timeout)
         limits = policy.limits(asked.limits, self._lease.plan.limits, self._lease.engine.settings.caps)
-        await self._lease.announce(asked)
-        emit = self._lease._emitter(listening(on_event, on_stdout, on_stderr))
         talk = self._conversation
-        if cancel:
-            cancel.attach(talk.control)
-        result = await talk.turn(code, limits.timeout, limits.output, emit)
-        result = await self._lease.finish(asked, result)
-        await emit("finished", "", result=result)
-        return result
+
+        async def work(emit: Emit) -> Result:
+            return await talk.turn(code, limits, emit, cancel or Cancel())
+
+        listener = listening(on_event, on_stdout, on_stderr)
+        return await self._lease.conduct(asked, work, listener=listener, id=id)
 
     async def checkpoint(self) -> Checkpoint:
         """What this session is now, to go back to or to branch from as often as you like."""
@@ -99,11 +99,11 @@ class Session(portal.Twinned["SyncSession"]):
         snapshot.turns = talk.turns
         return Checkpoint(snapshot)
 
-    def fork(self, checkpoint: Checkpoint | None = None) -> Session:
+    def fork(self, checkpoint: Checkpoint | None = None, *, id: str = "") -> Session:
         """An independent session that goes on from a checkpoint of this one, or from how this one is when it is opened:
         `with s.fork() as branch: ...`."""
         branch = Session(engine=self._sandbox._engine, idle=self._idle, lifetime=self._lifetime)
-        branch._sandbox = self._sandbox.twice()
+        branch._sandbox = self._sandbox.twice(id)
         branch._origin = checkpoint or self
         return branch
 
@@ -268,6 +268,7 @@ class _Turn:
         self.number = number
         self.streams = {"stdout": Capture(output), "stderr": Capture(output)}
         self.results: list[MimeBundle] = []
+        self.denied: list[str] = []
         self.room = _FRAME_LIMIT  # for all results together
         self.dropped = False
         self.emit = emit
@@ -293,6 +294,11 @@ class _Turn:
             self.verdict = frame
             self.over.set()
 
+    async def deny(self, words: str) -> None:
+        if len(self.denied) < DENIALS:
+            self.denied.append(words)
+        await self.emit("denied", words)
+
 
 class _Talk:
     """The conversation with one agent: a task runs it in the box, turns go in, frames come out."""
@@ -314,6 +320,7 @@ class _Talk:
         self._last_used = time.monotonic()
         self._scope = anyio.CancelScope()
         self._over = anyio.Event()
+        self._emit = lease.emitter(None, lease.box.id)
         self._feed: MemoryObjectSendStream[bytes]
         self.control: Control
 
@@ -375,6 +382,8 @@ class _Talk:
     async def _hear(self, kind: EventKind, text: str) -> None:
         if kind == "stderr" and self._turn:  # from before the agent took over its streams, or its own last words
             await self._turn.hear({"stream": "stderr", "text": text})
+        if kind == "denied":  # to a turn, or to a thread that one left behind
+            await (self._turn.deny(text) if self._turn else self._emit(kind, text))
         if kind != "stdout":
             return
         first, *lines = text.split("\n")
@@ -424,27 +433,41 @@ class _Talk:
                 f"the session has ended: {self._last_words()}", fix="open a new one", context={"ended": True}
             )
 
-    async def turn(self, code: str, timeout: float, output: int, emit: Callable[..., Any]) -> Result:
-        async with self._one_at_a_time:
+    async def turn(self, code: str, limits: Limits, emit: Emit, cancel: Cancel) -> Result:
+        asked = Control()
+        cancel.attach(asked)
+        with anyio.CancelScope() as waiting:  # whoever gives up here is no concern of those before
+            asked.tell(lambda _: waiting.cancel())
+            await self._one_at_a_time.acquire()
+        if waiting.cancelled_caught:
+            told = "it was cancelled before its turn came"
+            return Result(status=Status.ABORTED, container_id=self._lease.box.id, reasons=(told,))
+        try:
             self._require_life()
-            self.turns += 1
-            turn = self._turn = _Turn(self.turns, output, emit)
-            started = time.perf_counter()
-            try:
-                line = json.dumps({"turn": turn.number, "code": code, "timeout": timeout})
-                await self._feed.send(line.encode() + b"\n")
-                with anyio.move_on_after(timeout + _GRACE) as clock:
-                    await turn.over.wait()
-                if clock.cancelled_caught:
-                    self.control.stop(Status.TIMEOUT)
-                    await turn.over.wait()
-            except BaseException:  # a cancelled turn leaves the interpreter in the middle of something
-                self.control.stop()
-                raise
-            finally:
-                self._turn = None
-                self._last_used = time.monotonic()
-            return self._result(turn, (time.perf_counter() - started) * 1000)
+            return await self._take_turn(code, limits, emit, asked)
+        finally:
+            self._one_at_a_time.release()
+
+    async def _take_turn(self, code: str, limits: Limits, emit: Emit, asked: Control) -> Result:
+        self.turns += 1
+        turn = self._turn = _Turn(self.turns, limits.output, emit)
+        asked.tell(lambda _: self.control.stop() if self._turn is turn else None)  # late, it would end the next one
+        started = time.perf_counter()
+        try:
+            line = json.dumps({"turn": turn.number, "code": code, "timeout": limits.timeout})
+            await self._feed.send(line.encode() + b"\n")
+            with anyio.move_on_after(limits.timeout + _GRACE) as clock:
+                await turn.over.wait()
+            if clock.cancelled_caught:
+                self.control.stop(Status.TIMEOUT)
+                await turn.over.wait()
+        except BaseException:  # a cancelled turn leaves the interpreter in the middle of something
+            self.control.stop()
+            raise
+        finally:
+            self._turn = None
+            self._last_used = time.monotonic()
+        return self._result(turn, (time.perf_counter() - started) * 1000)
 
     def _result(self, turn: _Turn, duration_ms: float) -> Result:
         out, err = turn.streams["stdout"], turn.streams["stderr"]
@@ -465,6 +488,7 @@ class _Talk:
         return Result(
             status=status, exit_code=code, stdout=out.text, stderr=err.text, truncated=cut,
             duration_ms=round(duration_ms, 3), results=tuple(turn.results), container_id=self._lease.box.id,
+            reasons=tuple(turn.denied),
         )  # fmt: skip
 
     def _last_words(self) -> str:

@@ -32,11 +32,11 @@ def parse_size(value: object) -> object:
     return int(number)
 
 
-def format_size(size: int) -> str:
+def format_size(size: float) -> str:
     for unit in ("B", "K", "M", "G"):
         if size < 1024:
-            return f"{size:g}{unit}" if unit != "B" else f"{size} bytes"
-        size = size // 1024 if size % 1024 == 0 else size / 1024  # type: ignore[assignment]
+            return f"{size:g}{unit}" if unit != "B" else f"{size:g} bytes"
+        size = size // 1024 if size % 1024 == 0 else size / 1024
     return f"{size:.7g}T"
 
 

@@ -182,6 +182,8 @@ def test_a_key_sees_its_own_runs_and_sessions_and_the_administrator_all(keyed: S
         assert told(bob.post(f"/api/sandbox/runs/{id}/cancel")) == (404, "not_found")
         assert id not in [run["id"] for run in bob.get("/api/sandbox/runs").json()]
         assert id in [run["id"] for run in admin.get("/api/sandbox/runs").json()]
+        figures = f"/api/sandbox/{session}/metrics"
+        assert [each.get(figures).status_code for each in (ada, bob, admin)] == [404, 200, 200]
         assert admin.delete(f"/api/sandbox/sessions/{session}").status_code == 204
         path = f"/api/sandbox/{id}/logs"
         headers = {name: {"X-API-Key": keyed.keys[name]["key"]} for name in ("ada", "bob")}  # type: ignore[attr-defined]

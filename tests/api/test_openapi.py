@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import checks
 
+from belljar.models import Model
+from belljar.service import examples
 from belljar.service.api import create_app
 from belljar.settings import Settings
 from serving import served
@@ -23,7 +27,8 @@ _CHECKS = [
 ]
 
 
-schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())
+document = create_app(Settings()).openapi()
+schema = schemathesis.openapi.from_dict(document)
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +43,38 @@ def test_every_answer_is_one_that_the_document_promises(case: schemathesis.Case,
     answer = case.call(base_url=url, timeout=30)
     assert answer.status_code != 500, answer.text  # 503 may be true of an engine that is not here
     case.validate_response(answer, checks=_CHECKS)
+
+
+def exchanged() -> set[str]:
+    """The names of all that is sent or answered, alone or as the items of a list."""
+    found = set()
+    for operation in (each for methods in document["paths"].values() for each in methods.values()):
+        for side in (operation.get("requestBody", {}), *operation["responses"].values()):
+            for content in side.get("content", {}).values():
+                found |= set(re.findall(r"#/components/schemas/(\w+)", str(content)))
+    return found
+
+
+def test_whatever_is_sent_or_answered_has_an_example_that_is_one_of_its_kind() -> None:
+    kinds: dict[str, type[Model]] = {type(each).__name__: type(each) for each in examples.BODIES + examples.ANSWERS}
+    assert {"Execute", "Executed", "RunRecord", "Problem", "Ready", "Language"} <= exchanged()
+    for name in exchanged():
+        shown: list[Any] = document["components"]["schemas"][name].get("examples", [])
+        assert shown, f"{name} has no example"
+        for example in shown:
+            understood = kinds[name].model_validate(example).model_dump(mode="json")
+            assert understood | example == understood, name
+
+
+def test_every_parameter_has_an_example() -> None:
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            assert all("example" in each for each in operation.get("parameters", ())), path
+
+
+def test_every_answer_in_json_has_a_model_and_is_not_just_any_object() -> None:
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for status, answer in operation["responses"].items():
+                told = answer.get("content", {}).get("application/json")
+                assert told is None or "#/components/schemas/" in str(told), (path, status)

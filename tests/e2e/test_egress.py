@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -18,6 +19,7 @@ from belljar.backends.docker import Containers
 from belljar.backends.docker_engine import docker_address, podman_address
 from belljar.backends.native import Native
 from belljar.egress import judge
+from belljar.engine import Engine
 from belljar.models import Egress
 from belljar.settings import load
 from engines import engines
@@ -197,3 +199,19 @@ def test_no_target_but_a_listed_name_is_ever_allowed(target: bytes) -> None:
 )  # fmt: skip
 def test_the_list_is_taken_at_its_word(target: bytes, allowed: bool) -> None:
     assert (judge(target, LISTED).objection == "") is allowed
+
+
+async def test_what_a_session_is_denied_is_told_with_its_turn_and_recorded(made: Maker, tmp_path: Path) -> None:
+    log, denied = tmp_path / "audit.log", list[str]()
+    backend = made({}, private=True)
+    engine = Engine(load(state_dir=str(tmp_path), audit_log=str(log)), extra=(backend,))
+    async with belljar.Session(backend=backend.name, engine=engine, id="bs-given", net=["listed.example"]) as session:
+        turn = await session.run(
+            ask(b"CONNECT other.example:443 HTTP/1.1\r\nHost: x"), id="bj-turn",
+            on_event=lambda event: denied.append(event.text) if event.kind == "denied" else None,
+        )  # fmt: skip
+        assert not (await session.run("1")).reasons[len(turn.reasons) - 1 :], "the next turn was denied nothing"
+    assert denied == ["network: other.example:443 was refused: it is not on the list (listed.example)"]
+    assert denied[0] in turn.reasons
+    (line,) = [line for line in map(json.loads, log.read_text().splitlines()) if line["kind"] == "denied"]
+    assert (line["run"], line["session"], line["message"]) == ("bj-turn", "bs-given", denied[0])

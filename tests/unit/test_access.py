@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from belljar import cli_keys, errors
 from belljar.service import access as access_module
-from belljar.service.access import Access, is_loopback, new_key, refuse_open_bind
-from belljar.service.records import SCOPES, Key
+from belljar.service.access import Access, allow, is_loopback, new_key, refuse_open_bind
+from belljar.service.records import SCOPES, Caller, Key
 from belljar.settings import Jwt, Service, Settings
 
 pytestmark = pytest.mark.anyio
@@ -60,9 +60,15 @@ def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
+async def ask(access: Access, headers: dict[str, str], scope: Any) -> Caller:
+    caller = await access.known(headers)
+    allow(caller, scope)
+    return caller
+
+
 async def refusal(access: Access, headers: dict[str, str], scope: Any = "run") -> errors.PolicyDenied:
     with pytest.raises(errors.PolicyDenied) as caught:
-        await access.caller(headers, scope)
+        await ask(access, headers, scope)
     for value in headers.values():
         for word in value.replace(".", " ").replace("_", " ").split():
             assert len(word) < 20 or word not in f"{caught.value}{caught.value.as_dict()}", "a secret in a message"
@@ -74,7 +80,7 @@ async def refusal(access: Access, headers: dict[str, str], scope: Any = "run") -
 
 async def test_without_keys_and_tokens_everybody_on_loopback_is_the_local_user_with_all_scopes() -> None:
     access = Access(settings(), Keys())
-    caller = await access.caller({}, "admin")
+    caller = await ask(access, {}, "admin")
     assert (caller.name, caller.scopes) == ("local user", frozenset(SCOPES))
     assert not await access.required()
 
@@ -125,7 +131,7 @@ def test_a_bind_to_the_network_without_keys_is_refused_and_says_what_to_do(host:
 )
 async def test_a_key_is_taken_from_each_header_that_may_carry_it(form: Any) -> None:
     key, secret = new_key("ci", frozenset({"run"}), rate="5/minute", concurrency=3)
-    caller = await Access(settings(), Keys(key)).caller(form(secret), "run")
+    caller = await ask(Access(settings(), Keys(key)), form(secret), "run")
     assert (caller.name, caller.key, caller.rate, caller.concurrency) == ("ci", key.id, "5/minute", 3)
     assert caller.scopes == {"run"}
 
@@ -154,7 +160,7 @@ async def test_a_wrong_secret_and_an_unknown_id_sound_the_same() -> None:
     one, other = await refusal(access, bearer(wrong)), await refusal(access, bearer(stranger))
     assert one.as_dict() == other.as_dict()
     assert one.http_status == 401
-    assert (await access.caller(bearer(secret), "run")).name == "ci"
+    assert (await ask(access, bearer(secret), "run")).name == "ci"
 
 
 async def test_revoked_and_expired_is_told_only_to_whom_has_the_secret() -> None:
@@ -177,7 +183,7 @@ async def test_admin_may_everything() -> None:
     key, secret = new_key("ci", frozenset({"admin"}))
     access = Access(settings(), Keys(key))
     for scope in SCOPES:
-        assert (await access.caller(bearer(secret), scope)).name == "ci"
+        assert (await ask(access, bearer(secret), scope)).name == "ci"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +223,7 @@ async def test_the_store_is_asked_once_for_many_requests_and_a_revocation_counts
     access = Access(settings(), keys)
     async with anyio.create_task_group() as group:
         for _ in range(50):
-            group.start_soon(access.caller, bearer(secret), "run")
+            group.start_soon(ask, access, bearer(secret), "run")
     assert keys.asked == 1
     await keys.revoke_key(key.id)
     now = time.monotonic()
@@ -234,14 +240,14 @@ async def test_a_store_that_does_not_answer_lets_nobody_in(monkeypatch: pytest.M
 
     monkeypatch.setattr(access_module, "_STORE_TIMEOUT", 0.01)
     with anyio.fail_after(5), pytest.raises(errors.NotAvailable):
-        await Access(settings(), Stuck()).caller({}, "run")
+        await ask(Access(settings(), Stuck()), {}, "run")
 
 
 async def test_no_secret_is_in_a_repr_or_a_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     key, secret = new_key("ci", frozenset({"run"}))
     access = Access(settings(), Keys(key))
-    caller = await access.caller(bearer(secret), "run")
+    caller = await ask(access, bearer(secret), "run")
     shown = f"{key!r}{caller!r}{access!r}{caplog.text}"
     assert secret.split("_")[2] not in shown
     assert key.digest not in shown
@@ -299,10 +305,10 @@ async def test_a_token_says_who_asks_what_they_may_and_how_much(secret_file: str
     access = Access(settings(jwt=Jwt(secret_file=secret_file)), Keys())
     assert await access.required()
     sent = token(scopes=["files", "world", 3], belljar_rate="9/hour", belljar_concurrency=2)
-    caller = await access.caller(bearer(sent), "read")
+    caller = await ask(access, bearer(sent), "read")
     assert (caller.name, caller.scopes, caller.key) == ("jwt:ada", {"run", "read", "files"}, "")
     assert (caller.rate, caller.concurrency) == ("9/hour", 2)
-    assert (await access.caller({"sec-websocket-protocol": f"belljar,bearer.{sent}"}, "run")).name == "jwt:ada"
+    assert (await ask(access, {"sec-websocket-protocol": f"belljar,bearer.{sent}"}, "run")).name == "jwt:ada"
     assert (await refusal(access, {})).http_status == 401
 
 
@@ -310,7 +316,7 @@ async def test_a_token_says_who_asks_what_they_may_and_how_much(secret_file: str
 async def test_public_keys_speak_their_own_algorithm_only(tmp_path: Path, key: Any, algorithm: str) -> None:
     file = public_file(tmp_path, key)
     access = Access(settings(jwt=Jwt(public_key_file=file)), Keys())
-    assert (await access.caller(bearer(jwt.encode(claims(), key, algorithm)), "run")).name == "jwt:ada"
+    assert (await ask(access, bearer(jwt.encode(claims(), key, algorithm)), "run")).name == "jwt:ada"
     other = jwt.encode(claims(), *((EC, "ES256") if key is RSA else (RSA, "RS256")))
     assert (await refusal(access, bearer(other))).http_status == 401
 
@@ -354,7 +360,7 @@ async def test_a_token_that_is_not_in_order_is_refused_with_a_reason(
 ) -> None:
     access = Access(settings(jwt=Jwt(secret_file=secret_file, issuer="us", audience="belljar")), Keys())
     good = {"iss": "us", "aud": "belljar"}
-    assert (await access.caller(bearer(token(**good)), "run")).name == "jwt:ada"
+    assert (await ask(access, bearer(token(**good)), "run")).name == "jwt:ada"
     error = await refusal(access, bearer(token(**(good | changes))))
     assert error.http_status == 401
     assert word in error.message
@@ -363,6 +369,14 @@ async def test_a_token_that_is_not_in_order_is_refused_with_a_reason(
 async def test_a_token_made_for_an_audience_is_refused_where_none_is_set(secret_file: str) -> None:
     access = Access(settings(jwt=Jwt(secret_file=secret_file)), Keys())
     assert "audience" in (await refusal(access, bearer(token(aud="somebody else")))).message
+
+
+async def test_a_start_without_an_audience_is_warned_of(secret_file: str, caplog: pytest.LogCaptureFixture) -> None:
+    Access(settings(jwt=Jwt(secret_file=secret_file, audience="belljar")), Keys())
+    Access(settings(), Keys())
+    assert not caplog.records
+    Access(settings(jwt=Jwt(secret_file=secret_file, issuer="us")), Keys())
+    assert [(each.levelname, "no audience" in each.message) for each in caplog.records] == [("WARNING", True)]
 
 
 async def test_a_token_with_another_signature_learns_nothing_else(secret_file: str) -> None:
@@ -380,8 +394,8 @@ async def test_a_token_without_scopes_that_we_know_may_nothing(secret_file: str,
 async def test_keys_and_tokens_go_together(secret_file: str) -> None:
     key, secret = new_key("ada", frozenset({"run"}))
     access = Access(settings(jwt=Jwt(secret_file=secret_file)), Keys(key))
-    assert (await access.caller(bearer(secret), "run")).name == "ada"
-    assert (await access.caller(bearer(token()), "run")).name == "jwt:ada"
+    assert (await ask(access, bearer(secret), "run")).name == "ada"
+    assert (await ask(access, bearer(token()), "run")).name == "jwt:ada"
 
 
 def wrong_jwt(tmp_path: Path) -> dict[str, Jwt]:
@@ -452,7 +466,7 @@ def test_a_key_is_created_listed_and_revoked_from_the_command_line(keys: Keys) -
     assert (made["id"], made["scopes"], made["state"]) == (key.id, ["read", "run"], "valid")
     assert key.expires == pytest.approx(time.time() + 30 * 86400, abs=60)
     access = Access(settings(), keys)
-    assert anyio.run(access.caller, bearer(made["key"]), "run").rate == "60/minute"
+    assert anyio.run(ask, access, bearer(made["key"]), "run").rate == "60/minute"
 
     listed = command("list", "--json").stdout
     assert json.loads(listed)["keys"][0]["name"] == "ci"

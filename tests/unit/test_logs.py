@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import anyio
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.models import Event
-from belljar.service.logs import Lines, Live
+from belljar.service import logs
+from belljar.service.logs import Lines, Live, replay
 from belljar.service.records import LogLine
 
 
@@ -87,6 +90,54 @@ async def test_lines_that_nobody_kept_are_told_as_a_gap() -> None:
     assert told[0].stream == "gap"
     assert told[-1].message == "99"
     assert told[0].number + 1 == told[1].number
+
+
+def shown(lines: list[LogLine]) -> list[int | str]:
+    """Numbers of lines, and what gaps say."""
+    return [line.message if line.stream == "gap" else line.number for line in lines]
+
+
+async def test_lines_that_the_store_lost_at_the_beginning_and_in_the_middle_are_told_as_gaps() -> None:
+    store = Kept()
+    log = live(store, room=400)
+    for number in range(100):
+        await log.hear(said(f"{number}\n"))
+    log.close(0)
+    store.written = [line for line in store.written if line.number in (3, 4, 10)]
+    kept = log._kept[0].number
+    assert kept > 11
+    after = [line async for batch in replay(store, "r", 0) for line in batch]  # type: ignore[arg-type]
+    assert shown(after) == ["2 lines were not kept", 3, 4, "5 lines were not kept", 10]
+    during = [line async for batch in log.follow(0) for line in batch]
+    rest = [f"{kept - 11} lines were not kept", *range(kept, 101)]
+    assert shown(during) == ["2 lines were not kept", 3, 4, "5 lines were not kept", 10, *rest]
+    assert [line.number for line in during] == sorted({line.number for line in during})
+
+
+async def test_what_the_store_lost_but_memory_has_is_told() -> None:
+    store = Kept()
+    log = live(store, room=400)
+    for number in range(100):
+        await log.hear(said(f"{number}\n"))
+    log.close(0)
+    store.written = [line for line in store.written if line.number < log._kept[0].number or line.number == 100]
+    told = [line async for batch in log.follow(0) for line in batch]
+    assert shown(told) == list(range(1, 101))
+
+
+async def test_a_reader_is_told_of_silence_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "BEAT", 0.01)
+    log = live(Kept())
+    await log.hear(said("one\n"))
+    heard: list[str] = []
+    with anyio.fail_after(10):
+        async for batch in log.follow(0):
+            heard += [line.message for line in batch] or [""]
+            if heard == ["one", "", ""]:
+                await log.hear(said("two\n"))
+            elif heard[-1] == "two":
+                log.close(0)
+    assert heard == ["one", "", "", "two"]
 
 
 def test_more_lines_than_anybody_reads_are_told_together_and_whole() -> None:

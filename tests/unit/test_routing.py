@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import belljar.backends
 from belljar import errors, routing
 from belljar.backends.fake import Fake, FakeBox, FakeProcess, Program
 from belljar.engine import Engine
-from belljar.models import Capabilities, Egress, Guarantees, Isolation, Limits, Needs, Plan, Workspace
+from belljar.models import Capabilities, Egress, Guarantees, Isolation, Limits, Needs, Plan, RunRequest, Workspace
 from belljar.settings import Settings
 from belljar.values import GIB
 
@@ -217,6 +219,19 @@ def test_what_failed_for_want_of_something_runs_again_on_the_next_backend_if_ask
         "native chosen: first that can do what was asked",
     )
     assert (wasm.runs, native.runs) == (1, 1)
+
+
+async def test_both_runs_are_told_and_recorded_under_the_name_that_was_given(tmp_path: Path) -> None:
+    log, told = tmp_path / "audit.log", list[str]()
+    engine = Engine(
+        Settings(audit_log=str(log)), extra=(Stage("wasm", lacks_it), Stage("native", has_it)),
+        sinks=[lambda event: told.append(event.run)],
+    )  # fmt: skip
+    result = await engine.run(RunRequest(code=CODE, retry="stronger"), id="bj-given")
+    assert (result.backend, result.container_id, {*told}) == ("native", "bj-given", {"bj-given"})
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["created", "requested", "finished", "destroyed"] * 2
+    assert {line["run"] for line in lines} == {"bj-given"}
 
 
 def test_without_being_asked_to_nothing_runs_twice() -> None:

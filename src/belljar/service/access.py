@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import re
 import secrets
 import time
@@ -42,6 +43,7 @@ _RATE = re.compile(r"\d{1,9} ?(/|per) ?(second|minute|hour|day)")
 _NOBODY = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
 _EVERYTHING: frozenset[Scope] = frozenset(("run", "read", "sessions", "files", "admin"))
 _CREATE = "create one with `belljar keys create NAME --scope run`"
+_log = logging.getLogger("belljar")
 _FORWARDED = frozenset(
     ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via", "cf-connecting-ip")
 )
@@ -67,6 +69,8 @@ class Access:
         self._keys = keys
         self._loopback = is_loopback(settings.service.host)
         self._tokens = Tokens.of(settings.service.jwt)
+        if self._tokens is not None and not settings.service.jwt.audience:
+            _log.warning("service.jwt has no audience: a token without aud is taken, whoever its issuer made it for")
         self._known: dict[str, Key] = {}
         self._asked: float | None = None
         self._asking = anyio.Lock()
@@ -83,17 +87,6 @@ class Access:
         if self._tokens is not None and credential.count(".") == 2:
             return self._tokens.caller(credential)
         return await self._holder(credential)
-
-    async def caller(self, headers: Mapping[str, str], scope: Scope) -> Caller:
-        """Who asks, if they may do this. `PolicyDenied` (403): not allowed to."""
-        caller = await self.known(headers)
-        if not caller.may(scope):
-            raise errors.PolicyDenied(
-                f"this needs the scope {scope!r}, which this credential does not have",
-                fix=f"use a credential with the scope {scope!r}",
-                context={"scope": scope},
-            )
-        return caller
 
     @staticmethod
     def subprotocol(headers: Mapping[str, str]) -> str | None:
@@ -145,6 +138,16 @@ class Access:
 
     def _is_fresh(self) -> bool:
         return self._asked is not None and time.monotonic() - self._asked < FRESH
+
+
+def allow(caller: Caller, *scopes: Scope) -> None:
+    """`PolicyDenied` (403): known, but without any of these scopes."""
+    if not any(caller.may(scope) for scope in scopes):
+        raise errors.PolicyDenied(
+            f"this needs the scope {scopes[0]!r}, which this credential does not have",
+            fix=f"ask for a credential with the scope {scopes[0]!r}",
+            context={"scope": scopes[0]},
+        )
 
 
 def _credential(headers: Mapping[str, str]) -> str | None:

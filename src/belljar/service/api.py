@@ -22,9 +22,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar import __version__, errors
-from belljar.service import api_runs, api_sessions
+from belljar.service import api_runs, api_sessions, gate
 from belljar.service.bodies import Problem
 from belljar.service.core import Service
+from belljar.service.examples import Documented
 from belljar.service.guard import Guard, problem
 from belljar.service.health import Health
 from belljar.service.sessions import Sessions
@@ -56,7 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
         async with service, sessions, _models(service, sessions) as app.state.mcp:
             yield
 
-    app = FastAPI(
+    app = Documented(
         title="Belljar", version=__version__, lifespan=lifespan, responses=_PROBLEMS,
         docs_url=None, redoc_url=None, openapi_url="/openapi.json",
         description="Runs code that nobody has read yet, where it can do no harm, and returns a typed answer.",
@@ -86,7 +87,7 @@ class _Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith("/api/"):
             try:
-                await scope["app"].state.service.access.known(Headers(scope=scope))
+                scope["caller"] = await gate.known(scope["app"].state.service, Headers(scope=scope))
             except errors.BelljarError as error:
                 answer = _answer(error)
                 answer.headers["Connection"] = "close"  # the rest of the body is not read

@@ -6,12 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
-from fastapi.responses import JSONResponse
 
-from belljar.service import projects
 from belljar.service.bodies import Checkpointed, Executed, FileList, Fork, Listed, OpenSession, Rollback, Turn
-from belljar.service.records import RunRecord, SessionRecord
-from belljar.service.routes import FileUser, Parsed, SessionHolder, TheService, TheSessions
+from belljar.service.records import SessionRecord
+from belljar.service.routes import TAKEN_IN, FileUser, Key, Parsed, SessionHolder, TheRequest, TheSessions, answer
 
 router = APIRouter(prefix="/api/sandbox", tags=["sessions"], route_class=Parsed)
 _Path = Annotated[str, InPath(min_length=1, max_length=1024)]
@@ -19,12 +17,11 @@ _Path = Annotated[str, InPath(min_length=1, max_length=1024)]
 
 @router.post("/sessions", status_code=201)
 async def open_session(
-    body: OpenSession, service: TheService, sessions: TheSessions, caller: SessionHolder
+    body: OpenSession, sessions: TheSessions, caller: SessionHolder, sent: TheRequest
 ) -> SessionRecord:
     """One interpreter across calls (`session`), or one box for many commands (`sandbox`)."""
-    folder = projects.check_path(body.project_path, service.settings.service.projects)
-    options = body.options() | {"timeout": body.timeout_seconds, "workspace": folder}
-    return await sessions.open(caller, body.kind, idle=body.idle, lifetime=body.lifetime, **options)
+    options = body.options() | {"timeout": body.timeout_seconds, "idle": body.idle, "lifetime": body.lifetime}
+    return await sent.once(lambda: sessions.open(caller, body.kind, **options), lambda record: record.id)
 
 
 @router.get("/sessions")
@@ -42,34 +39,36 @@ async def close_session(id: str, sessions: TheSessions, caller: SessionHolder) -
     await sessions.close(id, caller)
 
 
-@router.post("/sessions/{id}/run", responses={202: {"model": RunRecord, "description": "with wait=false: taken in"}})
-async def run_turn(id: str, body: Turn, sessions: TheSessions, caller: SessionHolder) -> Executed:
+@router.post("/sessions/{id}/run", response_model=Executed, responses=TAKEN_IN)
+async def run_turn(
+    id: str, body: Turn, request: Request, sessions: TheSessions, caller: SessionHolder, idempotency_key: Key = None
+) -> Response:
     """One turn: what it defines stays."""
     run = await sessions.run(
         id, caller, code=body.code, command=list(body.command) if body.command else None, language=body.language,
-        timeout=body.timeout_seconds, stdin=body.stdin,
+        timeout=body.timeout_seconds, stdin=body.stdin, key=idempotency_key or "",
     )  # fmt: skip
-    if not body.wait:
-        return JSONResponse(run.record.model_dump(mode="json"), 202)  # type: ignore[return-value]
-    return Executed(**(await run.result()).model_dump(), id=run.id)
+    return await answer(run, request, wait=body.wait, key=idempotency_key)
 
 
 @router.post("/sessions/{id}/checkpoints", status_code=201)
-async def make_checkpoint(id: str, sessions: TheSessions, caller: SessionHolder) -> Checkpointed:
+async def make_checkpoint(id: str, sessions: TheSessions, caller: SessionHolder, sent: TheRequest) -> Checkpointed:
     """What the session is now, to go back to or to branch from."""
-    name, size = await sessions.checkpoint(id, caller)
+    name, size = await sent.once(lambda: sessions.checkpoint(id, caller), lambda _: id)
     return Checkpointed(id=name, bytes=size)
 
 
 @router.post("/sessions/{id}/fork", status_code=201)
-async def fork_session(id: str, body: Fork, sessions: TheSessions, caller: SessionHolder) -> SessionRecord:
+async def fork_session(
+    id: str, body: Fork, sessions: TheSessions, caller: SessionHolder, sent: TheRequest
+) -> SessionRecord:
     """Another session that goes on from a checkpoint of this one, or from how it is now."""
-    return await sessions.fork(id, caller, body.checkpoint)
+    return await sent.once(lambda: sessions.fork(id, caller, body.checkpoint), lambda record: record.id)
 
 
 @router.post("/sessions/{id}/rollback", status_code=204)
-async def roll_back(id: str, body: Rollback, sessions: TheSessions, caller: SessionHolder) -> None:
-    await sessions.rollback(id, caller, body.checkpoint)
+async def roll_back(id: str, body: Rollback, sessions: TheSessions, caller: SessionHolder, sent: TheRequest) -> None:
+    await sent.once(lambda: sessions.rollback(id, caller, body.checkpoint), lambda _: id)
 
 
 @router.get("/{id}/files")

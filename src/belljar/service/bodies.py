@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StrictBool, model_validator
 
-from belljar.models import Fixed, Limits, Model, Result, RunRequest
+from belljar.models import Fixed, LanguageSupport, Limits, Model, Result, RunRequest
 from belljar.sandbox import request
 from belljar.service.records import Alert, LogLine, Sample, State
 from belljar.values import Bytes, EnvName, GuestPath, Text
@@ -14,11 +14,9 @@ from belljar.values import Bytes, EnvName, GuestPath, Text
 Files = Annotated[dict[GuestPath, Bytes], Field(description='text, or {"base64": …}; mounted read-only')]
 Environment = dict[EnvName, Text]
 _MOST_FIELDS, _MOST_ITEMS = 64, 4096
+_SAME_OF_BOX = ("net", "backend", "isolation", "image", "runtime", "type", "write")  # as in the library
+_SAME_OF_RUN = ("language", "stdin", "collect", "packages", "profile", "retry")
 Timeout = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)]
-
-
-def _examples(*bodies: dict[str, Any]) -> ConfigDict:
-    return ConfigDict(json_schema_extra={"examples": list(bodies)})
 
 
 class _Sent(Model):
@@ -55,8 +53,7 @@ class _Box(_Sent):
     write: StrictBool = Field(False, description="may the project be changed?")
 
     def options(self) -> dict[str, Any]:
-        named = self.model_dump(include={"net", "backend", "isolation", "image", "runtime", "type", "write"})
-        return named | {
+        return {name: getattr(self, name) for name in _SAME_OF_BOX} | {
             "env": self.environment, "files": self.context_files, "workspace": self.project_path,
             "limits": self.limits.named() if self.limits else None,
         }  # fmt: skip
@@ -78,13 +75,8 @@ class Execute(_Box):
     wait: StrictBool = Field(True, description="answer when it has ended; otherwise at once, with its id")
     cached: StrictBool = Field(False, description="the result of the same deterministic run will do, if there was one")
 
-    model_config = _examples(
-        {"language": "python", "code": "print(6 * 7)", "timeout_seconds": 5},
-        {"command": ["ls", "-la"], "backend": "native"},
-    )
-
     def request(self) -> RunRequest:
-        same = self.model_dump(include={"language", "stdin", "collect", "packages", "profile", "retry"})
+        same = {name: getattr(self, name) for name in _SAME_OF_RUN}
         fixed = self.deterministic if isinstance(self.deterministic, bool) else self.deterministic.model_dump()
         return request(
             self.code, command=self.command, timeout=self.timeout_seconds, deterministic=fixed, **same, **self.options()
@@ -103,8 +95,6 @@ class OpenSession(_Box):
     lifetime: float = Field(3600, gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)
     timeout_seconds: Timeout | None = None
 
-    model_config = _examples({"kind": "session", "backend": "wasm"})
-
 
 class Turn(_Sent):
     code: Text | None = None
@@ -113,8 +103,6 @@ class Turn(_Sent):
     timeout_seconds: Timeout | None = None
     stdin: Bytes | None = None
     wait: StrictBool = Field(True, description="answer when it has ended; otherwise at once, with its id")
-
-    model_config = _examples({"code": "x = 41"}, {"code": "x + 1"})
 
 
 class Fork(_Sent):
@@ -150,6 +138,38 @@ class Figures(Model):
     latest: Sample | None
     samples: tuple[Sample, ...]
     alerts: tuple[Alert, ...]
+
+
+class Language(LanguageSupport):
+    """One language of one backend."""
+
+    backend: str
+
+
+class SeenImage(Model):
+    """An image of a container engine, as it was when last seen."""
+
+    engine: str
+    reference: str
+    digest: str
+    at: float
+    facts: dict[str, Any]
+
+
+class Alive(Model):
+    status: Literal["alive"] = "alive"
+
+
+class Ready(Model):
+    """`parts` says of each "ok", or what is wrong with it."""
+
+    ready: bool
+    problem: str = ""
+    backend: str = Field("", description="that ran the last tiny run")
+    run_ms: float | None = Field(None, description="how long that took")
+    parts: dict[str, str]
+    running: int
+    waiting: int
 
 
 class Problem(Model):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from belljar.backends.docker_engine import docker_address, podman_address
 from belljar.engine import Engine
 from belljar.images import Images
+from belljar.service.bodies import SeenImage
 from belljar.service.store import Store
 
 
-async def images(engine: Engine, store: Store) -> list[dict[str, Any]]:
+async def images(engine: Engine, store: Store) -> list[SeenImage]:
     """The last seen first. An engine that does not answer now keeps what was seen of it."""
     settings = engine.settings
     places = {"docker": docker_address(settings.docker_socket), "podman": podman_address(settings.podman_socket)}
@@ -20,4 +19,4 @@ async def images(engine: Engine, store: Store) -> list[dict[str, Any]]:
         for image in await Images(settings, url=place.url).list():
             facts = image.model_dump(mode="json", include={"id", "size", "created", "tags"})
             await store.add_image(name, image.reference, image.digest, facts)
-    return await store.images()
+    return [SeenImage(**row) for row in await store.images()]

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from belljar.service.access import Access
 from belljar.service.admission import Admission
 from belljar.service.bus import Bus, open_bus
 from belljar.service.instances import Instance
-from belljar.service.logs import Live, replay
+from belljar.service.logs import BEAT, Live, replay
 from belljar.service.observe import Metrics, Watched
 from belljar.service.records import Alert, Caller, LogLine, RunRecord, Sample, new_id
 from belljar.service.run import Run
@@ -125,11 +125,15 @@ class Service:
                 except (errors.BelljarError, OSError) as error:
                     _log.info("%s could not be asked for what was left: %s", name, error)
 
+    def start_soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Beside everything else, and no longer than the service is there."""
+        self._tasks.start_soon(work)
+
     # --- taking in ---
 
     async def submit(self, request: RunRequest, caller: Caller, *, key: str = "", cached: bool = False) -> Run:
         """Takes a request in: returns when it is recorded and runs or waits, raises when it is turned away."""
-        request = await self._check(request)
+        request = await self.check(request)
         record = self._record_of(request, caller, cached)
         if cached and record.fingerprint and (found := await self.store.same(record.fingerprint, caller.name)):
             await self.admission.count(caller)
@@ -137,10 +141,6 @@ class Service:
         size, held = _size(request), self._bytes[caller.name]
         if held and held + size > _REQUESTS:
             raise errors.Busy("your requests that run or wait are as large as they may be", retry_after=5)
-        if key:
-            owner, fingerprint = await self.store.claim(caller.name, key, _fingerprint(request), record.id)
-            if owner != record.id:
-                return await self._same_again(owner, fingerprint == _fingerprint(request))
         limits = self._limits(request)
 
         async def work(listener: Listener, control: Control) -> Result:
@@ -148,22 +148,37 @@ class Service:
             with self.grants.given((request.packages, False), (folder.path, folder.write) if folder else (None, False)):
                 return await self.engine.run(request, listener=listener, control=control, id=record.id)
 
+        def take() -> Awaitable[Run]:
+            return self.take(record, caller, work, cpus=limits[0], memory=limits[1], size=size)
+
+        return await self.once(caller, key, _fingerprint(request) if key else "", record.id, take)
+
+    async def once(self, caller: Caller, key: str, asked: str, id: str, take: Callable[[], Awaitable[Run]]) -> Run:
+        """One run for one idempotency key, whoever sends it again; who was turned away may come back with theirs."""
+        if not key:
+            return await take()
+        owner, fingerprint = await self.store.claim(caller.name, key, asked, id)
+        if owner != id:
+            return await self._same_again(owner, fingerprint == asked)
         try:
-            return await self.take(record, caller, work, cpus=limits[0], memory=limits[1], size=size)
+            return await take()
         except errors.BelljarError:
-            if key:
-                with suppress(errors.NotAvailable):
-                    await self.store.release(caller.name, key, record.id)
+            with suppress(errors.NotAvailable):
+                await self.store.release(caller.name, key, id)
             raise
 
-    async def _check(self, request: RunRequest) -> RunRequest:
-        """A refusal is recorded, whoever pronounces it."""
+    async def check(self, request: RunRequest) -> RunRequest:
+        """By the rules for folders of ours."""
         try:
             return projects.check(request, self.settings.service.projects)
         except errors.PolicyDenied as refusal:
-            self.metrics.refused(refusal.kind)
-            await self.engine.record("refused", error=refusal.kind, message=refusal.message, **audit.asked(request))
+            await self.refuse(refusal, **audit.asked(request))
             raise
+
+    async def refuse(self, refusal: errors.PolicyDenied, **facts: Any) -> None:
+        """A refusal is counted and recorded, whoever pronounces it."""
+        self.metrics.refused(refusal.kind)
+        await self.engine.record("refused", error=refusal.kind, message=refusal.message, **facts)
 
     async def take(
         self, record: RunRecord, caller: Caller, work: Work, *, cpus: float, memory: int, size: int = 0
@@ -192,7 +207,7 @@ class Service:
         audit.caller.set(caller.name)
         try:
             with run.scope, span("request", run=run.id, caller=caller.name):
-                place = self.admission.place(caller, run.id, cpus=cpus, memory=memory, told=run.wait_in_line)
+                place = self.admission.place(caller, cpus=cpus, memory=memory, told=run.wait_in_line)
                 try:
                     async with AsyncExitStack() as stack:
                         with span("queue"):
@@ -294,6 +309,11 @@ class Service:
         record = await self.record(id, caller)
         run = self.runs.get(id)
         if run is None:
+            if not record.final and record.instance != self.instance.name:
+                raise errors.Elsewhere(
+                    f"{id} is under way on another server", fix=f"cancel it there: {record.instance}",
+                    context={"instance": record.instance},
+                )  # fmt: skip
             return record
         run.stop()
         with anyio.move_on_after(_ENDING):
@@ -303,12 +323,8 @@ class Service:
     async def follow(self, id: str, caller: Caller, after: int) -> AsyncIterator[list[LogLine]]:
         await self.record(id, caller)
         run = self.runs.get(id)
-        async for batch in run.live.follow(after) if run else replay(self.store, id, after):
-            after = batch[-1].number
+        async for batch in run.live.follow(after) if run else self._elsewhere(id, caller, after):
             yield batch
-        if run is None:
-            async for batch in self._elsewhere(id, caller, after):
-                yield batch
 
     @contextmanager
     def listening(self, caller: Caller) -> Iterator[None]:
@@ -324,17 +340,22 @@ class Service:
                 del self.streams[caller.name]
 
     async def _elsewhere(self, id: str, caller: Caller, after: int) -> AsyncIterator[list[LogLine]]:
-        """Lines of a run of another process: its bus wakes us, the store tells them."""
-        while not (await self.record(id, caller)).final and not self.drained.is_set():
+        """Lines of a run that is over, or of another process: its bus wakes us, the store tells them."""
+        heard = time.monotonic()
+        while True:
+            over = (await self.record(id, caller)).final or self.drained.is_set()
+            async for batch in replay(self.store, id, after):
+                after, heard = batch[-1].number, time.monotonic()
+                yield batch
+            if over:
+                return
+            if time.monotonic() - heard > BEAT:
+                heard = time.monotonic()
+                yield []
             async with self.lines.subscribe(f"belljar.logs.{id}") as news:
                 with anyio.move_on_after(0.5):
                     async for _ in news:
                         break
-            async for batch in replay(self.store, id, after):
-                after = batch[-1].number
-                yield batch
-        async for batch in replay(self.store, id, after):
-            yield batch
 
     # --- the end ---
 

@@ -10,6 +10,7 @@ import anyio
 
 from belljar import audit, errors
 from belljar.models import Limits, RunRequest
+from belljar.service.bodies import Ready
 from belljar.service.core import Service
 
 _FRESH = 5.0  # seconds that a look counts
@@ -24,7 +25,7 @@ class Health:
         self._told: dict[str, Any] = {"problem": "", "store": "", "backend": "", "run_ms": None}
         self._at = -math.inf
 
-    async def look(self) -> dict[str, Any]:
+    async def look(self) -> Ready:
         """At most one look at a time, and none while the last is fresh."""
         async with self._lock:
             fresh = _UNWELL if self._told["problem"] or self._told["store"] else _FRESH
@@ -35,11 +36,11 @@ class Health:
         store = service.store.status or self._told["store"]
         problem = "it is going away" if service.draining.is_set() else self._told["problem"] or store
         parts = {"store": store, "logs": service.lines.status, "events": service.events.status}
-        return {
-            "ready": not problem, "problem": problem, "backend": self._told["backend"],
-            "run_ms": self._told["run_ms"], "parts": {name: status or "ok" for name, status in parts.items()},
-            "running": service.admission.running, "waiting": service.admission.waiting,
-        }  # fmt: skip
+        return Ready(
+            ready=not problem, problem=problem, backend=self._told["backend"], run_ms=self._told["run_ms"],
+            parts={name: status or "ok" for name, status in parts.items()},
+            running=service.admission.running, waiting=service.admission.waiting,
+        )  # fmt: skip
 
     async def _ask_store(self) -> str:
         """One that nobody writes to may have gone unnoticed."""

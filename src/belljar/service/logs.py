@@ -30,6 +30,7 @@ _ROOM = 256 * KIB  # characters of a batch: a reader that stands still holds one
 _AHEAD = 8 * MIB  # that a run may write before it waits for the store
 _ITEM = 600  # of memory for a line, besides its text
 _PATIENCE = 2.0  # seconds that it waits
+BEAT = 15.0  # seconds after which a reader to whom nothing came gets an empty batch: to show that it is there, or leave
 Told = Literal["stdout", "stderr", "display", "limit", "denied"]
 
 
@@ -136,7 +137,7 @@ class Live:
         news.set()
 
     async def follow(self, after: int) -> AsyncIterator[list[LogLine]]:
-        """Batches of what comes after a number, to the end of the run."""
+        """Batches of what comes after a number, to the end of the run; an empty one after each `BEAT` of silence."""
         while True:
             news, closed = self._news, self.closed
             if batch := await self._next(after):
@@ -145,7 +146,10 @@ class Live:
             elif closed:
                 return
             else:
-                await news.wait()
+                with anyio.move_on_after(BEAT) as quiet:
+                    await news.wait()
+                if quiet.cancelled_caught:
+                    yield []
 
     async def _next(self, after: int) -> list[LogLine]:
         kept = self._kept
@@ -154,14 +158,20 @@ class Live:
         first = kept[0].number
         if after + 1 >= first:
             return _batch(kept[place] for place in range(after + 1 - first, len(kept)))
-        return await self._older(after) or [_gap(self._run, after, self._kept[0])]
+        return await self._older(after)
 
     async def _older(self, after: int) -> list[LogLine]:
-        if found := await self._store.lines(self._run, after, _BATCH, room=_ROOM):
+        """What memory has not any more; where the store has not got it either, how much that is."""
+        if found := await self._stored(after):
             return found
         with suppress(errors.NotAvailable):  # they are on their way there
             await self._store.flush(self._run)
-        return await self._store.lines(self._run, after, _BATCH, room=_ROOM)
+        return await self._stored(after) or [_gap(after, self._kept[0])]
+
+    async def _stored(self, after: int) -> list[LogLine]:
+        found = await self._store.lines(self._run, after, _BATCH, room=_ROOM)
+        first = self._kept[0].number  # from there on memory has them all, and the store perhaps not
+        return with_gaps(after, [line for line in found if line.number < first])
 
 
 def _batch(lines: Iterable[LogLine]) -> list[LogLine]:
@@ -179,13 +189,24 @@ async def replay(store: Store, run: str, after: int) -> AsyncIterator[list[LogLi
     """The same of a run that is over, or that another process runs: what the store has by now."""
     await store.flush(run)
     while batch := await store.lines(run, after, _BATCH, room=_ROOM):
-        yield batch
+        yield with_gaps(after, batch)
         after = batch[-1].number
 
 
-def _gap(run: str, after: int, then: LogLine) -> LogLine:
+def with_gaps(after: int, lines: Iterable[LogLine]) -> list[LogLine]:
+    """Those lines, and a word wherever numbers jump: what the store had no room for is missed, not passed over."""
+    told: list[LogLine] = []
+    for line in lines:
+        if line.number > after + 1:
+            told.append(_gap(after, line))
+        told.append(line)
+        after = line.number
+    return told
+
+
+def _gap(after: int, then: LogLine) -> LogLine:
     missing = then.number - after - 1
     return LogLine(
-        container_id=run, number=then.number - 1, timestamp=then.timestamp, stream="gap",
+        container_id=then.container_id, number=then.number - 1, timestamp=then.timestamp, stream="gap",
         message=f"{missing} lines were not kept",
     )  # fmt: skip

@@ -67,6 +67,11 @@ class RunRecord(Model):
     problem: dict[str, Any] | None = None
 
     @property
+    def box(self) -> str:
+        """The sandbox that it ran in: its own, or its session's."""
+        return self.session or self.id
+
+    @property
     def final(self) -> bool:
         return self.state in FINAL
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, cast
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Header, Request, Response
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from belljar import audit, errors
+from belljar import errors
+from belljar.service import gate
+from belljar.service.claims import Claims
 from belljar.service.core import Service
-from belljar.service.records import Caller, Scope
+from belljar.service.records import Caller, RunRecord, Scope
+from belljar.service.run import Run
 from belljar.service.sessions import Sessions
+
+T = TypeVar("T")
 
 
 # Coroutines, though they wait for nothing: FastAPI sends plain functions to a thread, which takes a millisecond.
@@ -28,6 +35,7 @@ async def _sessions(connection: HTTPConnection) -> Sessions:
 
 TheService = Annotated[Service, Depends(_service)]
 TheSessions = Annotated[Sessions, Depends(_sessions)]
+Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
 
 
 def headers_of(connection: HTTPConnection) -> Headers:
@@ -38,6 +46,7 @@ def headers_of(connection: HTTPConnection) -> Headers:
     return Headers(raw=[*connection.headers.raw, (b"sec-websocket-protocol", offered.encode("latin-1"))])
 
 
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _STRUCTURE = 1 << 20  # bytes of JSON besides its texts: each empty list is three bytes, and sixty as an object
 
@@ -45,7 +54,7 @@ _STRUCTURE = 1 << 20  # bytes of JSON besides its texts: each empty list is thre
 class Parsed(APIRoute):
     """Of a route that takes JSON: sixty-four megabytes of brackets would be gigabytes of lists."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
@@ -65,12 +74,59 @@ class Allowed:
         self._scope = scope
 
     async def __call__(self, connection: HTTPConnection, service: TheService) -> Caller:
-        caller = await service.access.caller(connection.headers, self._scope)
-        audit.caller.set(caller.name)
-        return caller
+        caller = connection.scope.get("caller") or await gate.known(service, connection.headers)
+        await gate.require(service, caller, self._scope)
+        return cast(Caller, caller)
 
 
 Runner = Annotated[Caller, Depends(Allowed("run"))]
 Reader = Annotated[Caller, Depends(Allowed("read"))]
 SessionHolder = Annotated[Caller, Depends(Allowed("sessions"))]
 FileUser = Annotated[Caller, Depends(Allowed("files"))]
+
+
+class Sent(NamedTuple):
+    """A POST that makes something of a session: once, however often it comes with its idempotency key."""
+
+    claims: Claims
+    caller: str
+    key: str
+    fingerprint: str
+
+    async def once(self, work: Callable[[], Awaitable[T]], session: Callable[[T], str]) -> T:
+        """What `work` returns; `session` tells from it whose answer that is."""
+        if not self.key:
+            return await work()
+        return await self.claims.once(self.caller, self.key, self.fingerprint, work, session)
+
+
+async def _sent(request: Request, sessions: TheSessions, caller: SessionHolder, idempotency_key: Key = None) -> Sent:
+    key, path = idempotency_key or "", request.url.path.encode()
+    fingerprint = hashlib.sha256(path + b"\0" + await request.body()).hexdigest() if key else ""
+    return Sent(sessions.claims, caller.name, key, fingerprint)
+
+
+TheRequest = Annotated[Sent, Depends(_sent)]
+
+
+TAKEN_IN: dict[int | str, dict[str, Any]] = {202: {"model": RunRecord, "description": "with wait=false: taken in"}}
+
+
+async def answer(run: Run, request: Request, *, wait: bool, key: str | None) -> Response:
+    """`Executed`, or what is known of the run. A client that goes away ends what only it wanted: without a key."""
+    if not wait:
+        return JSONResponse(run.record.model_dump(mode="json"), 202)
+    if not key and not run.done.is_set():
+        _stop_when_gone(run, request)
+    text = (await run.result()).model_dump_json()
+    return Response(f'{{"id":"{run.id}",{text[1:]}', media_type="application/json")
+
+
+def _stop_when_gone(run: Run, request: Request) -> None:
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":  # said after an answer, too
+            pass
+        if not run.done.is_set():
+            run.stop()
+
+    request.app.state.service.start_soon(watch)

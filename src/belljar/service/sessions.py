@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -17,7 +17,8 @@ from belljar import audit, errors
 from belljar.backends.base import Control
 from belljar.engine import Listener
 from belljar.models import Entry, Result
-from belljar.sandbox import Cancel, Sandbox
+from belljar.sandbox import Cancel, Sandbox, request
+from belljar.service.claims import Claims
 from belljar.service.core import Service, sees
 from belljar.service.records import Caller, RunRecord, SessionRecord, new_id
 from belljar.service.run import Run
@@ -28,36 +29,44 @@ _CHECKPOINTS = 16  # that one session may hold
 _CHECKPOINT_BYTES = 1024 * MIB  # of all of them: it is memory of ours
 _TURNS = 32  # of one session that may wait
 Kind = Literal["session", "sandbox"]
+Grant = tuple[str | None, bool]  # a folder of the host, and whether it may be changed
+_NOTHING: Grant = (None, False)
 
 
 class Held:
     """One that is open."""
 
-    def __init__(self, handle: Session | Sandbox, record: SessionRecord, idle: float) -> None:
+    def __init__(self, handle: Session | Sandbox, record: SessionRecord, idle: float, grant: Grant) -> None:
         self.handle = handle
         self.record = record
+        self.idle = idle
+        self.lifetime = record.expires - record.created
+        self.grant = grant
         self.checkpoints: dict[str, Checkpoint] = {}
         self.over = anyio.Event()  # somebody wants it closed
         self.closed = anyio.Event()
         self.copying = anyio.Lock()
-        self.grant: tuple[str | None, bool] = (None, False)  # a folder of the host, and whether it may be changed
-        self._idle = idle
-        self._end = record.expires
-        self._busy = 0
+        self.busy = 0
+        self._end = anyio.current_time() + self.lifetime
+        self._life = anyio.CancelScope()
         self.touch()
 
     def touch(self, turns: int = 0) -> None:
-        expires = min(self._end, time.time() + self._idle)
-        self.record = self.record.model_copy(update={"expires": expires, "turns": self.record.turns + turns})
+        """It is told when it ends by the clock on the wall, which may be set; it ends by one that may not."""
+        now = anyio.current_time()
+        left = min(self._end - now, self.idle)
+        self._life.deadline = self._end if self.busy else now + left
+        self.record = self.record.model_copy(update={"expires": time.time() + left, "turns": self.record.turns + turns})
 
     @asynccontextmanager
     async def used(self) -> AsyncIterator[None]:
         """Nobody's session ends in the middle of what they do with it."""
-        self._busy += 1
+        self.busy += 1
+        self.touch()
         try:
             yield
         finally:
-            self._busy -= 1
+            self.busy -= 1
             self.touch()
 
     async def wait_for(self, run: Run) -> None:
@@ -66,18 +75,15 @@ class Held:
             await run.done.wait()
 
     async def wait_for_end(self) -> None:
-        while not self.over.is_set():
-            left = self._end - time.time() if self._busy else self.record.expires - time.time()
-            if left <= 0:
-                return
-            with anyio.move_on_after(min(left, 60)):
-                await self.over.wait()
+        with self._life:
+            await self.over.wait()
 
 
 class Sessions:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._held: dict[str, Held] = {}
+        self.claims = Claims(self._held.__contains__)
         self._tasks: TaskGroup
         settings = service.settings
         self._most = settings.service.sessions or max(1, settings.max_containers // 2)
@@ -101,19 +107,33 @@ class Sessions:
     # --- opening and closing ---
 
     async def open(self, caller: Caller, kind: Kind, *, idle: float, lifetime: float, **options: Any) -> SessionRecord:
-        engine = self._service.engine
+        folder = (await self._service.check(request(**options))).workspace
+        record = _record(caller, kind, lifetime)
+        asked = options | {"engine": self._service.engine, "id": record.id, "workspace": folder}
         if kind == "session":
             # Idle is judged by `Held`, to which a file that is read and a turn that waits count as use.
-            handle: Session | Sandbox = Session(engine=engine, idle=lifetime, lifetime=lifetime, **options)
+            handle: Session | Sandbox = Session(idle=lifetime, lifetime=lifetime, **asked)
         else:
-            handle = Sandbox(engine=engine, **options)
-        grant = (options.get("workspace"), bool(options.get("write")))
-        return await self._open(caller, kind, handle, idle=idle, lifetime=lifetime, grant=grant)
+            handle = Sandbox(**asked)
+        return await self._open(caller, Held(handle, record, idle, (folder.path, folder.write) if folder else _NOTHING))
 
-    async def _open(
-        self, caller: Caller, kind: Kind, handle: Session | Sandbox, *, idle: float, lifetime: float,
-        grant: tuple[str | None, bool],
-    ) -> SessionRecord:  # fmt: skip
+    async def _open(self, caller: Caller, held: Held) -> SessionRecord:
+        try:
+            await self._admit(caller)
+            self._held[held.record.id] = held
+            self._service.admission.held = len(self._held)
+            await self._tasks.start(self._live, held)
+        except BaseExceptionGroup as group:
+            raise _alone(group) from None
+        except errors.Busy as refusal:
+            await self._service.refuse(refusal, run=held.record.id)
+            raise
+        except errors.PolicyDenied as refusal:  # by the engine, which has recorded it
+            self._service.metrics.refused(refusal.kind)
+            raise
+        return held.record
+
+    async def _admit(self, caller: Caller) -> None:
         if self._service.draining.is_set():
             raise errors.Busy("the service is going away", retry_after=5, status=503)
         await self._service.admission.count(caller)
@@ -127,19 +147,6 @@ class Sessions:
                 f"there are {self._most} sessions open, which is all there may be", retry_after=max(1, soonest),
                 status=503, fix="close one, or have the administrator raise service.sessions",
             )  # fmt: skip
-        now = time.time()
-        record = SessionRecord(
-            id=new_id("bs"), kind=kind, caller=caller.name, backend="", created=now, expires=now + lifetime
-        )
-        held = Held(handle, record, idle)
-        held.grant = grant
-        self._held[record.id] = held
-        self._service.admission.held = len(self._held)
-        try:
-            await self._tasks.start(self._live, held)
-        except BaseExceptionGroup as group:
-            raise _alone(group) from None
-        return held.record
 
     async def _live(self, held: Held, *, task_status: TaskStatus[None]) -> None:
         audit.caller.set(held.record.caller)
@@ -149,6 +156,7 @@ class Sessions:
                 async with held.handle:
                     sandbox = held.handle._sandbox if isinstance(held.handle, Session) else held.handle
                     held.record = held.record.model_copy(update={"backend": sandbox.lease.offer.backend})
+                    held.touch()
                     started = True
                     task_status.started()
                     await held.wait_for_end()
@@ -171,53 +179,53 @@ class Sessions:
     # --- what there is ---
 
     def get(self, id: str, caller: Caller) -> Held:
-        held = self._held.get(id)
-        if held is None or not sees(caller, held.record.caller):
+        if not self.holds(id, caller):
             raise errors.NotFound(f"there is no open session {id[:80]!r}", fix="GET /api/sandbox/sessions lists yours")
-        return held
+        return self._held[id]
+
+    def holds(self, id: str, caller: Caller) -> bool:
+        return id in self._held and sees(caller, self._held[id].record.caller)
 
     def of(self, caller: Caller) -> list[SessionRecord]:
         return [held.record for held in self._held.values() if sees(caller, held.record.caller)]
 
     # --- using one ---
 
-    async def run(self, id: str, caller: Caller, *, code: str | None, command: list[str] | None, **options: Any) -> Run:
+    async def run(
+        self, id: str, caller: Caller, *, code: str | None, command: list[str] | None, key: str = "", **options: Any
+    ) -> Run:
         """One turn, with a record and lines of its own."""
-        held = self.get(id, caller)
         if (code is None) == (command is None):
             raise errors.InvalidRequest("code: give `code` or `command`, one of them")
-        if command is not None and isinstance(held.handle, Session):
-            raise errors.InvalidRequest("command: a session takes code", fix='open one with kind="sandbox"')
-        if held._busy >= _TURNS:  # they have no place of their own to wait for, so nothing else would bound them
-            raise errors.Busy("as many turns of this session wait as may", retry_after=5)
-        language = str(options.get("language") or "python") if code is not None else ""
-        text = code if code is not None else "\0".join(command or ())
-        record = RunRecord(
-            id=new_id(), caller=caller.name, instance=self._service.instance.name, created=time.time(), session=id,
-            language=language, backend=held.record.backend, sha256=hashlib.sha256(text.encode()).hexdigest(),
-        )  # fmt: skip
-        turn = self._turn(held, code, command, {name: value for name, value in options.items() if value is not None})
-        async with held.used():
-            run = await self._service.take(record, caller, turn, cpus=0.0, memory=0)  # its box has its place already
-        self._tasks.start_soon(held.wait_for, run)
-        return run
+        options = {name: value for name, value in options.items() if value is not None}
+        turn, name = _Turn(code, command, options), new_id()
 
-    def _turn(
-        self, held: Held, code: str | None, command: list[str] | None, options: dict[str, Any]
-    ) -> Callable[[Listener, Control], Awaitable[Result]]:
+        async def take() -> Run:
+            return await self._take(name, self.get(id, caller), caller, turn)
+
+        return await self._service.once(caller, key, turn.fingerprint(id) if key else "", name, take)
+
+    async def _take(self, name: str, held: Held, caller: Caller, turn: _Turn) -> Run:
+        if turn.command is not None and isinstance(held.handle, Session):
+            raise errors.InvalidRequest("command: a session takes code", fix='open one with kind="sandbox"')
+        if held.busy >= _TURNS:  # they have no place of their own to wait for, so nothing else would bound them
+            raise errors.Busy("as many turns of this session wait as may", retry_after=5)
+        record = RunRecord(
+            id=name, caller=caller.name, instance=self._service.instance.name, created=time.time(),
+            session=held.record.id, language=turn.language, backend=held.record.backend, sha256=turn.sha256,
+        )  # fmt: skip
+
         async def work(listener: Listener, control: Control) -> Result:
             cancel = Cancel()
             control.tell(lambda _: cancel.cancel())
             async with held.used():
                 held.touch(turns=1)
-                if isinstance(held.handle, Session):
-                    options.pop("language", None)
-                    return await held.handle.run(code or "", on_event=listener, cancel=cancel, **options)
-                if code is not None:
-                    return await held.handle.run(code, on_event=listener, cancel=cancel, **options)
-                return await held.handle.exec(command or (), on_event=listener, cancel=cancel, **options)
+                return await turn.carry_out(held.handle, on_event=listener, cancel=cancel, id=name)
 
-        return work
+        async with held.used():
+            run = await self._service.take(record, caller, work, cpus=0.0, memory=0)  # its box has its place already
+        self._tasks.start_soon(held.wait_for, run)
+        return run
 
     async def checkpoint(self, id: str, caller: Caller) -> tuple[str, int]:
         held = self.get(id, caller)
@@ -237,14 +245,8 @@ class Sessions:
         async with held.used():
             session = _session(held)
             copy = copy or await session.checkpoint()
-            return await self._open(
-                caller,
-                "session",
-                session.fork(copy),
-                idle=held._idle,
-                lifetime=held._end - held.record.created,
-                grant=held.grant,
-            )
+            record = _record(caller, "session", held.lifetime)
+            return await self._open(caller, Held(session.fork(copy, id=record.id), record, held.idle, held.grant))
 
     async def rollback(self, id: str, caller: Caller, checkpoint: str) -> None:
         held = self.get(id, caller)
@@ -275,6 +277,41 @@ class Sessions:
         held = self.get(id, caller)
         async with held.used():
             return await held.handle.list()
+
+
+class _Turn(NamedTuple):
+    code: str | None
+    command: list[str] | None
+    options: dict[str, Any]
+
+    @property
+    def language(self) -> str:
+        return str(self.options.get("language", "python")) if self.code is not None else ""
+
+    @property
+    def sha256(self) -> str:
+        text = self.code if self.code is not None else "\0".join(self.command or ())
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def fingerprint(self, session: str) -> str:
+        asked = repr((session, self.code, self.command, sorted(self.options.items())))
+        return hashlib.sha256(asked.encode()).hexdigest()
+
+    async def carry_out(self, handle: Session | Sandbox, **rest: Any) -> Result:
+        if self.code is None:
+            assert isinstance(handle, Sandbox)
+            return await handle.exec(self.command or (), **self.options, **rest)
+        options = {**self.options}
+        if isinstance(handle, Session):
+            options.pop("language", None)
+        return await handle.run(self.code, **options, **rest)
+
+
+def _record(caller: Caller, kind: Kind, lifetime: float) -> SessionRecord:
+    now = time.time()
+    return SessionRecord(
+        id=new_id("bs"), kind=kind, caller=caller.name, backend="", created=now, expires=now + lifetime
+    )
 
 
 def _session(held: Held) -> Session:

@@ -27,6 +27,7 @@ from belljar import __version__, audit, errors
 from belljar.models import Result
 from belljar.output import neutralise
 from belljar.sandbox import request
+from belljar.service import gate
 from belljar.service import tools_content as answer
 from belljar.service.bodies import Executed
 from belljar.service.core import Service
@@ -77,7 +78,7 @@ class Tools:
     ) -> Ran:  # fmt: skip
         """Run a program in a fresh sandbox and return its output. Nothing it does outlives the call; it has no network,
         and no access to the user's files. Print what you want to see. To keep variables and files, use session_run."""
-        caller = self._caller(ctx, "run")
+        caller = await self._caller(ctx, "run")
         asked = request(
             code, language=language, stdin=stdin.encode(), timeout=timeout, net=self._net(net), backend=backend
         )
@@ -91,7 +92,7 @@ class Tools:
         """Run a program of the sandbox (not of the user's machine) and return its output; for a shell, write
         ["sh", "-c", "..."]. The wasm backend has no programs: choose native, docker or podman if auto finds none."""
         if session_id is not None:
-            caller = self._caller(ctx, "sessions")
+            caller = await self._caller(ctx, "sessions")
             self._none_of(net, backend)
             run, result = await self._carry_out(
                 ctx,
@@ -100,7 +101,7 @@ class Tools:
                 ),
             )
         else:
-            caller = self._caller(ctx, "run")
+            caller = await self._caller(ctx, "run")
             asked = request(command=command, stdin=stdin.encode(), timeout=timeout, net=self._net(net), backend=backend)
             run, result = await self._carry_out(ctx, lambda: self._service.submit(asked, caller))
         return answer.of_run(result, run.id)
@@ -112,7 +113,7 @@ class Tools:
     ) -> Opened:
         """Open a session: one Python interpreter that keeps variables, imports and files between calls of session_run.
         kind "sandbox" keeps only files, but takes any language and run_command. Close it when you are done."""
-        caller = self._caller(ctx, "sessions")
+        caller = await self._caller(ctx, "sessions")
         return answer.of_session(await self._open(caller, kind, net, backend))
 
     async def session_run(
@@ -120,7 +121,7 @@ class Tools:
     ) -> TurnRan:
         """Run Python in a session: what it defines stays for the next call. The value of a last expression and open
         matplotlib figures are part of the answer. Without session_id a new session is opened."""
-        caller = self._caller(ctx, "sessions")
+        caller = await self._caller(ctx, "sessions")
         opened = session_id is None
         id = session_id or (await self._open(caller, "session", None, "auto")).id
         try:
@@ -137,12 +138,12 @@ class Tools:
     async def session_fork(self, ctx: Ctx, session_id: Session) -> Opened:
         """Make an independent copy of a session as it is now, memory and files, to try something without losing it.
         Only the wasm backend can do this."""
-        caller = self._caller(ctx, "sessions")
+        caller = await self._caller(ctx, "sessions")
         return answer.of_session(await self._sessions.fork(session_id, caller, None))
 
     async def session_close(self, ctx: Ctx, session_id: Session) -> Annotated[CallToolResult, answer.Closed]:
         """End a session. Its variables and files are gone."""
-        await self._sessions.close(session_id, self._caller(ctx, "sessions"))
+        await self._sessions.close(session_id, await self._caller(ctx, "sessions"))
         return answer.of_model(answer.Closed(session_id=session_id), "closed")
 
     # --- files ---
@@ -153,7 +154,7 @@ class Tools:
         base64: Annotated[str, Field(description="instead of content, for bytes that are not text")] = "",
     ) -> Annotated[CallToolResult, answer.Written]:  # fmt: skip
         """Write a file of a session's sandbox, or replace it."""
-        caller = self._caller(ctx, "files")
+        caller = await self._caller(ctx, "files")
         data = _bytes(content, base64)
         await self._sessions.write(session_id, caller, path, data)
         return _written(path, len(data))
@@ -163,30 +164,24 @@ class Tools:
         offset: Annotated[int, Field(ge=0, description="bytes to skip, for files that need several calls")] = 0,
     ) -> Annotated[CallToolResult, answer.FileText]:  # fmt: skip
         """Read a file of a session's sandbox: as text, as base64 if it is not text, and as an image if it is one."""
-        data = await self._sessions.read(session_id, self._caller(ctx, "files"), path)
+        data = await self._sessions.read(session_id, await self._caller(ctx, "files"), path)
         return answer.of_file(path, data, offset)
 
     async def file_list(self, ctx: Ctx, session_id: Session) -> Annotated[CallToolResult, answer.Folder]:
         """List the files of a session's sandbox."""
-        return answer.of_folder(await self._sessions.files(session_id, self._caller(ctx, "files")))
+        return answer.of_folder(await self._sessions.files(session_id, await self._caller(ctx, "files")))
 
     async def list_languages(self, ctx: Ctx) -> Annotated[CallToolResult, answer.Languages]:
         """List the languages that can be run here, and how the user can add the others."""
-        self._caller(ctx, "read", "run")
-        engine = self._service.engine
-        able = [offer.backend for offer in await engine.offers() if offer.available]
-        return answer.of_languages([(name, row) for name in able for row in await engine.spoken(name)])
+        await self._caller(ctx, "read", "run")
+        return answer.of_languages(await self._service.engine.rows())
 
     # --- what they share ---
 
-    def _caller(self, ctx: Ctx, *scopes: Scope) -> Caller:
+    async def _caller(self, ctx: Ctx, *scopes: Scope) -> Caller:
         caller = self._caller_of(ctx)
         audit.caller.set(caller.name)
-        if not any(caller.may(scope) for scope in scopes):
-            raise errors.PolicyDenied(
-                f"this needs the scope {scopes[0]!r}, which this credential does not have",
-                fix=f"ask the user for a key with the scope {scopes[0]!r}", context={"scope": scopes[0]},
-            )  # fmt: skip
+        await gate.require(self._service, caller, *scopes)
         return caller
 
     def _net(self, asked: list[str] | None) -> list[str]:

@@ -19,7 +19,7 @@ from pydantic import Field
 from belljar import errors
 from belljar.models import Entry, LanguageSupport, MimeBundle, Model, Result
 from belljar.output import neutralise
-from belljar.service.bodies import Executed, Listed
+from belljar.service.bodies import Executed, Language, Listed
 from belljar.service.records import SessionRecord
 
 TEXT_LIMIT = 16_000  # characters of a stream or a value; what is cut is said where it was
@@ -62,10 +62,6 @@ class Folder(Model):
 class Closed(Model):
     session_id: str
     closed: bool = True
-
-
-class Language(LanguageSupport):
-    backend: str
 
 
 class Languages(Model):

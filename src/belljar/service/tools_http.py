@@ -22,11 +22,13 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from belljar import errors
-from belljar.service.access import Access
+from belljar.service import gate
 from belljar.service.core import Service
 from belljar.service.guard import Guard, problem
+from belljar.service.logs import BEAT
 from belljar.service.records import SCOPES, Caller
 from belljar.service.sessions import Sessions
+from belljar.service.streams import still_known
 from belljar.service.tools import create_server, granted
 from belljar.settings import Settings
 
@@ -49,7 +51,7 @@ class McpApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            caller = await identify(self._service.access, Headers(scope=scope))
+            caller = await gate.admit(self._service, Headers(scope=scope), *SCOPES)  # one of them is enough
         except errors.BelljarError as error:
             await _refuse(error, send)
             return
@@ -61,7 +63,8 @@ class McpApp:
             await self.transport.handle_request(known, receive, send)
 
     async def _listen(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A client that only listens does so for hours: it must not hold up a server that wants to leave."""
+        """A client that only listens does so for hours: it must not hold up a server that wants to leave, nor outlive
+        its key."""
         open_answer = False
 
         async def watched(message: Message) -> None:
@@ -70,7 +73,9 @@ class McpApp:
             await send(message)
 
         async def leave() -> None:
-            await self._service.drained.wait()
+            while not self._service.drained.is_set() and await still_known(self._service, Headers(scope=scope)):
+                with anyio.move_on_after(BEAT):
+                    await self._service.drained.wait()
             tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
@@ -98,20 +103,6 @@ class _Entrance:
 
 
 entrance = _Entrance()  # exactly at PATH: a mount would send clients on to PATH/ first
-
-
-async def identify(access: Access, headers: Headers) -> Caller:
-    """Who asks, whatever they may do; who may do nothing at all is refused here."""
-    refusal: errors.PolicyDenied | None = None
-    for scope in SCOPES:
-        try:
-            return await access.caller(headers, scope)
-        except errors.Unauthorized:
-            raise
-        except errors.PolicyDenied as error:
-            refusal = error
-    assert refusal is not None
-    raise refusal
 
 
 def _caller_of(ctx: Context[Any, Any]) -> Caller:
