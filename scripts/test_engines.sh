@@ -3,6 +3,7 @@
 #
 #   test_engines.sh serve FOLDER    starts them and says so in FOLDER/ready; stops them when its stdin is closed
 #   test_engines.sh serve FOLDER SIZE      Docker alone, with its data on a disk of its own of that size (1500M)
+#   test_engines.sh serve FOLDER networks  Docker alone, with networks and a firewall, in a network namespace of its own
 #   test_engines.sh start FOLDER    the same in the background
 #   test_engines.sh stop FOLDER     stops them, and removes all they left: processes, mounts, control groups, files
 #   test_engines.sh again FOLDER [podman]  starts Docker, or Podman, once more, after a test has killed it
@@ -11,7 +12,7 @@
 #
 # FOLDER/ready has a line for each engine: its name and its socket, or "missing", its name and why.
 # BELLJAR_INSTALL=no stops the installation. Nothing here touches an engine that the machine runs already: sockets,
-# images, containers and control groups are our own, and no network is made.
+# images, containers and control groups are our own, and the host gets no network.
 # shellcheck disable=SC2086  # lists of words; a folder for the tests has no space in its name
 set -u
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -19,7 +20,7 @@ export PATH
 IMAGE=belljar-test/base:latest
 CACHE=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/belljar-tests
 PACKAGES="docker.io:dockerd docker-cli:docker runsc:runsc runc:runc podman:podman catatonit:catatonit uidmap:newuidmap slirp4netns:slirp4netns
-fuse-overlayfs:fuse-overlayfs mmdebstrap:mmdebstrap docker-registry:docker-registry iptables:iptables e2fsprogs:mkfs.ext4"
+fuse-overlayfs:fuse-overlayfs mmdebstrap:mmdebstrap docker-registry:docker-registry iptables:iptables iproute2:ip e2fsprogs:mkfs.ext4"
 INSIDE=bash,ca-certificates,nodejs,python3,python3-numpy,python3-pip,python3-pytest
 BASE=$CACHE/base-$(echo "$INSIDE" | cksum | cut -d' ' -f1).tar # another list, another file
 
@@ -92,10 +93,12 @@ mount_disk() {
         mount -o loop "$folder/disk" "$folder/docker/data"
 }
 
+apart() { exec unshare --net sh -c 'ip link set lo up && exec "$@"' sh "$@"; }
+
 start_docker() {
     has dockerd && has docker || { echo "missing docker apt install docker.io" >>"$folder/found"; return; }
     mkdir -p "$folder/docker"
-    [ -z "$size" ] || mount_disk 2>>"$folder/docker.log" || {
+    [ -z "$size" ] || [ "$size" = networks ] || mount_disk 2>>"$folder/docker.log" || {
         echo "missing docker no disk of $size could be mounted: $(tail -n 1 "$folder/docker.log")" >>"$folder/found"
         return
     }
@@ -105,9 +108,11 @@ start_docker() {
     has runsc && runtimes='{"runsc": {"path": "'$(command -v runsc)'", "runtimeArgs": ["--platform=ptrace", "--network=none", "--oci-seccomp"]}}'
     echo '{"runtimes": '"$runtimes"'}' >"$folder/docker/daemon.json"
     # Guests have no network, so the host gets no bridge and no firewall rule.
-    dockerd --config-file "$folder/docker/daemon.json" --data-root "$folder/docker/data" \
+    place="" networks="--bridge none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false"
+    [ "$size" != networks ] || place=apart networks=""
+    $place dockerd --config-file "$folder/docker/daemon.json" --data-root "$folder/docker/data" \
         --exec-root "$folder/docker/exec" --pidfile "$folder/docker/pid" -H "unix://$folder/docker.sock" \
-        --bridge none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false \
+        $networks \
         --cgroup-parent "$groups" </dev/null >"$folder/docker.log" 2>&1 &
     echo "$!" >>"$folder/pids"
     if answers "$!" docker -H "unix://$folder/docker.sock" version; then
@@ -207,7 +212,7 @@ podman="--root $folder/podman/root --runroot $folder/podman/run --tmpdir $folder
 case $command in
     install) install_packages; exit 0 ;;
     serve | start | again | stop | status) [ -n "$folder" ] || { say "which folder?"; exit 2; } ;;
-    *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
 case $command in
     serve)

@@ -13,3 +13,17 @@ def body(**guest: Any) -> dict[str, Any]:
     """What Belljar itself would send."""
     facts = {"flavour": DOCKER, "image": "i", "argv": ("true",), "uid": 12345, "limits": Limits(), "owner": "o"}
     return docker_spec.container(docker_spec.Guest(**facts | {"run": "r"} | guest))
+
+
+def told(name: str, path: str = "", value: Any = None) -> dict[str, Any]:
+    """What an engine says of such a container, with one field otherwise."""
+    asked = body()
+    facts: dict[str, Any] = {"Id": name, "Config": asked, "HostConfig": asked.pop("HostConfig"), "Mounts": []}
+    facts["HostConfig"] |= {"PidMode": "", "UTSMode": "", "Devices": []}
+    if path:
+        *folders, last = path.split(".")
+        place = facts
+        for folder in folders:
+            place = place[folder]
+        place[last] = value
+    return facts

@@ -81,15 +81,22 @@ def engines() -> Engines:
     """
     if running := os.environ.get("BELLJAR_TEST_ENGINES"):
         return _told(Path(running))
-    subprocess.run(["sh", str(SCRIPT), "install"], timeout=_START_SECONDS, check=False)
+    install()
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(served())
 
 
+@cache
+def install() -> None:
+    """What engines need, where it can be had."""
+    subprocess.run(["sh", str(SCRIPT), "install"], timeout=_START_SECONDS, check=False)
+
+
 @contextmanager
 def served(*words: str) -> Iterator[Engines]:
-    """Engines of one's own; a size (`1500M`) gives Docker alone, with its data on a disk of that size."""
+    """Engines of one's own; a size (`1500M`) gives Docker alone, with its data on a disk of that size; `networks` one
+    that makes networks, in a network namespace of its own."""
     folder = Path(tempfile.mkdtemp(prefix="bj-"))  # short: a socket's path has at most 107 characters
     line = ["sh", str(SCRIPT), "serve", str(folder), *words]
     server = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)

@@ -265,6 +265,10 @@ def _uid(value: str) -> int:
     return int(value.split(":", maxsplit=1)[0])
 
 
+def _list(value: str, separator: str) -> tuple[str, ...]:
+    return tuple(value.split(separator)) if value else ()  # Compose hands on what nobody set as an empty text
+
+
 # The mission's variables: name -> (where it goes, how to read it).
 _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "SANDBOX_GLOBAL_MAX_TIMEOUT_SECONDS": (("caps", "timeout"), float),
@@ -290,8 +294,8 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "BELLJAR_NATS": (("service", "nats"), str),
     "BELLJAR_HOST": (("service", "host"), str),
     "BELLJAR_PORT": (("service", "port"), int),
-    "BELLJAR_HOSTS": (("service", "hosts"), lambda v: tuple(v.split(","))),
-    "BELLJAR_PROJECTS": (("service", "projects"), lambda v: tuple(v.split(":"))),
+    "BELLJAR_HOSTS": (("service", "hosts"), lambda v: _list(v, ",")),
+    "BELLJAR_PROJECTS": (("service", "projects"), lambda v: _list(v, ":")),
     **{f"BELLJAR_MAX_{name.upper()}": (("caps", name), str) for name in Caps.model_fields if name != "timeout"},
     **{f"BELLJAR_DEFAULT_{name.upper()}": (("defaults", name), str) for name in Limits.model_fields},
 }

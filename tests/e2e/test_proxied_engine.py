@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -16,6 +17,7 @@ import pytest
 
 import belljar
 from belljar.backends import docker_spec
+from belljar.backends.docker_engine import DOCKER, PODMAN, Flavour
 from belljar.cli_proxy import open_listener
 from belljar.engine import Engine
 from belljar.sandbox import Sandbox
@@ -94,9 +96,9 @@ async def test_the_pool_fills_and_serves_through_the_proxy() -> None:
         assert await nothing_left(engine)
 
 
-def privileged() -> dict[str, Any]:
+def walled(flavour: Flavour = DOCKER) -> dict[str, Any]:
     limits = belljar.Limits()
-    guest = docker_spec.Guest(docker_spec.Flavour("docker", ""), IMAGE, ("true",), 12345, limits, "o", "r")
+    guest = docker_spec.Guest(flavour, IMAGE, ("true",), 12345, limits, "o", "r")
     return docker_spec.container(guest)
 
 
@@ -109,39 +111,69 @@ def privileged() -> dict[str, Any]:
     ids=json.dumps,
 )  # fmt: skip
 async def test_a_container_with_a_wall_less_is_refused_though_the_engine_would_make_it(change: dict[str, Any]) -> None:
-    body = privileged()
+    body = walled()
     body["HostConfig"] |= change
     async with proxied() as path, aiodocker.Docker(url=f"unix://{path}") as client:
         with pytest.raises(aiodocker.DockerError, match="socket-proxy") as refused:
             await client.containers.create(body)
         assert refused.value.status == 403
-        made = await client.containers.create(privileged())  # else the refusal would prove nothing
+        made = await client.containers.create(walled())  # else the refusal would prove nothing
         await made.delete(force=True)
 
 
-async def test_a_container_of_somebody_else_cannot_be_touched() -> None:
+@pytest.mark.parametrize("name", ["docker", "podman"])
+@pytest.mark.parametrize("labels", [{}, {docker_spec.LABEL: "1"}, docker_spec.labels("o", "r")], ids=len)
+async def test_a_container_of_somebody_else_cannot_be_touched(name: str, labels: dict[str, str]) -> None:
+    """With our label too: whatever anybody starts from an image of ours has it."""
     async with (
-        proxied() as path,
+        proxied(name) as path,
         aiodocker.Docker(url=f"unix://{path}") as through,
-        aiodocker.Docker(url=f"unix://{engines().sockets['docker']}") as direct,
+        aiodocker.Docker(url=f"unix://{engines().sockets[name]}") as direct,
     ):
-        theirs = await direct.containers.create({"Image": IMAGE, "Cmd": ["sleep", "1"]}, name="somebody-elses")
+        asked = {"Image": IMAGE, "Cmd": ["sleep", "1"], "Labels": labels, "HostConfig": {"Binds": ["/etc:/x:ro"]}}
+        theirs = await direct.containers.create(asked, name="somebody-elses")
+        run = json.dumps({"Cmd": ["cat", "/x/passwd"], "User": "1:1"})
+        calls = (
+            ("GET", "json", None), ("POST", "start", None), ("POST", "kill", None), ("POST", "exec", run),
+            ("POST", "wait", None), ("DELETE", "", None),
+        )  # fmt: skip
         try:
-            for name in ("somebody-elses", str(theirs.id), str(theirs.id)[:12]):
-                for words in (("GET", f"containers/{name}/json"), ("DELETE", f"containers/{name}?force=true"),
-                              ("POST", f"containers/{name}/start"), ("POST", f"containers/{name}/kill")):  # fmt: skip
+            for alias in ("somebody-elses", str(theirs.id), str(theirs.id)[:12]):
+                for method, what, data in calls:
                     with pytest.raises(aiodocker.DockerError, match="not one of Belljar's"):
-                        async with through._query(words[1], method=words[0]):
+                        async with through._query(f"containers/{alias}/{what}".rstrip("/"), method=method, data=data):
                             pass
             assert (await theirs.show())["State"]["Status"] == "created"
         finally:
             await theirs.delete(force=True)
 
 
+@pytest.mark.parametrize("name", ["docker", "podman"])
+async def test_a_proxy_that_was_started_again_knows_what_was_made_before(name: str) -> None:
+    flavour = PODMAN if name == "podman" else DOCKER
+    async with proxied(name) as path, aiodocker.Docker(url=f"unix://{path}") as client:
+        made = await client.containers.create(walled(flavour) | {"Cmd": ["sleep", "600"]})
+    async with proxied(name) as path, aiodocker.Docker(url=f"unix://{path}") as client:
+        same = client.containers.container(str(made.id))
+        try:
+            await same.start()
+            assert (await same.show())["State"]["Running"] is True
+        finally:
+            await same.delete(force=True)
+
+
+async def test_an_engine_outside_of_our_container_is_told_from_one_beside_us() -> None:
+    program = "import sys; from belljar.backends.docker_engine import is_outside; print(is_outside(sys.argv[1]))"
+    async with proxied() as path:
+        for apart, expected in ([], b"False"), (["unshare", "--pid", "--fork"], b"True"):
+            done = await anyio.run_process([*apart, sys.executable, "-c", program, f"unix://{path}"])
+            assert done.stdout.strip() == expected
+
+
 async def test_what_a_killed_service_left_running_is_removed_by_the_proxy() -> None:
     async with proxied() as path:
         engine = behind(path)
-        body = privileged() | {"Cmd": ["sleep", "600"]}
+        body = walled() | {"Cmd": ["sleep", "600"]}
         async with aiodocker.Docker(url=f"unix://{path}") as client:
             made = await client.containers.create(body)
             stream = made.attach(stdin=True, stdout=True, stderr=True)

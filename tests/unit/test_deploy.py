@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ import pytest
 import yaml
 
 from belljar.cli import app
-from belljar.settings import _VARIABLES
+from belljar.service.api import create_app
+from belljar.service.guard import Guard
+from belljar.settings import _VARIABLES, load
+from composing import compose
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
@@ -87,14 +92,37 @@ def test_the_service_is_published_on_loopback_alone_and_redis_not_at_all() -> No
     assert published == {"belljar": ["127.0.0.1:8080:8080"]}
 
 
-def test_compose_takes_the_file_where_it_is_installed() -> None:
-    docker = shutil.which("docker")
-    if not docker or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
-        pytest.skip("NOTHING was checked by compose itself: docker has no plugin compose here")
-    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "DOCKER_GID": "998", "HOME": "/nonexistent"}
-    line = [docker, "compose", "-f", str(DEPLOY / "docker-compose.yml"), "config", "-q"]
-    done = subprocess.run(line, capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 0, done.stderr
+def test_compose_itself_takes_the_file_and_leaves_no_wall_out(tmp_path: Path) -> None:
+    program = compose()
+    file = program.file(tmp_path)
+    refused = program.call(file, "config", check=False, DOCKER_GID="")
+    assert refused.returncode != 0
+    assert "the group of the engine's socket" in refused.stderr
+    understood = yaml.safe_load(program.call(file, "config", DOCKER_GID="998").stdout)["services"]
+    assert understood.keys() == SERVICES.keys()
+    for name, service in understood.items():
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"]), name
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["user"] == SERVICES[name]["user"]
+
+
+def test_what_compose_hands_on_empty_is_as_if_it_were_not_set(tmp_path: Path) -> None:
+    """`${BELLJAR_HOSTS:-}` is an empty text, not an absent one."""
+    said = SERVICES["belljar"]["environment"]
+    env = {name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", value) for name, value in said.items()}
+    assert "" in env.values()
+    settings = load({**env, "HOME": str(tmp_path)}, tmp_path)
+    plain = load({**{name: value for name, value in env.items() if value}, "HOME": str(tmp_path)}, tmp_path)
+    assert settings == plain
+    assert Guard(create_app(settings), settings)
+
+
+def test_a_host_that_makes_no_sense_is_told_to_who_starts_the_service_and_not_to_who_asks(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "BELLJAR_HOSTS": "a,,b", "BELLJAR_PORT": "0"}
+    line = [sys.executable, "-m", "belljar", "serve"]
+    done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "service.hosts: '' is no host" in done.stderr
 
 
 # --- every word is one that Belljar knows ---

@@ -23,12 +23,12 @@ from belljar import errors
 from belljar.cli_proxy import open_listener
 from belljar.service.socket_proxy import SocketProxy
 from belljar.service.socket_rules import Rules
-from container_bodies import body
+from container_bodies import body, told
 from witness import eventually
 
 pytestmark = pytest.mark.anyio
 OURS, THEIRS, MADE = "a" * 64, "b" * 64, "c" * 64
-LABELS = {"belljar": "1"}
+LABELS = {"belljar": "1"}  # all that a container has of it that somebody started from an image of ours
 
 
 # --- over the wire ---
@@ -49,9 +49,9 @@ class Engine:
         self.heard: list[Said] = []
         self.hung_up = anyio.Event()
         self.answers: dict[str, tuple[int, bytes]] = {
-            "GET containers/ours/json": (200, json.dumps({"Id": OURS, "Config": {"Labels": LABELS}}).encode()),
-            f"GET containers/{OURS}/json": (200, json.dumps({"Id": OURS, "Config": {"Labels": LABELS}}).encode()),
-            "GET containers/theirs/json": (200, json.dumps({"Id": THEIRS, "Config": {"Labels": None}}).encode()),
+            "GET containers/ours/json": (200, json.dumps(told(OURS)).encode()),
+            f"GET containers/{OURS}/json": (200, json.dumps(told(OURS)).encode()),
+            "GET containers/theirs/json": (200, json.dumps(told(THEIRS, "Config.Labels", LABELS)).encode()),
             "GET exec/e1/json": (200, json.dumps({"ContainerID": OURS}).encode()),
             "GET exec/e2/json": (200, json.dumps({"ContainerID": "theirs"}).encode()),
             "GET volumes/mine": (200, json.dumps({"Name": "mine", "Labels": LABELS}).encode()),

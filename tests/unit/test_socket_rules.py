@@ -14,7 +14,7 @@ from belljar.models import Limits, Workspace
 from belljar.service import socket_rules
 from belljar.service.socket_rules import Refused, Rules
 from belljar.values import MIB
-from container_bodies import body
+from container_bodies import body, told
 
 OURS = "a" * 64
 
@@ -177,6 +177,38 @@ def test_a_program_in_a_container_is_never_root_and_never_privileged() -> None:
     for change in ({"Privileged": True}, {"privileged": True}, {"User": ""}, {"User": "0:0"}, {"Tty": True}):
         with pytest.raises(Refused):
             socket_rules.check_body("exec", json.dumps(asked | change).encode(), Rules())
+
+
+# --- containers that are there already ---
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("Config.Labels", None), ("Config.Labels", {"belljar": "1"}), ("Config.Labels", {"belljar.owner": "o"}),
+        ("Config.User", ""), ("Config.User", "0:0"), ("Config.User", "root"), ("HostConfig.Privileged", True),
+        ("HostConfig.Privileged", None), ("HostConfig.PidMode", "host"), ("HostConfig.PidMode", f"container:{OURS}"),
+        ("HostConfig.IpcMode", "host"), ("HostConfig.UTSMode", "host"), ("HostConfig.NetworkMode", "host"),
+        ("HostConfig.NetworkMode", "bridge"), ("HostConfig.Devices", [{"PathOnHost": "/dev/sda"}]),
+        ("HostConfig", None), ("Mounts", [{"Type": "bind", "Source": "/"}]),
+        ("Mounts", [{"Type": "bind", "Source": "/root/../etc"}]),
+    ],
+)  # fmt: skip
+def test_a_container_that_could_not_have_been_made_here_is_not_ours_whatever_its_labels(path: str, value: Any) -> None:
+    rules = Rules(networks=("belljar-sandbox",), roots=("/root",))
+    assert socket_rules.foreign(told(OURS, path, value), rules).startswith("is not one of Belljar's")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("", None), ("HostConfig.NetworkMode", "belljar-sandbox"), ("HostConfig.NetworkMode", f"container:{OURS}"),
+        ("HostConfig.PidMode", "private"), ("Mounts", [{"Type": "bind", "Source": "/srv/a"}, {"Type": "volume"}]),
+    ],
+)  # fmt: skip
+def test_one_that_was_made_before_the_proxy_was_started_again_is_ours_still(path: str, value: Any) -> None:
+    rules = Rules(networks=("belljar-sandbox",), roots=("/srv",))
+    assert socket_rules.foreign(told(OURS, path, value), rules) == ""
 
 
 # --- paths ---

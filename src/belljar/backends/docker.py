@@ -26,7 +26,7 @@ from belljar.backends import docker_door, docker_proof, docker_spec, owner
 from belljar.backends.base import Control
 from belljar.backends.docker_box import DockerBox, Host
 from belljar.backends.docker_broom import Broom, Litter, remove
-from belljar.backends.docker_engine import Address, asking, connected, docker_address
+from belljar.backends.docker_engine import Address, asking, connected, docker_address, is_outside
 from belljar.backends.docker_pool import Pool
 from belljar.backends.docker_proof import Facts
 from belljar.egress import Proxy, Resolve, Told, resolve
@@ -129,7 +129,8 @@ class Containers:
             version = await client.version()
             said: dict[str, Any] = dict(await client.system.info())
             api = tuple(int(part) for part in str(version["ApiVersion"]).split("."))
-            address = self._address._replace(version="v" + ".".join(map(str, api)))
+            outside = await anyio.to_thread.run_sync(is_outside, self._address.url)
+            address = self._address._replace(version="v" + ".".join(map(str, api)), outside=outside)
         if api < _MINIMUM_API:
             raise errors.NotAvailable(
                 f"{self.name} {version.get('Version')} is too old", fix="Docker 20.10, Podman 4, or later is needed"
@@ -161,6 +162,8 @@ class Containers:
 
     def _no_door(self, facts: Facts) -> str:
         """Why listed hosts cannot be offered; empty if they can."""
+        if facts.address.outside:
+            return "the engine is outside of the container that Belljar is in"
         if not facts.address.local:
             return "the engine is on another machine"
         if facts.labelled:
@@ -310,6 +313,7 @@ class Containers:
             address = self._facts.address if self._facts else self._address
             client = await stack.enter_async_context(connected(address))
             facts = self._facts = self._facts or await self._ask(client)
+            address = facts.address
             if plan.workspace and not os.path.isdir(plan.workspace.path):
                 raise errors.InvalidRequest(
                     f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path"

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -59,30 +61,42 @@ class Address(NamedTuple):
     flavour: Flavour
     url: str = ""  # empty: aiodocker looks for the current context, then for the usual sockets
     version: str = "auto"
+    outside: bool = False  # is it outside of the container that we are in? Known once it has answered, too
 
     @property
     def local(self) -> bool:
-        """Whether the engine sees the folders that we see."""
-        return not self.url or self.url.startswith("unix://")
+        """Whether the engine sees the folders and processes that we see."""
+        return not self.outside and (not self.url or self.url.startswith("unix://"))
 
     def __str__(self) -> str:
         return self.url or f"{DEFAULT_SOCKET} or the current context"
 
 
-def docker_address(socket: str) -> Address:
+def docker_address(place: str) -> Address:
     """What the settings say; their default leaves room for a context."""
-    if socket == DEFAULT_SOCKET:
-        return Address(DOCKER, f"unix://{socket}" if Path(socket).exists() else "")
-    return Address(DOCKER, _url(socket))
+    if place == DEFAULT_SOCKET:
+        return Address(DOCKER, f"unix://{place}" if Path(place).exists() else "")
+    return Address(DOCKER, _url(place))
 
 
-def podman_address(socket: str) -> Address:
+def podman_address(place: str) -> Address:
     mine = f"/run/user/{os.geteuid()}/podman/podman.sock" if os.geteuid() else "/run/podman/podman.sock"
-    return Address(PODMAN, _url(socket or mine))
+    return Address(PODMAN, _url(place or mine))
 
 
-def _url(socket: str) -> str:
-    return f"unix://{socket}" if socket.startswith("/") else socket
+def _url(place: str) -> str:
+    return f"unix://{place}" if place.startswith("/") else place
+
+
+def is_outside(url: str) -> bool:
+    """Whether who listens at a socket is in no pid namespace of ours: then the kernel gives its pid as 0."""
+    if not url.startswith("unix://") or not hasattr(socket, "SO_PEERCRED"):
+        return False
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(5)
+        line.connect(url.removeprefix("unix://"))
+        return int.from_bytes(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder) == 0
+    return False
 
 
 @asynccontextmanager

@@ -2,8 +2,9 @@
 
 Whoever can speak to an engine's socket is root on its host. So the service does not get that socket, but this one:
 each request is parsed, judged (`socket_rules`) and written anew on a connection of its own, so nothing that one side
-reads otherwise than the other ever arrives. Containers and volumes are only touched if they have our label; a name is
-looked up first, and the call then made by the id, which never means another container.
+reads otherwise than the other ever arrives. Containers are only touched if they have our label and our walls, whoever
+made them and before whichever start of ours; a name is looked up first, and the call then made by the id, which never
+means another container. Volumes must have our label.
 
 A container lives as long as the connection that attached to it. When that has ended and the service does not remove
 the container, because it was killed, the proxy does.
@@ -216,8 +217,8 @@ class SocketProxy:
         if name in self._ours:
             return name
         facts = await self._look(f"containers/{name}/json")
-        if ((facts.get("Config") or {}).get("Labels") or {}).get(LABEL) != "1":
-            raise Refused(f"the container {name[:80]} is not one of Belljar's")
+        if objection := socket_rules.foreign(facts, self.rules):
+            raise Refused(f"the container {name[:80]} {objection}")
         found = str(facts["Id"])
         self._remember(found)
         return found

@@ -316,10 +316,14 @@ def _source(value: Any, rules: Rules) -> str:
     engines = {os.path.realpath(rules.engine), os.path.realpath("/var/run/docker.sock")}
     if any(socket == real or socket.startswith(f"{real.rstrip('/')}/") for socket in engines):
         return "holds the engine's socket"
-    roots = [os.path.realpath(root) for root in rules.roots]
-    if any(real == root or real.startswith(f"{root.rstrip('/')}/") for root in roots):
+    if _below(real, rules.roots):
         return ""
     return f"{value[:200]!r} is not below a folder that was named with --root"
+
+
+def _below(path: str, roots: Sequence[str]) -> bool:
+    real = [os.path.realpath(root) for root in roots]
+    return any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in real)
 
 
 def _sysctls(value: Any, rules: Rules) -> str:
@@ -396,6 +400,32 @@ def check_body(verb: str, body: bytes, rules: Rules) -> dict[str, Any] | None:
     if verb == "exec":
         found.pop("Container", None)  # the path says which
     return found
+
+
+def foreign(facts: Mapping[str, Any], rules: Rules) -> str:
+    """What speaks against touching a container that is there already; empty if it is one of Belljar's.
+
+    Our images have our label too, and hand it on to whatever anybody starts from them, as root or with the host's disk:
+    so it must also be such a one as could have been made here.
+    """
+    config, walls = facts.get("Config") or {}, facts.get("HostConfig") or {}
+    labels = config.get("Labels") or {}
+    if labels.get(docker_spec.LABEL) != "1" or not labels.get(f"{docker_spec.LABEL}.owner"):
+        return "is not one of Belljar's"
+    if walls.get("Privileged") is not False or _user(config.get("User"), rules):
+        return "is not one of Belljar's: it is root or more"
+    for mode in ("PidMode", "IpcMode", "UTSMode"):
+        if walls.get(mode) not in _OWN:
+            return f"is not one of Belljar's: its {mode} is {str(walls[mode])[:40]!r}"
+    if _network(walls.get("NetworkMode"), rules):
+        return "is not one of Belljar's: it has a network that was not named with --network"
+    shown = [str(mount.get("Source")) for mount in facts.get("Mounts") or () if mount.get("Type") == "bind"]
+    if walls.get("Devices") or not all(_below(os.path.normpath(path), rules.roots) for path in shown):
+        return "is not one of Belljar's: it sees a part of the host"
+    return ""
+
+
+_OWN = (None, "", "private", "shareable")  # the last: of its own, and open to others
 
 
 def volumes_of(body: Mapping[str, Any]) -> list[str]:
