@@ -29,6 +29,7 @@ from belljar.service.examples import Documented
 from belljar.service.guard import Guard, problem
 from belljar.service.health import Health
 from belljar.service.sessions import Sessions
+from belljar.service.shortcut import Shortcut
 from belljar.settings import Settings
 
 _log = logging.getLogger("belljar")
@@ -73,6 +74,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _bug)
+    app.add_middleware(Shortcut, refuse=_answer)  # behind the door
     app.add_middleware(_Door)  # behind the guard
     app.add_middleware(Guard, settings=settings)
     return app

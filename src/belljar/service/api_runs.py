@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response, WebSocket
@@ -14,19 +13,7 @@ from belljar.service.bodies import Alive, Execute, Executed, Figures, Language, 
 from belljar.service.logs import with_gaps
 from belljar.service.observe import CONTENT_TYPE
 from belljar.service.records import RunRecord, State
-from belljar.service.routes import (
-    TAKEN_IN,
-    Allowed,
-    Handler,
-    Key,
-    Parsed,
-    Reader,
-    Runner,
-    TheService,
-    TheSessions,
-    answer,
-    headers_of,
-)
+from belljar.service.routes import TAKEN_IN, Key, Parsed, Reader, Runner, TheService, TheSessions, answer, headers_of
 from belljar.values import MIB
 
 router = APIRouter(prefix="/api/sandbox", tags=["runs"], route_class=Parsed)
@@ -35,37 +22,13 @@ about = APIRouter(tags=["about"])
 After = Annotated[int, Query(ge=0, le=2**62, description="the last number you have")]
 
 
+@router.post("/execute", response_model=Executed, responses=TAKEN_IN)
 async def execute(
     body: Execute, request: Request, service: TheService, caller: Runner, idempotency_key: Key = None
 ) -> Response:
     """Run a snippet or a command in a sandbox of its own. A guest that fails is an answer like any other."""
     run = await service.submit(body.request(), caller, key=idempotency_key or "", cached=body.cached)
     return await answer(run, request, wait=body.wait, key=idempotency_key)
-
-
-class _Direct(Parsed):
-    """FastAPI describes this route, and carries out what is unusual or wrong: it takes longer to the same arguments."""
-
-    def get_route_handler(self) -> Handler:
-        usual = super().get_route_handler()
-
-        async def direct(request: Request) -> Response:
-            headers, body = request.headers, await request.body()
-            if headers.get("content-type") != "application/json" or "idempotency-key" in headers or len(body) > MIB:
-                return await usual(request)
-            try:
-                sent = Execute.model_validate(json.loads(body))
-            except (ValueError, RecursionError):
-                return await usual(request)
-            service = request.app.state.service
-            return await execute(sent, request, service, await Allowed("run")(request, service))
-
-        return direct
-
-
-router.add_api_route(
-    "/execute", execute, methods=["POST"], response_model=Executed, responses=TAKEN_IN, route_class_override=_Direct,
-)  # fmt: skip
 
 
 @router.get("/runs")

@@ -161,6 +161,8 @@ def _transact(engine: Engine, work: Work[T]) -> T:
 
 
 def _run_all(connection: sqlite3.Connection, statements: Sequence[Statement]) -> int:
+    if [len(rows) for _, rows in statements] == [1]:  # which is a transaction by itself
+        return connection.execute(statements[0][0], statements[0][1][0]).rowcount
     connection.execute("BEGIN IMMEDIATE")
     try:
         changed = [connection.executemany(sql, rows).rowcount for sql, rows in statements]

@@ -26,6 +26,7 @@ _LONGEST = 64 * KIB  # characters of a line; what is longer is told in parts
 _MANY = 50_000  # lines of a run; from then on those that come together are told as one: ten megabytes of newlines
 # would be a gigabyte of records
 _BATCH = 500
+_FEW = 10
 _ROOM = 256 * KIB  # characters of a batch: a reader that stands still holds one
 _AHEAD = 8 * MIB  # that a run may write before it waits for the store
 _ITEM = 600  # of memory for a line, besides its text
@@ -107,11 +108,12 @@ class Live:
         coming = self._lines.feed(event)
         while batch := list(islice(coming, _BATCH)):
             self._take(batch)
-            await self._give_way()
+            await self._give_way(len(batch))
 
-    async def _give_way(self) -> None:
-        """A batch is some milliseconds in which nobody else has a turn; and what the store has no room for is lost."""
-        await anyio.lowlevel.checkpoint()
+    async def _give_way(self, lines: int) -> None:
+        """Many are some milliseconds in which nobody else has a turn; and what the store has no room for is lost."""
+        if lines > _FEW:
+            await anyio.lowlevel.checkpoint()
         if self._ahead > _AHEAD:
             with anyio.move_on_after(_PATIENCE), suppress(errors.NotAvailable):
                 await self._store.flush(self._run)

@@ -46,7 +46,6 @@ def headers_of(connection: HTTPConnection) -> Headers:
     return Headers(raw=[*connection.headers.raw, (b"sec-websocket-protocol", offered.encode("latin-1"))])
 
 
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _STRUCTURE = 1 << 20  # bytes of JSON besides its texts: each empty list is three bytes, and sixty as an object
 
@@ -54,7 +53,7 @@ _STRUCTURE = 1 << 20  # bytes of JSON besides its texts: each empty list is thre
 class Parsed(APIRoute):
     """Of a route that takes JSON: sixty-four megabytes of brackets would be gigabytes of lists."""
 
-    def get_route_handler(self) -> Handler:
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
