@@ -65,6 +65,33 @@ print(os.environ['A'], sys.stdin.read())"""
     assert files == {"out.bin": {"base64": body}, "out.txt": "text"}
 
 
+@pytest.mark.parametrize(
+    "body, status",
+    [
+        (b'{"code": "print(1)", "backend": "wasm"}', 200),
+        (b'{"code": "print(1)", "wait": false}', 202),
+        (b"{}", 422),
+        (b'{"code": "print(1)", "colour": "red"}', 422),
+        (b'{"code": "print(1)"', 422),
+        (b"[" * 100_000, 400),
+        (b"", 422),
+        (b'{"code": "print(1)", "backend": "no such"}', 422),
+        (b'{"code": "print(1)", "project_path": "/"}', 403),
+        (b'{"command": ["ls"], "backend": "wasm"}', 403),
+    ],
+)
+def test_the_short_way_and_the_long_one_give_the_same_answers(http: httpx2.Client, body: bytes, status: int) -> None:
+    kind = "application/json"
+    ways = ((body, kind), (body, f"{kind}; charset=utf-8"), (iter([body[:9], body[9:]]), kind))
+    short, long, pieces = (
+        http.post("/api/sandbox/execute", content=content, headers={"content-type": named}) for content, named in ways
+    )
+    assert (short.status_code, long.status_code, pieces.status_code) == (status, status, status), short.text
+    assert short.json().keys() == long.json().keys() == pieces.json().keys()
+    assert short.json().get("detail") == long.json().get("detail") == pieces.json().get("detail")
+    assert short.headers["content-type"] == long.headers["content-type"]
+
+
 def test_a_command_is_run(http: httpx2.Client) -> None:
     assert execute(http, command=["sh", "-c", "echo hi; exit 3"], backend="native").json()["exit_code"] == 3
 

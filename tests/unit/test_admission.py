@@ -112,6 +112,21 @@ async def test_callers_take_turns_so_a_hundred_of_one_are_one_step_for_another()
         assert runs.started == ["a0", "a1", "b0", "c0", "a2", "b1", "a3", "a4", "a5"]
 
 
+async def test_in_a_long_queue_everybody_is_told_at_once_and_exactly_before_long() -> None:
+    many = 3 * module.FEW
+    async with anyio.create_task_group() as group:
+        runs = Runs(admission(1, queue=many), group)
+        for number in range(many + 1):
+            await runs.ask(f"a{number}")
+            assert number == 0 or 1 <= runs.positions[f"a{number}"][0] <= number
+        await runs.end("a0", "a1")
+        exact = {f"a{number}": number - 2 for number in range(3, many + 1)}
+        with anyio.fail_after(10):
+            while runs.places() != exact:
+                await anyio.sleep(module.LOOK)
+        await runs.all_end()
+
+
 async def test_who_has_all_its_places_waits_and_holds_up_nobody() -> None:
     async with anyio.create_task_group() as group:
         runs = Runs(admission(3, concurrency=2), group)

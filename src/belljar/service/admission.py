@@ -33,7 +33,8 @@ from belljar.service.records import Caller
 from belljar.settings import Settings
 
 RECHECK = 0.5  # seconds between two looks while somebody waits
-LOOK = 0.1  # seconds that a look at the memory counts: it may cost a millisecond
+LOOK = 0.1  # seconds that a look at the memory counts, and one at a long queue: it may cost a millisecond
+FEW = 20  # who wait: their positions are always exact
 YOUNG = 1.0  # seconds in which a run is taken to use no memory yet
 _WEIGHT = 0.2  # of the latest run in the average
 
@@ -73,6 +74,7 @@ class Admission:
         self._lines: dict[str, deque[_Ticket]] = {}  # who waits, by caller; the caller whose turn it is comes first
         self._running: dict[str, set[_Ticket]] = {}  # the same for those with a place
         self._seen: tuple[float, int | None] = (-math.inf, None)  # the last look at the memory
+        self._numbered = -math.inf  # when those who wait were last told where
         self._average = 1.0  # seconds that a run takes
         self.draining = False
         self.held = 0  # boxes that sessions keep open: their turns (no CPUs, no memory of their own) need no place
@@ -104,9 +106,11 @@ class Admission:
         try:
             self._enqueue(ticket)
             while not ticket.settled.is_set():
-                with anyio.move_on_after(RECHECK):
+                with anyio.move_on_after(RECHECK) as late:
                     await ticket.settled.wait()
-                self._admit()
+                if late.cancelled_caught:
+                    self._admit()
+                    self._renumber()
             if ticket.refusal is not None:
                 raise ticket.refusal
             yield
@@ -133,6 +137,8 @@ class Admission:
         if self.waiting > self._service.queue:
             self._shorten(ticket)
         self._renumber()
+        if ticket.since is None and ticket.position is None and ticket.refusal is None:
+            _tell(ticket, self.waiting)  # at most
 
     def _shorten(self, latest: _Ticket) -> None:
         """The queue is full: whoever has most in it loses their latest, so that no one caller can shut out another."""
@@ -208,7 +214,12 @@ class Admission:
         return ticket.memory + unspent + self._service.memory_headroom <= left
 
     def _renumber(self) -> None:
-        """Positions as if every caller could go on: who has all its places is passed over when it comes to it."""
+        """Positions as if every caller could go on: who has all its places is passed over when it comes to it. Many who
+        wait are told now and then, not at each step of each: that would be most of what we do."""
+        now = self._clock()
+        if self.waiting > FEW and now - self._numbered < LOOK:
+            return
+        self._numbered = now
         number = 0
         for turn in range(max(map(len, self._lines.values()), default=0)):
             for line in list(self._lines.values()):
