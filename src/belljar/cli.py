@@ -84,6 +84,8 @@ Packages = Annotated[Path | None, typer.Option("--packages", metavar="VENV", hel
 def main() -> None:
     """The entry point: every failure of ours ends in a sentence and an exit code, never in a traceback."""
     _mend_streams()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` leaves it: then none of them could end us
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in _signals():
         signal.signal(number, _as_interrupt)
     code: int | None = 125

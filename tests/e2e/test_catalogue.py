@@ -21,11 +21,10 @@ async def test_images_are_listed_as_the_engine_has_them_and_kept_when_it_is_gone
     settings = found.settings("docker", container={"images": {"execution": IMAGE}})
     async with Store(f"sqlite:///{tmp_path}/records.db") as store:
         told = await catalogue.images(Engine(settings), store)
-        image = next(each for each in told if each["engine"] == "docker" and IMAGE in each["facts"]["tags"])
-        assert image["facts"]["size"] > 0
+        image = next(each for each in told if each.engine == "docker" and IMAGE in each.facts["tags"])
+        assert image.facts["size"] > 0
         gone = settings.model_copy(
             update={"docker_socket": str(tmp_path / "no"), "podman_socket": str(tmp_path / "no")}
         )
-        assert {each["reference"] for each in await catalogue.images(Engine(gone), store)} == {
-            each["reference"] for each in told
-        }
+        kept = await catalogue.images(Engine(gone), store)
+        assert {each.reference for each in kept} == {each.reference for each in told}
