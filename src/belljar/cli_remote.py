@@ -56,6 +56,6 @@ async def offers(engine: Engine) -> tuple[Capabilities, ...]:
 
 async def languages(engine: Engine) -> list[tuple[str, LanguageSupport]]:
     if _client is None:
-        return await engine.rows()
+        return await engine.all_spoken()
     async with _client as client:
         return await client.alanguages()

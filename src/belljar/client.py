@@ -21,20 +21,16 @@ from belljar.client_runs import GRACE, RUNS, Record, Sending, execution, look, p
 from belljar.client_session import Sandbox, Session
 from belljar.client_wire import Wire
 from belljar.engine import Listener
-from belljar.models import Capabilities, LanguageSupport, Model, Result, RunRequest
+from belljar.models import Capabilities, LanguageSupport, Result, RunRequest
 from belljar.sandbox import Cancel, Stream, listening, request, streaming
-from belljar.service.records import Alert, Sample, SessionRecord
+from belljar.service import records
+from belljar.service.records import SessionRecord
 
 
-class Figures(Model):
+class Figures(records.Figures):
     """What a sandbox used, second by second, and what was alarming about it."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    container_id: str
-    latest: Sample | None
-    samples: tuple[Sample, ...]
-    alerts: tuple[Alert, ...]
+    model_config = ConfigDict(extra="ignore")  # a server may be younger than its client
 
 
 class Client:

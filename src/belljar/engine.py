@@ -96,7 +96,7 @@ class Engine:
             self._spoken[name] = await self.backend(name).languages()
         return self._spoken[name]
 
-    async def rows(self) -> list[tuple[str, LanguageSupport]]:
+    async def all_spoken(self) -> list[tuple[str, LanguageSupport]]:
         """What can be run here: the languages of each backend that is available, in the order of preference."""
         able = [offer.backend for offer in await self.offers() if offer.available]
         return [(name, row) for name in able for row in await self.spoken(name)]
@@ -159,8 +159,9 @@ class Engine:
             with span("policy"):
                 plan, choice = await self._weigh(request, keep_files=keep_files, after=after)
         except errors.BelljarError as error:
-            kind, run = "refused" if isinstance(error, errors.PolicyDenied) else "failed", {"run": id} if id else {}
-            await self.record(kind, **run, error=error.kind, message=error.message, **audit.asked(request))
+            kind = "refused" if isinstance(error, errors.PolicyDenied) else "failed"
+            about = {"run": id} if id else {}
+            await self.record(kind, **about, error=error.kind, message=error.message, **audit.asked(request))
             raise
         return plan.model_copy(update={"id": id}) if id else plan, choice
 

@@ -9,10 +9,10 @@ from fastapi.responses import PlainTextResponse
 
 from belljar.models import Capabilities
 from belljar.service import catalogue, gate, streams
-from belljar.service.bodies import Alive, Execute, Executed, Figures, Language, LogPage, Ready, SeenImage
+from belljar.service.bodies import Alive, Execute, Executed, Language, LogPage, Ready, SeenImage
 from belljar.service.logs import with_gaps
 from belljar.service.observe import CONTENT_TYPE
-from belljar.service.records import RunRecord, State
+from belljar.service.records import Figures, RunRecord, State
 from belljar.service.routes import TAKEN_IN, Key, Parsed, Reader, Runner, TheService, TheSessions, answer, headers_of
 from belljar.values import MIB
 
@@ -95,7 +95,7 @@ async def read_metrics(
 @about.get("/api/languages")
 async def languages(service: TheService, caller: Reader) -> list[Language]:
     """What can be run here, and by which backend."""
-    return [Language(backend=name, **row.model_dump()) for name, row in await service.engine.rows()]
+    return [Language(backend=name, **row.model_dump()) for name, row in await service.engine.all_spoken()]
 
 
 @about.get("/api/backends")

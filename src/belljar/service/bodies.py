@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, StrictBool, model_validator
 
 from belljar.models import Fixed, LanguageSupport, Limits, Model, Result, RunRequest
 from belljar.sandbox import request
-from belljar.service.records import Alert, LogLine, Sample, State
+from belljar.service.records import LogLine, State
 from belljar.values import Bytes, EnvName, GuestPath, Text
 
 Files = Annotated[dict[GuestPath, Bytes], Field(description='text, or {"base64": …}; mounted read-only')]
@@ -131,13 +131,6 @@ class FileList(Model):
 class LogPage(Model):
     lines: tuple[LogLine, ...]
     state: State
-
-
-class Figures(Model):
-    container_id: str
-    latest: Sample | None
-    samples: tuple[Sample, ...]
-    alerts: tuple[Alert, ...]
 
 
 class Language(LanguageSupport):

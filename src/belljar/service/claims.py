@@ -58,11 +58,15 @@ class Claims:
                 del self._made[name]
 
 
+def another_request() -> errors.InvalidRequest:
+    return errors.InvalidRequest(
+        "this idempotency key came with another request before", fix="use a new key for a new request"
+    )
+
+
 async def _again(claim: _Claim, asked: str) -> Any:
     if claim.asked != asked:
-        raise errors.InvalidRequest(
-            "this idempotency key came with another request before", fix="use a new key for a new request"
-        )
+        raise another_request()
     await claim.over.wait()
     if not claim.session:
         raise errors.Busy("a request with this idempotency key was just turned away", retry_after=1, status=503)

@@ -27,6 +27,7 @@ from belljar.service import projects
 from belljar.service.access import Access
 from belljar.service.admission import Admission
 from belljar.service.bus import Bus, open_bus
+from belljar.service.claims import another_request
 from belljar.service.instances import Instance
 from belljar.service.logs import BEAT, Live, replay
 from belljar.service.observe import Metrics, Watched
@@ -194,8 +195,7 @@ class Service:
             await self.store.begin(run.record)
             run.recorded = True
         except errors.Busy as refusal:
-            await self.engine.record("refused", run=run.id, error=refusal.kind, message=refusal.message)
-            self.metrics.refused(refusal.kind)
+            await self.refuse(refusal, run=run.id)
             raise
         finally:
             run.begun.set()
@@ -441,9 +441,7 @@ class Service:
     async def _same_again(self, owner: str, same: bool) -> Run:
         """A request that was sent before under the same idempotency key gets the same run."""
         if not same:
-            raise errors.InvalidRequest(
-                "this idempotency key came with another request before", fix="use a new key for a new request"
-            )
+            raise another_request()
         if owner in self.runs:
             return self.runs[owner]
         record = await self.store.run(owner)

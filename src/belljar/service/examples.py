@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from belljar.models import Capabilities, Guarantees, Isolation, Model, Result, Status
 from belljar.service import bodies
-from belljar.service.records import Alert, LogLine, RunRecord, Sample, SessionRecord
+from belljar.service.records import Alert, Figures, LogLine, RunRecord, Sample, SessionRecord
 
 _RUN, _SESSION, _CHECKPOINT = "bj-0f3c9a5d7e214b68", "bs-7d1e60b2c94f4a35", "cp-4c8f21d90be6a357"
 _AT = 1_794_787_200.25
@@ -46,7 +46,7 @@ ANSWERS: tuple[Model, ...] = (
         lines=(LogLine(container_id=_RUN, number=17, timestamp=_AT, stream="stdout", message="epoch 3"),),
         state="running",
     ),
-    bodies.Figures(
+    Figures(
         container_id=_RUN, latest=_SAMPLE, samples=(_SAMPLE,),
         alerts=(Alert(container_id=_RUN, at=_AT, kind="cpu", message="97 % of its CPU for 10 s"),),
     ),

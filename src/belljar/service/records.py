@@ -109,6 +109,15 @@ class Alert(Model):
     over: bool = Field(False, description="it has ended")
 
 
+class Figures(Model):
+    """What a sandbox used, second by second, and what was alarming about it."""
+
+    container_id: str
+    latest: Sample | None
+    samples: tuple[Sample, ...]
+    alerts: tuple[Alert, ...]
+
+
 class SessionRecord(Model):
     id: str
     kind: Literal["session", "sandbox"]

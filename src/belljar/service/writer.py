@@ -31,7 +31,7 @@ _GROUP = 500  # writes of one transaction
 _BATCH = 1000  # items of one transaction
 _TURN = 100  # of them of one run
 _SMALL = 64 * KIB  # a change that is made at once: everybody waits for it
-_QUICK = 200
+_CHECKPOINT = 200  # one change of so many is not
 EVERYTHING = "*"  # no run has that id
 _OBJECT = 600  # bytes that an item takes besides its text
 
@@ -125,7 +125,7 @@ class Writer:
         self._bell = anyio.Event()
         self._busy = False
         self._owed_room = owed_bytes
-        self._quick = 0  # changes, to the next that goes through `_commit`, whose connection checkpoints
+        self._changes = 0  # since the last that went through `_commit`, whose connection checkpoints
         self._pause = 0.0  # before the next try, while the database is not there
         self._scope: anyio.CancelScope | None = None
 
@@ -144,8 +144,8 @@ class Writer:
         """False: there is no such run. The last change of a run takes its lines along."""
         write = change(id, values, self._outbox)
         idle = not (self._outbox or self._problem or self._busy or self._waiting)  # else it might overtake another
-        self._quick = (self._quick + 1) % _QUICK
-        if idle and write.size <= _SMALL and self._quick:
+        self._changes = (self._changes + 1) % _CHECKPOINT
+        if idle and write.size <= _SMALL and self._changes:
             items = self.buffer.take_run(write.run) if write.run else []
             statements = [(changes.update_text(*values), [values | {"of": id}]), *changes.item_texts(items)]
             if len(items) <= _TURN and (changed := self._database.at_once(*statements)) is not None:
