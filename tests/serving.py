@@ -7,6 +7,7 @@ import os
 import queue
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -147,3 +148,15 @@ def served(*, config: str = "", start: bool = True, **environ: str) -> Iterator[
                 server.stop()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def posted(server: Server, path: str, body: dict[str, object], **headers: str) -> Iterator[None]:
+    """A request whose answer nobody reads, and nobody waits for when the block is left."""
+    content = json.dumps(body).encode()
+    port = int(server.url.rpartition(":")[2])
+    told = {"Host": f"127.0.0.1:{port}", "Content-Type": "application/json", "Content-Length": str(len(content))}
+    head = "".join(f"{name}: {value}\r\n" for name, value in (told | headers).items())
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
+        yield

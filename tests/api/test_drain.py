@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from serving import Server, served
+from serving import Server, posted, served
 from watching import Watcher
 from witness import descendants, eventually
 
@@ -196,18 +195,6 @@ def test_sessions_are_closed_with_the_service_and_a_turn_under_way_is_ended_and_
 # --- a client that goes away ---
 
 
-@contextmanager
-def asked(server: Server, body: dict[str, object], **headers: str) -> Iterator[socket.socket]:
-    """A request whose answer nobody has read yet."""
-    content = json.dumps(body).encode()
-    port = int(server.url.rpartition(":")[2])
-    lines = {"Host": f"127.0.0.1:{port}", "Content-Type": "application/json", "Content-Length": str(len(content))}
-    head = "".join(f"{name}: {value}\r\n" for name, value in (lines | headers).items())
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(f"POST /api/sandbox/execute HTTP/1.1\r\n{head}\r\n".encode() + content)
-        yield connection
-
-
 def under_way(http: httpx2.Client, number: int = 1) -> list[str]:
     def found() -> list[dict[str, Any]]:
         runs = http.get("/api/sandbox/runs").json()
@@ -219,10 +206,10 @@ def under_way(http: httpx2.Client, number: int = 1) -> list[str]:
 def test_a_client_that_vanishes_takes_its_run_along_unless_it_has_a_key_to_come_back_with() -> None:
     with draining(1.0, MAX_CONTAINERS="1") as (server, http, _):
         body = {"command": ["sh", "-c", "echo up; sleep 4321"], "backend": "native"}
-        with asked(server, body):
+        with posted(server, "/api/sandbox/execute", body):
             (id,) = under_way(http)
             until_it_says(http, id)
-            with asked(server, body):  # this one waits for its turn
+            with posted(server, "/api/sandbox/execute", body):  # this one waits for its turn
                 second = next(each for each in under_way(http, 2) if each != id)
             assert eventually(lambda: http.get(f"/api/sandbox/runs/{second}").json()["state"] == "failed")
             assert b"4321" in commands(server)
@@ -232,7 +219,7 @@ def test_a_client_that_vanishes_takes_its_run_along_unless_it_has_a_key_to_come_
         assert b"4321" not in commands(server)
         assert final(http, second)["problem"]["kind"] == "aborted"
         headers = {"Idempotency-Key": "comes back"}
-        with asked(server, sleeping(1.0), **headers):
+        with posted(server, "/api/sandbox/execute", sleeping(1.0), **headers):
             third = next(each for each in under_way(http, 3) if each not in (id, second))
             until_it_says(http, third)
         again = http.post("/api/sandbox/execute", json=sleeping(1.0), headers=headers)

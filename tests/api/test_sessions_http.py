@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import httpx2
 import pytest
 
 from belljar import Client, errors
-from serving import Server, served
+from serving import Server, posted, served
 from witness import eventually
 
 pytestmark = pytest.mark.engine
@@ -185,18 +183,6 @@ def test_the_same_key_is_one_checkpoint_one_fork_and_one_way_back(http: httpx2.C
 # --- who goes away, and who gives up ---
 
 
-@contextmanager
-def asking(server: Server, path: str, body: dict[str, object], **headers: str) -> Iterator[None]:
-    """A request whose answer nobody waits for when the block is left."""
-    content = json.dumps(body).encode()
-    port = int(server.url.rpartition(":")[2])
-    told = {"Host": f"127.0.0.1:{port}", "Content-Type": "application/json", "Content-Length": str(len(content))}
-    head = "".join(f"{name}: {value}\r\n" for name, value in (told | headers).items())
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
-        yield
-
-
 def latest(http: httpx2.Client, session: str) -> str:
     def found() -> list[str]:
         return [run["id"] for run in http.get("/api/sandbox/runs").json() if run["session"] == session]
@@ -219,13 +205,13 @@ def test_a_client_that_vanishes_takes_its_turn_along_unless_it_has_a_key_to_come
 ) -> None:
     id = opened(http, kind="sandbox", backend="native")
     path = f"{SESSIONS}/{id}/run"
-    with asking(server, path, {"command": ["sh", "-c", "echo up; sleep 4321"]}):
+    with posted(server, path, {"command": ["sh", "-c", "echo up; sleep 4321"]}):
         first = latest(http, id)
         until_it_says(http, first)
     assert ended(http, first)["result"]["status"] == "aborted"
     body: dict[str, object] = {"command": ["sh", "-c", "echo up; sleep 1; echo over"]}
     headers = {"Idempotency-Key": "a turn to come back to"}
-    with asking(server, path, body, **headers):
+    with posted(server, path, body, **headers):
         assert eventually(lambda: latest(http, id) != first)
         until_it_says(http, latest(http, id))
     again = http.post(path, json=body, headers=headers)

@@ -53,6 +53,11 @@ def test_streams_do_not_mix_within_a_line() -> None:
     assert [(line.stream, line.message) for line in lines.feed(said("more\n"))] == [("stdout", "out more")]
 
 
+async def count(log: Live, lines: int) -> None:
+    for number in range(lines):
+        await log.hear(said(f"{number}\n"))
+
+
 def test_a_line_without_end_is_told_in_parts() -> None:
     lines = Lines("r")
     told = [*lines.feed(said("x" * 200_000)), *lines.end(0)]
@@ -73,8 +78,7 @@ async def test_a_reader_that_comes_late_gets_all_of_it_from_the_store_and_from_m
 
 async def test_a_reader_that_comes_back_with_its_last_number_misses_nothing_and_gets_nothing_twice() -> None:
     log = live(Kept())
-    for number in range(10):
-        await log.hear(said(f"{number}\n"))
+    await count(log, 10)
     log.close(0)
     assert [line.number async for batch in log.follow(7) for line in batch] == [8, 9, 10]
 
@@ -82,8 +86,7 @@ async def test_a_reader_that_comes_back_with_its_last_number_misses_nothing_and_
 async def test_lines_that_nobody_kept_are_told_as_a_gap() -> None:
     store = Kept()
     log = live(store, room=400)
-    for number in range(100):
-        await log.hear(said(f"{number}\n"))
+    await count(log, 100)
     store.written.clear()
     log.close(0)
     told = [line async for batch in log.follow(0) for line in batch]
@@ -100,8 +103,7 @@ def shown(lines: list[LogLine]) -> list[int | str]:
 async def test_lines_that_the_store_lost_at_the_beginning_and_in_the_middle_are_told_as_gaps() -> None:
     store = Kept()
     log = live(store, room=400)
-    for number in range(100):
-        await log.hear(said(f"{number}\n"))
+    await count(log, 100)
     log.close(0)
     store.written = [line for line in store.written if line.number in (3, 4, 10)]
     kept = log._kept[0].number
@@ -117,8 +119,7 @@ async def test_lines_that_the_store_lost_at_the_beginning_and_in_the_middle_are_
 async def test_what_the_store_lost_but_memory_has_is_told() -> None:
     store = Kept()
     log = live(store, room=400)
-    for number in range(100):
-        await log.hear(said(f"{number}\n"))
+    await count(log, 100)
     log.close(0)
     store.written = [line for line in store.written if line.number < log._kept[0].number or line.number == 100]
     told = [line async for batch in log.follow(0) for line in batch]
