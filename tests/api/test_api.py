@@ -7,11 +7,13 @@ import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx2
 import pytest
 
 from serving import Server, served
+from witness import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -351,3 +353,21 @@ def _until_line(http: httpx2.Client, id: str, text: str) -> None:
             if line.startswith("data: ") and json.loads(line[6:])["message"] == text:
                 return
     raise AssertionError(f"{text!r} never came")
+
+
+def test_top_shows_what_runs_and_what_it_uses(http: httpx2.Client, server: Server) -> None:
+    id = execute(http, command=["sh", "-c", "echo up; sleep 60"], backend="native", wait=False).json()["id"]
+
+    def shown() -> dict[str, Any] | None:
+        told = server.belljar("top", "--server", server.url, "--once", "--json")
+        assert told.returncode == 0, told.stderr
+        return next((run for run in json.loads(told.stdout)["runs"] if run["id"] == id and run["latest"]), None)
+
+    run = eventually(shown, 30)
+    assert run
+    assert (run["state"], run["backend"]) == ("running", "native")
+    assert run["latest"]["memory_mb"] > 0
+    table = server.belljar("top", "--server", server.url, "--once").stdout
+    assert id in table and " running, " in table
+    http.post(f"/api/sandbox/runs/{id}/cancel")
+    assert id not in server.belljar("top", "--server", server.url, "--once").stdout
