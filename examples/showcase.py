@@ -16,8 +16,8 @@ from rich.syntax import Syntax
 
 import belljar
 from belljar import Result, Status
-from belljar.output import neutralise
-from belljar.terminal import doctor
+from belljar.cli.terminal import doctor
+from belljar.host.capture import neutralise
 
 console = Console(highlight=False, soft_wrap=True, emoji=False)  # a passwd line holds ":x:"
 

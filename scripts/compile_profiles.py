@@ -14,7 +14,7 @@ from typing import Any
 
 import pyseccomp
 
-PROFILES = Path(__file__).parent.parent / "src" / "belljar" / "backends" / "profiles"
+PROFILES = Path(__file__).parent.parent / "src" / "belljar" / "host" / "seccomp"
 MACHINES = {
     "SCMP_ARCH_X86_64": ("x86_64", pyseccomp.Arch.X86_64),
     "SCMP_ARCH_AARCH64": ("aarch64", pyseccomp.Arch.AARCH64),

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[1] / "src" / "belljar" / "backends" / "quickjs"
+FOLDER = Path(__file__).resolve().parents[1] / "src" / "belljar" / "backends" / "wasm" / "vendor"
 QUICKJS = "quickjs-wasi@3.6.2"
 SUCRASE = "sucrase@3.35.1"
 _REQUIRE = re.compile(r"""\brequire\('(\.{1,2}/[^']+)'\)""")

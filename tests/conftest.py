@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.engine import Engine
+from belljar.engine.engine import Engine
 from belljar.settings import load
 from witness import Traces
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from belljar.backends import docker_spec
-from belljar.backends.docker_engine import DOCKER
-from belljar.models import Limits
+from belljar.backends.containers import spec
+from belljar.core.request import Limits
+from belljar.host.docker_api import DOCKER
 
 
 def body(**guest: Any) -> dict[str, Any]:
     """What Belljar itself would send."""
     facts = {"flavour": DOCKER, "image": "i", "argv": ("true",), "uid": 12345, "limits": Limits(), "owner": "o"}
-    return docker_spec.container(docker_spec.Guest(**facts | {"run": "r"} | guest))
+    return spec.container(spec.Guest(**facts | {"run": "r"} | guest))
 
 
 def told(name: str, path: str = "", value: Any = None) -> dict[str, Any]:

@@ -21,10 +21,10 @@ import anyio
 import pytest
 
 import belljar
-from belljar.backends import docker_spec
-from belljar.backends.docker import Containers
-from belljar.backends.docker_engine import connected
-from belljar.engine import Engine
+from belljar.backends.containers import spec
+from belljar.backends.containers.backend import Containers
+from belljar.engine.engine import Engine
+from belljar.host.docker_api import connected
 from belljar.settings import load
 
 IMAGE = "belljar-test/base:latest"
@@ -134,7 +134,7 @@ def backend_of(engine: Engine) -> Containers:
 
 async def left_behind(engine: Engine) -> list[str]:
     """The names of our containers and volumes, whoever made them."""
-    wanted = {"label": [f"{docker_spec.LABEL}=1"]}
+    wanted = {"label": [f"{spec.LABEL}=1"]}
     async with connected(backend_of(engine)._address) as client:
         found = [each._container["Names"][0] for each in await client.containers.list(all=True, filters=wanted)]
         volumes = (await client.volumes.list(filters=wanted)).get("Volumes") or []

@@ -22,7 +22,7 @@ from typing import Any
 import anyio
 import pytest
 
-from belljar.images import Images
+from belljar.images.images import Images
 from belljar.settings import load
 from engines import engines
 from witness import eventually

@@ -8,10 +8,10 @@ from typing import Any
 import anyio
 import pytest
 
-from belljar import errors
-from belljar.service.access import Access, allow
-from belljar.service.records import Caller, Key
-from belljar.settings import Service, Settings
+from belljar.core import errors
+from belljar.core.settings import Service, Settings
+from belljar.protocol.records import Caller, Key
+from belljar.service.auth.access import Access, allow
 
 
 class Keys:

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from belljar import errors
-from belljar.backends.wasm_cache import Store
+from belljar.backends.wasm.store import Store
+from belljar.core import errors
 from belljar.settings import load
 from engines import IMAGE, install, served
 

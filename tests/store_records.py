@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from belljar.service.records import LogLine, RunRecord, new_id
+from belljar.protocol.records import LogLine, RunRecord, new_id
 
 
 def a_run(**fields: Any) -> RunRecord:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.backends import cgroups, owner
+from belljar.host import cgroups, ownership
 
 
 class Traces:
@@ -40,9 +40,9 @@ class Traces:
         tree = cgroups.detect()
         if isinstance(tree, str):
             return []
-        mine = f"{cgroups.PREFIX}{owner._namespace()}.{os.getpid()}."
+        mine = f"{cgroups.PREFIX}{ownership._namespace()}.{os.getpid()}."
         names = {path.name for base in set(tree.bases.values()) for path in base.glob(f"{cgroups.PREFIX}*")}
-        dead = {path.name for group in tree.orphans(owner.is_dead) for path in group.paths}
+        dead = {path.name for group in tree.orphans(ownership.is_dead) for path in group.paths}
         return [name for name in names - self._before if name.startswith(mine) or name in dead]
 
     def mounts(self) -> list[str]:
@@ -51,7 +51,11 @@ class Traces:
     def files(self) -> list[str]:
         if not self.state_dir.exists():
             return []
-        expected = {"workspace", "tmp", f"{owner._namespace()}.{os.getpid()}.{owner._started(os.getpid())}.owner"}
+        expected = {
+            "workspace",
+            "tmp",
+            f"{ownership._namespace()}.{os.getpid()}.{ownership._started(os.getpid())}.owner",
+        }
         return [path.name for path in self.state_dir.rglob("*") if path.name not in expected]
 
     def all(self) -> dict[str, list[object]]:

@@ -15,9 +15,11 @@ __version__ = "0.1.0"
 # Imported on first use, so that `import belljar` costs next to nothing.
 _PUBLIC = {
     "run": "sandbox", "arun": "sandbox", "stream": "sandbox", "Sandbox": "sandbox", "Cancel": "sandbox",
-    "Session": "session", "Engine": "engine", "Client": "client",
-    "Result": "models", "Status": "models", "ErrorType": "models", "Limits": "models", "Event": "models",
-    "BelljarError": "errors", "BackendError": "errors", "InvalidRequest": "errors", "PolicyDenied": "errors",
+    "Session": "session.session", "Engine": "engine.engine", "Client": "client.client",
+    "Result": "core.result", "Status": "core.result", "ErrorType": "core.result", "Limits": "core.request",
+    "Event": "core.result",
+    "BelljarError": "core.errors", "BackendError": "core.errors", "InvalidRequest": "core.errors",
+    "PolicyDenied": "core.errors",
     "supported_languages": "sandbox", "offers": "sandbox",
     "detect": "containers", "adetect": "containers",
     "run_in_container": "containers", "arun_in_container": "containers",
@@ -28,7 +30,7 @@ _PUBLIC = {
 __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:
-    from belljar.client import Client as Client
+    from belljar.client.client import Client as Client
     from belljar.containers import abuild_image as abuild_image
     from belljar.containers import adetect as adetect
     from belljar.containers import ais_container_available as ais_container_available
@@ -37,16 +39,16 @@ if TYPE_CHECKING:
     from belljar.containers import detect as detect
     from belljar.containers import is_container_available as is_container_available
     from belljar.containers import run_in_container as run_in_container
-    from belljar.engine import Engine as Engine
-    from belljar.errors import BackendError as BackendError
-    from belljar.errors import BelljarError as BelljarError
-    from belljar.errors import InvalidRequest as InvalidRequest
-    from belljar.errors import PolicyDenied as PolicyDenied
-    from belljar.models import ErrorType as ErrorType
-    from belljar.models import Event as Event
-    from belljar.models import Limits as Limits
-    from belljar.models import Result as Result
-    from belljar.models import Status as Status
+    from belljar.core.errors import BackendError as BackendError
+    from belljar.core.errors import BelljarError as BelljarError
+    from belljar.core.errors import InvalidRequest as InvalidRequest
+    from belljar.core.errors import PolicyDenied as PolicyDenied
+    from belljar.core.request import Limits as Limits
+    from belljar.core.result import ErrorType as ErrorType
+    from belljar.core.result import Event as Event
+    from belljar.core.result import Result as Result
+    from belljar.core.result import Status as Status
+    from belljar.engine.engine import Engine as Engine
     from belljar.sandbox import Cancel as Cancel
     from belljar.sandbox import Sandbox as Sandbox
     from belljar.sandbox import arun as arun
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from belljar.sandbox import run as run
     from belljar.sandbox import stream as stream
     from belljar.sandbox import supported_languages as supported_languages
-    from belljar.session import Session as Session
+    from belljar.session.session import Session as Session
 
 
 def __getattr__(name: str) -> Any:

@@ -1,3 +1,3 @@
-from belljar.cli import main
+from belljar.cli.main import main
 
 main()

@@ -6,15 +6,17 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from belljar import errors, portal
-from belljar.engine import Engine
-from belljar.models import Isolation, Result
+from belljar.core import errors
+from belljar.core.capabilities import Isolation
+from belljar.core.result import Result
+from belljar.core.settings import CONTAINER_ENGINES as CONTAINERS
+from belljar.core.values import parse_size
+from belljar.engine.engine import Engine
+from belljar.host import portal
 from belljar.sandbox import arun, default_engine
-from belljar.settings import CONTAINER_ENGINES as CONTAINERS
-from belljar.values import parse_size
 
 if TYPE_CHECKING:
-    from belljar.images_context import BuildReport
+    from belljar.images.context import BuildReport
 
 
 class Detected(NamedTuple):
@@ -138,8 +140,8 @@ async def abuild_image(
         except ValueError as error:
             raise errors.InvalidRequest(f"memory: {error}") from None
         return await chosen.build(folder, tag, file=file, memory=size, cpus=cpus, told=on_progress)
-    from belljar.backends.docker_engine import docker_address, podman_address
-    from belljar.images import Images  # it brings the engine's API with it
+    from belljar.host.docker_api import docker_address, podman_address
+    from belljar.images.images import Images  # it brings the engine's API with it
 
     settings = engine.settings
     at = podman_address(settings.podman_socket) if name == "podman" else docker_address(settings.docker_socket)

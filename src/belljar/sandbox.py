@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -12,15 +11,20 @@ from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import anyio
-from pydantic import ValidationError
 
-from belljar import errors, portal
-from belljar.backends.base import Backend, Control, in_this_loop, lone_errors
-from belljar.engine import Engine, Lease, Listener
-from belljar.models import Capabilities, Egress, Entry, Event, File, Limits, Result, RunRequest, Workspace
-from belljar.values import guest_path
+from belljar.backends.base import Backend
+from belljar.backends.control import Control
+from belljar.core import errors
+from belljar.core.capabilities import Capabilities
+from belljar.core.options import request
+from belljar.core.request import RunRequest
+from belljar.core.result import Entry, Event, File, Result
+from belljar.core.values import guest_path
+from belljar.engine.engine import Engine
+from belljar.engine.lease import Lease, Listener
+from belljar.host import portal
+from belljar.host.loops import in_this_loop, lone_errors
 
-_LIMITS = frozenset(Limits.model_fields)
 _engine: Engine | None = None
 _engines: WeakKeyDictionary[Backend, Engine] = WeakKeyDictionary()
 
@@ -31,48 +35,6 @@ def default_engine() -> Engine:
     if _engine is None:
         _engine = Engine()
     return _engine
-
-
-def request(
-    code: str | None = None, *, command: Iterable[str] | None = None, net: Iterable[str] = (),
-    workspace: str | os.PathLike[str] | Workspace | None = None, write: bool = False,
-    limits: Mapping[str, Any] | Limits | None = None,
-    files: Mapping[str, bytes | str] | None = None, **options: Any,
-) -> RunRequest:  # fmt: skip
-    """What users type, as one checked `RunRequest`. Limits may be given by name: `timeout=5, memory="256M"`."""
-    for field, value in (("command", command), ("net", net)):
-        if isinstance(value, str | bytes) or (value is not None and not isinstance(value, Iterable)):
-            raise errors.InvalidRequest(f"{field}: must be a list of words", fix=f"write {field}=[{value!r}]")
-    if files is not None and not isinstance(files, Mapping):
-        raise errors.InvalidRequest("files: must map names to contents", fix='write files={"a.txt": b"..."}')
-    limits = limits.named() if isinstance(limits, Limits) else limits
-    workspace = os.fspath(workspace) if isinstance(workspace, os.PathLike) else workspace
-    options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items() if v is not None}
-    if unknown := sorted(options.keys() - _LIMITS - RunRequest.model_fields.keys()):
-        known = ", ".join(sorted(_LIMITS | RunRequest.model_fields.keys() | {"net", "write"}))
-        raise errors.InvalidRequest(f"{unknown[0]}: there is no such option", fix=f"choose from: {known}")
-    named = {name: value for name, value in options.items() if name in _LIMITS}
-    rest = {name: value for name, value in options.items() if name not in _LIMITS}
-    try:
-        hosts = frozenset(net)
-        return RunRequest(
-            code=code,
-            command=None if command is None else tuple(command),
-            files={name: data.encode() if isinstance(data, str) else data for name, data in (files or {}).items()},
-            limits=Limits(**{**(limits or {}), **named}),
-            egress=_egress(hosts, rest.pop("egress", None)),
-            workspace=Workspace(path=workspace, write=write) if isinstance(workspace, str) else workspace,
-            **rest,
-        )
-    except ValidationError as error:
-        raise errors.from_validation(error) from None
-
-
-def _egress(hosts: frozenset[str], asked: Any) -> Any:
-    """What `net` lists, or an `egress` of another mode: never both."""
-    if hosts and asked is not None:
-        raise errors.InvalidRequest("net: goes with no egress of its own", fix="give one of the two")
-    return Egress(mode="listed", hosts=hosts) if hosts else asked or Egress()
 
 
 def _engine_for(backend: str | Backend, engine: Engine | None) -> tuple[Engine, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.client import Client
+from belljar.client.client import Client
 from postgres_server import PostgresServer, postgres_server
 from serving import Server, served
 

@@ -13,12 +13,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from belljar import errors
-from belljar.service import bus_nats, bus_redis
-from belljar.service.bus import LocalBus
-from belljar.service.bus_nats import NatsBus
-from belljar.service.bus_queues import Outbox
-from belljar.service.bus_redis import RedisBus
+from belljar.core import errors
+from belljar.service.bus import nats, redis
+from belljar.service.bus.bus import LocalBus
+from belljar.service.bus.nats import NatsBus
+from belljar.service.bus.queues import Outbox
+from belljar.service.bus.redis import RedisBus
 from brokers import Broker, NatsServer, RedisServer, comes_true, free_port, numbers, read, read_until
 
 KINDS = ("local", "redis", "nats")
@@ -200,7 +200,7 @@ async def test_a_broker_that_was_never_there_is_told_and_caught_up_when_it_comes
 async def test_a_broker_that_hangs_is_told_and_caught_up_when_it_goes_on(
     broker_bus: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (bus_redis, bus_nats):
+    for module in (redis, nats):
         monkeypatch.setattr(module, "_ANSWER", 1.0)
         monkeypatch.setattr(module, "_HEARTBEAT", 1)
     broker = broker_bus.broker

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from belljar import errors
-from belljar.service.bus import Bus, open_bus
-from belljar.service.bus_nats import STREAM, SUBJECTS, NatsBus
-from belljar.service.bus_redis import RedisBus
+from belljar.core import errors
+from belljar.service.bus.bus import Bus, open_bus
+from belljar.service.bus.nats import STREAM, SUBJECTS, NatsBus
+from belljar.service.bus.redis import RedisBus
 from brokers import Broker, NatsServer, RedisServer, Wire, comes_true, numbers, read, read_until
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(kind: str, monkeypatc
 
 
 def test_the_libraries_of_brokers_are_not_loaded_by_who_does_not_use_them() -> None:
-    code = "import sys, belljar.service.bus; print([m for m in ('redis', 'nats') if m in sys.modules])"
+    code = "import sys, belljar.service.bus.bus; print([m for m in ('redis', 'nats') if m in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )

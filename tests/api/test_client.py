@@ -16,9 +16,9 @@ import httpx2
 import pytest
 
 import belljar
-from belljar import errors
-from belljar.client import Client
-from belljar.models import Event, Result, Status
+from belljar.client.client import Client
+from belljar.core import errors
+from belljar.core.result import Event, Result, Status
 from serving import Server, served
 from witness import eventually
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import belljar
-from belljar import errors
-from belljar.client import Client
-from belljar.models import Event, Result, Status
+from belljar.client.client import Client
+from belljar.core import errors
+from belljar.core.result import Event, Result, Status
 from interference import answer, canned, proxied
 from serving import Server, served
 

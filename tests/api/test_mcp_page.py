@@ -50,7 +50,7 @@ def test_the_page_has_a_block_for_each_way_and_names_every_tool() -> None:
 
 
 def test_the_command_line_does_not_import_mcp_for_anything_else() -> None:
-    code = "import sys, belljar.cli, belljar.cli_mcp; print('mcp' in sys.modules, 'starlette' in sys.modules)"
+    code = "import sys, belljar.cli.main, belljar.cli.mcp; print('mcp' in sys.modules, 'starlette' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "False False\n"

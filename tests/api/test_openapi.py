@@ -11,10 +11,10 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import checks
 
-from belljar.models import Model
-from belljar.service import examples
-from belljar.service.api import create_app
-from belljar.settings import Settings
+from belljar.core.model import Model
+from belljar.core.settings import Settings
+from belljar.service.http import openapi as examples
+from belljar.service.http.app import create_app
 from serving import served
 
 pytestmark = pytest.mark.engine

@@ -12,7 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from belljar import Client, errors
+from belljar import Client
+from belljar.core import errors
 from serving import Server, posted, served
 from witness import eventually
 
@@ -267,6 +268,6 @@ def test_the_client_sends_what_got_no_answer_again_and_it_is_done_once(
 
 
 def _unanswered() -> errors.BelljarError:
-    from belljar.client_wire import Unanswered
+    from belljar.client.transport import Unanswered
 
     return Unanswered("the answer was lost", sent=True)

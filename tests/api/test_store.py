@@ -17,12 +17,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from belljar import errors
-from belljar.models import File, Result, Status
-from belljar.service import database, tables
-from belljar.service.records import Alert, Key, LogLine, RunRecord, Sample
-from belljar.service.store import Store
-from belljar.values import MIB
+from belljar.core import errors
+from belljar.core.result import File, Result, Status
+from belljar.core.values import MIB
+from belljar.protocol.records import Alert, Key, LogLine, RunRecord, Sample
+from belljar.service.store import database, tables
+from belljar.service.store.store import Store
 from store_records import a_line, a_run, until
 
 

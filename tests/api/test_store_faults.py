@@ -14,10 +14,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar import errors
-from belljar.models import Result
-from belljar.service import writer
-from belljar.service.store import Store
+from belljar.core import errors
+from belljar.core.result import Result
+from belljar.service.store import writer
+from belljar.service.store.store import Store
 from postgres_server import PostgresServer
 from store_records import a_line, a_run, until
 

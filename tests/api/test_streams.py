@@ -14,16 +14,20 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from belljar import errors
-from belljar.audit import Audit
-from belljar.service import access, core, logs, streams, tools_http
-from belljar.service.access import new_key
-from belljar.service.api import create_app
-from belljar.service.core import Service
-from belljar.service.logs import Live
-from belljar.service.records import Caller, RunRecord
-from belljar.service.run import Run
-from belljar.settings import Settings
+from belljar.core import errors
+from belljar.core.settings import Settings
+from belljar.engine.audit import Audit
+from belljar.protocol.records import Caller, RunRecord
+from belljar.service import service as core
+from belljar.service.auth import access
+from belljar.service.auth.access import new_key
+from belljar.service.http import streams
+from belljar.service.http.app import create_app
+from belljar.service.mcp import http as tools_http
+from belljar.service.run_lifecycle import Run
+from belljar.service.service import Service
+from belljar.service.telemetry import log_lines
+from belljar.service.telemetry.log_lines import Live
 from store_records import a_line, a_run, until
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +51,7 @@ def service(app: FastAPI) -> Service:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed at once, and so is a revocation."""
-    for module in (core, logs, tools_http):
+    for module in (core, log_lines, tools_http):
         monkeypatch.setattr(module, "BEAT", 0.01)
     monkeypatch.setattr(access, "FRESH", 0.0)
 

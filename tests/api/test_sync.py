@@ -16,12 +16,13 @@ import pytest
 from sqlalchemy import func, select
 from typer.testing import CliRunner
 
-from belljar import cli_records, errors
-from belljar.models import Result
-from belljar.service import sync, tables
-from belljar.service.records import Alert, RunRecord, Sample, new_id
-from belljar.service.store import Store
-from belljar.service.sync import Syncer
+from belljar.cli import records as cli_records
+from belljar.core import errors
+from belljar.core.result import Result
+from belljar.protocol.records import Alert, RunRecord, Sample, new_id
+from belljar.service.store import sync, tables
+from belljar.service.store.store import Store
+from belljar.service.store.sync import Syncer
 from postgres_server import PostgresServer
 from store_records import a_line, a_run, until
 
@@ -303,5 +304,5 @@ def test_a_look_at_records_that_are_not_there_makes_none(tmp_path: Path, records
 
 
 def test_the_command_line_loads_no_database_before_it_is_asked_for_records() -> None:
-    code = "import sys, belljar.cli_records; assert not {'sqlalchemy', 'alembic'} & set(sys.modules)"
+    code = "import sys, belljar.cli.records; assert not {'sqlalchemy', 'alembic'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

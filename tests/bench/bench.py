@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import belljar
-from belljar.backends.toolchains import find_bubblewrap
+from belljar.backends.native.toolchains import find_bubblewrap
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER = "llm-sandbox==0.3.46"

@@ -17,7 +17,7 @@ import anyio
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from belljar.backends.toolchains import find_bubblewrap
+from belljar.backends.native.toolchains import find_bubblewrap
 from bench import (
     PEER,
     PEER_VENV,

@@ -21,7 +21,7 @@ import anyio
 from anyio.abc import SocketStream
 
 import belljar
-from belljar.backends.toolchains import find_bubblewrap
+from belljar.backends.native.toolchains import find_bubblewrap
 from bench import Part, add_part, at_most, err, machine, prepared, summary
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

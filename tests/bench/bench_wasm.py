@@ -20,7 +20,7 @@ import anyio
 from sides_wasm import SIZES, WIDTHS, burst
 
 import belljar
-from belljar.backends.toolchains import find_bubblewrap
+from belljar.backends.native.toolchains import find_bubblewrap
 from bench import (
     ROOT,
     UID,

@@ -51,7 +51,7 @@ def typed(facts: dict[str, Any]) -> Contenders:
 def ours(facts: dict[str, Any]) -> Contenders:
     """As users call it, cold and from a pool that is full; what fills it again is not timed, and disturbs nobody."""
     import belljar
-    from belljar.engine import Engine
+    from belljar.engine.engine import Engine
     from belljar.settings import load
 
     def engine(backend: str, runtime: str, pool: int) -> Engine:

@@ -65,7 +65,7 @@ def hand(facts: dict[str, Any]) -> Contenders:
 
 def walls(facts: dict[str, Any]) -> Contenders:
     """bubblewrap with the very arguments that Belljar gives it: all of its work, and nothing of ours."""
-    from belljar.backends import jail
+    from belljar.backends.native import jail
 
     stack = ExitStack()  # its descriptors stay open as long as this process
     space = jail.Jail(

@@ -6,11 +6,14 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from belljar import errors
-from belljar.backends.base import Control, Emit
+from belljar.backends.base import Emit
+from belljar.backends.control import Control
 from belljar.backends.fake import Fake, FakeBox
-from belljar.conformance import scripts
-from belljar.models import Collected, Command, EventKind, File, Limits, Plan, Result, Status
+from belljar.core import errors
+from belljar.core.plan import Command, Plan
+from belljar.core.request import Limits
+from belljar.core.result import Collected, EventKind, File, Result, Status
+from belljar.testing.conformance import scripts
 
 
 class Saboteur(Fake):

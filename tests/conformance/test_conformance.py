@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from saboteurs import SABOTEURS, Saboteur
 
-from belljar import conformance, errors
 from belljar.backends import NAMES
 from belljar.backends.fake import Fake
-from belljar.conformance import Bench, Check, Verdict
-from belljar.engine import Engine
-from belljar.models import Capabilities, LanguageSupport, Result, Status
+from belljar.core import errors
+from belljar.core.capabilities import Capabilities, LanguageSupport
+from belljar.core.result import Result, Status
+from belljar.engine.engine import Engine
 from belljar.settings import load
+from belljar.testing import conformance
+from belljar.testing.conformance import Bench, Check, Verdict
 from engines import FLAVOURS, engines
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,8 @@ import pytest
 
 import belljar
 from belljar.backends.fake import Fake, FakeProcess, Program
-from belljar.models import Isolation, Result
+from belljar.core.capabilities import Isolation
+from belljar.core.result import Result
 
 CODE = "the code does not matter: it is only a name"
 

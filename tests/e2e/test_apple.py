@@ -16,13 +16,16 @@ from typing import Any
 
 import pytest
 
-from belljar import conformance, errors, escape
-from belljar.backends import apple
-from belljar.conformance import Check
+from belljar.backends.apple import backend as apple
 from belljar.containers import abuild_image, adetect, ais_container_available, arun_in_container
-from belljar.engine import Engine
-from belljar.models import Isolation, Limits, Plan
+from belljar.core import errors
+from belljar.core.capabilities import Isolation
+from belljar.core.plan import Plan
+from belljar.core.request import Limits
+from belljar.engine.engine import Engine
 from belljar.sandbox import Sandbox, arun
+from belljar.testing import conformance, escape
+from belljar.testing.conformance import Check
 from engines import IMAGE
 from stand_ins import apple as stand_ins
 from witness import eventually

@@ -7,9 +7,9 @@ import json
 import pytest
 
 import belljar
-from belljar import needs
-from belljar.backends import wasm_modules
-from belljar.engine import Engine
+from belljar.backends.wasm import modules
+from belljar.core import hints
+from belljar.engine.engine import Engine
 
 pytestmark = pytest.mark.anyio
 
@@ -104,13 +104,13 @@ async def test_what_wasm_is_said_to_have_is_what_it_has(engine: Engine) -> None:
         "out['broken'] = [name for name in standard if fails(name)]\n"
         "print(json.dumps(out))"
     )
-    names = json.dumps(sorted(wasm_modules.bundled() | wasm_modules.BROKEN))
+    names = json.dumps(sorted(modules.bundled() | modules.BROKEN))
     result = await belljar.arun(code, backend="wasm", engine=engine, stdin=names, timeout=60)
     assert result.ok, result.stderr
     real = json.loads(result.stdout)
-    assert wasm_modules.BUILT_IN <= set(real["built in"]) <= wasm_modules.bundled()
+    assert modules.BUILT_IN <= set(real["built in"]) <= modules.bundled()
     assert real["missing"] == []
-    assert set(real["broken"]) == wasm_modules.BROKEN
+    assert set(real["broken"]) == modules.BROKEN
 
 
 async def test_every_call_to_the_system_that_native_has_and_wasm_lacks_is_known_to_the_analysis(engine: Engine) -> None:
@@ -121,5 +121,5 @@ async def test_every_call_to_the_system_that_native_has_and_wasm_lacks_is_known_
     for module in ("os", "signal"):
         lacking = [n for n in set(there["native"][module]) - set(there["wasm"][module]) if n.islower() and n[0] != "_"]
         assert len(lacking) > 10
-        unknown = [n for n in lacking if not needs.analyse(f"import {module}\n{module}.{n}()").system]
+        unknown = [n for n in lacking if not hints.analyse(f"import {module}\n{module}.{n}()").system]
         assert set(unknown) <= {"waitid_result", "struct_siginfo"}, "types, of no use without their functions"

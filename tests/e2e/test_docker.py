@@ -17,12 +17,13 @@ import pytest
 from anyio.abc import SocketStream
 
 import belljar
-from belljar import errors
-from belljar.backends import docker_spec
-from belljar.backends.docker_engine import DOCKER, Address, connected
-from belljar.engine import Engine
-from belljar.models import Isolation
-from belljar.sandbox import Cancel, request
+from belljar.backends.containers import spec
+from belljar.core import errors
+from belljar.core.capabilities import Isolation
+from belljar.core.options import request
+from belljar.engine.engine import Engine
+from belljar.host.docker_api import DOCKER, Address, connected
+from belljar.sandbox import Cancel
 from belljar.settings import load
 from engines import FLAVOURS, IMAGE, backend_of, engines, left_behind, nothing_left, run
 
@@ -50,7 +51,7 @@ async def test_every_container_has_all_its_walls(engine: Engine) -> None:
 
     async def look(_: str) -> None:
         async with connected(backend_of(engine)._address) as client:
-            for each in await client.containers.list(all=True, filters={"label": [f"{docker_spec.LABEL}=1"]}):
+            for each in await client.containers.list(all=True, filters={"label": [f"{spec.LABEL}=1"]}):
                 seen.append(await each.show())
 
     result = await run(engine, UP, on_stdout=look, memory="200M")
@@ -64,7 +65,7 @@ async def test_every_container_has_all_its_walls(engine: Engine) -> None:
     assert not walls.get("Binds")
     assert [mount for mount in container["Mounts"] if mount["Type"] == "bind"] == []
     assert int(config["User"].split(":")[0]) >= 1000
-    assert config["Labels"][f"{docker_spec.LABEL}.owner"].split(".")[1] == str(os.getpid())
+    assert config["Labels"][f"{spec.LABEL}.owner"].split(".")[1] == str(os.getpid())
 
 
 async def test_numpy_threads_and_subprocesses_run_unharmed_behind_the_profile(engine: Engine) -> None:

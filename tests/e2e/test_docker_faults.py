@@ -21,9 +21,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from belljar import errors
-from belljar.engine import Engine
-from belljar.images_engine import Progress
+from belljar.core import errors
+from belljar.engine.engine import Engine
+from belljar.images.engine import Progress
 from engines import FLAVOURS, IMAGE, Engines, engines, left_behind, nothing_left, run, served
 from image_engine import ImageEngine, Registry, serving
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar import files
-from belljar.backends import docker_files
-from belljar.backends.docker_files import Found
-from belljar.backends.docker_spec import KEEPER
-from belljar.models import Collected, File
+from belljar.backends.containers import archive as docker_files
+from belljar.backends.containers.archive import Found
+from belljar.backends.containers.spec import KEEPER
+from belljar.core.result import Collected, File
+from belljar.host import files
 
 REGULAR = stat.S_IFREG | 0o644
 

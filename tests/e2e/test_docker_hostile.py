@@ -16,11 +16,11 @@ import anyio.to_thread
 import pytest
 
 import belljar
-from belljar import files
-from belljar.backends import docker_spec
-from belljar.backends.docker import Containers
-from belljar.backends.docker_engine import connected, docker_address, podman_address
-from belljar.engine import Engine
+from belljar.backends.containers import spec
+from belljar.backends.containers.backend import Containers
+from belljar.engine.engine import Engine
+from belljar.host import files
+from belljar.host.docker_api import connected, docker_address, podman_address
 from belljar.sandbox import Cancel
 from engines import FLAVOURS, IMAGE, backend_of, engines, nothing_left, run
 
@@ -41,7 +41,7 @@ def pooled(flavour: str, **options: Any) -> Engine:
 async def running(engine: Engine) -> list[str]:
     """The names of our containers that are up, whoever made them."""
     async with connected(backend_of(engine)._address) as client:
-        found = await client.containers.list(filters={"label": [f"{docker_spec.LABEL}=1"]})
+        found = await client.containers.list(filters={"label": [f"{spec.LABEL}=1"]})
     return [str(each._container["Names"][0]).lstrip("/") for each in found]
 
 
@@ -254,7 +254,7 @@ async def test_an_image_s_volumes_are_held_by_the_disk_limit_and_nobody_looks_af
 
     async def look(_: str) -> None:
         async with connected(backend_of(engine)._address) as client:
-            for each in await client.containers.list(filters={"label": [f"{docker_spec.LABEL}=1"]}):
+            for each in await client.containers.list(filters={"label": [f"{spec.LABEL}=1"]}):
                 shown.append(await each.show())
 
     code = "import os\nos.write(1, b'up')\nopen('/scratch/big', 'wb').write(bytes(16 << 20))"

@@ -13,10 +13,10 @@ import anyio
 import pytest
 
 import belljar
-from belljar.backends import docker_spec
-from belljar.backends.docker import Containers
-from belljar.backends.docker_engine import connected
-from belljar.engine import Engine
+from belljar.backends.containers import spec
+from belljar.backends.containers.backend import Containers
+from belljar.engine.engine import Engine
+from belljar.host.docker_api import connected
 from engines import FLAVOURS, IMAGE, engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
@@ -60,12 +60,10 @@ def backend_of(engine: Engine) -> Containers:
 
 async def containers(engine: Engine, pid: int = 0) -> list[dict[str, Any]]:
     """Those of one process: by default of this one."""
-    wanted = {"label": [f"{docker_spec.LABEL}=1"]}
+    wanted = {"label": [f"{spec.LABEL}=1"]}
     async with connected(backend_of(engine)._address) as client:
         found = [dict(each._container) for each in await client.containers.list(all=True, filters=wanted)]
-    return [
-        each for each in found if each["Labels"][f"{docker_spec.LABEL}.owner"].split(".")[1] == str(pid or os.getpid())
-    ]
+    return [each for each in found if each["Labels"][f"{spec.LABEL}.owner"].split(".")[1] == str(pid or os.getpid())]
 
 
 async def waiting(engine: Engine) -> set[str]:

@@ -14,12 +14,12 @@ import pytest
 from aiodocker.exceptions import DockerError
 
 import belljar
-from belljar import errors
-from belljar.backends import docker_spec
-from belljar.backends.docker import Containers
-from belljar.backends.docker_engine import connected
-from belljar.engine import Engine
-from belljar.models import Egress
+from belljar.backends.containers import spec
+from belljar.backends.containers.backend import Containers
+from belljar.core import errors
+from belljar.core.request import Egress
+from belljar.engine.engine import Engine
+from belljar.host.docker_api import connected
 from engines import IMAGE, engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
@@ -60,13 +60,13 @@ async def seen_by_the_engine(engine: Engine, **options: Any) -> tuple[dict[str, 
 
     async def look(_: str) -> None:
         async with connected(backend._address) as client:
-            for each in await client.containers.list(filters={"label": [f"{docker_spec.LABEL}=1"]}):
+            for each in await client.containers.list(filters={"label": [f"{spec.LABEL}=1"]}):
                 shown = await each.show()
                 found.append((shown, throttles(int(shown["State"]["Pid"]))))
 
     result = await run(engine, UP, on_stdout=look, **options)
     assert (result.stdout, result.stderr) == ("up\n", "")
-    return next(one for one in found if one[0]["Config"]["Labels"][f"{docker_spec.LABEL}.run"] == result.container_id)
+    return next(one for one in found if one[0]["Config"]["Labels"][f"{spec.LABEL}.run"] == result.container_id)
 
 
 def throttles(pid: int) -> dict[str, str]:
@@ -152,7 +152,7 @@ async def test_a_capability_that_is_given_back_is_the_only_one_and_is_told(flavo
 
 def profile_without_links(folder: Path) -> str:
     """Our own profile, but for links: to see which one holds."""
-    profile = json.loads(docker_spec._PROFILE.read_text())
+    profile = json.loads(spec._PROFILE.read_text())
     for rule in profile["syscalls"]:
         rule["names"] = [name for name in rule["names"] if name not in ("symlink", "symlinkat")]
     rules = [rule for rule in profile["syscalls"] if rule["names"]]
@@ -237,7 +237,7 @@ async def inner_network(flavour: str) -> AsyncIterator[str]:
 
 
 async def removed(client: Any, network: str) -> bool:
-    if await client.containers.list(all=True, filters={"label": [f"{docker_spec.LABEL}=1"]}):
+    if await client.containers.list(all=True, filters={"label": [f"{spec.LABEL}=1"]}):
         return False
     try:
         return bool(await (await client.networks.get(network)).delete())

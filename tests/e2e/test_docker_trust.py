@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from belljar import errors
-from belljar.engine import Engine
-from belljar.images import Images
-from belljar.sandbox import request
+from belljar.core import errors
+from belljar.core.options import request
+from belljar.engine.engine import Engine
+from belljar.images.images import Images
 from engines import IMAGE, engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]

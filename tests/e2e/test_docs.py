@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from belljar import cli, errors, settings, values
+from belljar import settings
+from belljar.cli import main
+from belljar.core import errors, values
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -158,7 +160,7 @@ def test_every_exit_code_in_the_readme_is_one_the_code_uses_and_none_is_left_out
     rows = README.partition("| `status` | meaning |")[2].partition("\n\n")[0]
     told = {int(code) for code in re.findall(r"\| (\d{3}) \|$", rows, re.MULTILINE)}
     ours = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
-    assert told == ours | set(cli._OWN_CODES.values()) | {_INTERRUPTED}
+    assert told == ours | set(main._OWN_CODES.values()) | {_INTERRUPTED}
 
 
 def test_every_variable_in_the_docs_is_read_and_every_one_that_is_read_is_in_the_readme() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import belljar
-from belljar import errors
-from belljar.engine import Engine
+from belljar.core import errors
+from belljar.engine.engine import Engine
 from witness import Traces, eventually
 
 BELLJAR = [sys.executable, "-m", "belljar"]

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import belljar
-from belljar.backends.docker import Containers
-from belljar.backends.docker_engine import docker_address, podman_address
-from belljar.backends.native import Native
-from belljar.egress import judge
-from belljar.engine import Engine
-from belljar.models import Egress
+from belljar.backends.containers.backend import Containers
+from belljar.backends.native.backend import Native
+from belljar.core.request import Egress
+from belljar.engine.engine import Engine
+from belljar.host.docker_api import docker_address, podman_address
+from belljar.host.egress import judge
 from belljar.settings import load
 from engines import engines
 from witness import eventually

@@ -13,8 +13,9 @@ import pytest
 
 import belljar
 from belljar import sandbox
-from belljar.backends import native, wasm_cache
 from belljar.backends.fake import Fake
+from belljar.backends.native import backend as native
+from belljar.backends.wasm import store
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -75,7 +76,7 @@ def test_the_showcase_says_what_doctor_says_and_exits_1_where_no_sandbox_works(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(native, "find_bubblewrap", list)
-    monkeypatch.setattr(wasm_cache, "_VERIFIED", {"wasmtime": "never"})
+    monkeypatch.setattr(store, "_VERIFIED", {"wasmtime": "never"})
     monkeypatch.setattr(sandbox, "_engine", None)
     try:
         assert showcase()["main"]() == 1

@@ -23,7 +23,7 @@ import anyio
 import pytest
 
 import belljar
-from belljar.engine import Engine
+from belljar.engine.engine import Engine
 
 pytestmark = pytest.mark.anyio
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from belljar import __version__, errors
-from belljar.images import LANGUAGES
-from belljar.images_engine import Progress
-from belljar.images_rules import parse
+from belljar import __version__
+from belljar.core import errors
+from belljar.images.engine import Progress
+from belljar.images.images import LANGUAGES
+from belljar.images.rules import parse
 from engines import IMAGE, engines
 from image_engine import ImageEngine, belljar, socket_of
 from witness import eventually

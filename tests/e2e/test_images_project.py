@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import belljar
-from belljar import errors
-from belljar.engine import Engine
+from belljar.core import errors
+from belljar.engine.engine import Engine
 from engines import IMAGE, engines
 from image_engine import ImageEngine, socket_of
 

@@ -20,10 +20,10 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute
 
-from belljar import errors
-from belljar.images import Images, Pulled
-from belljar.images_engine import Progress
-from belljar.settings import Images as Rules
+from belljar.core import errors
+from belljar.core.settings import Images as Rules
+from belljar.images.engine import Progress
+from belljar.images.images import Images, Pulled
 from image_engine import ImageEngine, Registry, belljar, free_port, half_a_registry, podman_service, serving, socket_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers]

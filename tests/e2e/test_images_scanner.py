@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from belljar import errors
-from belljar.images import Images
+from belljar.core import errors
+from belljar.images.images import Images
 from image_engine import ImageEngine, socket_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers]

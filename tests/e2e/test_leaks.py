@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 import belljar
-from belljar.backends.base import Control
-from belljar.engine import Engine
-from belljar.sandbox import request
+from belljar.backends.control import Control
+from belljar.core.options import request
+from belljar.engine.engine import Engine
 from witness import Traces, eventually
 
 pytestmark = pytest.mark.anyio

@@ -12,17 +12,20 @@ import anyio
 import pytest
 
 import belljar
-from belljar import errors
-from belljar.backends import cgroups, wasm_cache
-from belljar.backends.base import Box, Figures, Measurable
-from belljar.backends.native import Native
-from belljar.backends.native import create as create_native
-from belljar.backends.wasm import Wasm
-from belljar.engine import Engine
-from belljar.models import Capabilities, Limits
-from belljar.service.records import Alert, Sample
-from belljar.service.sampler import Sampler
-from belljar.values import MIB
+from belljar.backends.base import Box, Measurable
+from belljar.backends.native.backend import Native
+from belljar.backends.native.backend import create as create_native
+from belljar.backends.wasm import store as wasm_cache
+from belljar.backends.wasm.backend import Wasm
+from belljar.core import errors
+from belljar.core.capabilities import Capabilities
+from belljar.core.request import Limits
+from belljar.core.result import Usage
+from belljar.core.values import MIB
+from belljar.engine.engine import Engine
+from belljar.host import cgroups
+from belljar.protocol.records import Alert, Sample
+from belljar.service.telemetry.sampler import Sampler
 from engines import FLAVOURS, backend_of, engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
@@ -56,10 +59,10 @@ async def _run(sandbox: belljar.Sandbox, code: str, cancel: belljar.Cancel, up: 
     await sandbox.run(code, on_stdout=lambda _: up.set(), cancel=cancel)
 
 
-async def figures(box: Box, wanted: Callable[[Figures], object] = lambda _: True) -> Figures:
+async def figures(box: Box, wanted: Callable[[Usage], object] = lambda _: True) -> Usage:
     """The first that are as wanted, within seconds."""
     assert isinstance(box, Measurable)
-    found: Figures | None = None
+    found: Usage | None = None
     with anyio.move_on_after(15):
         while not ((found := await box.measure()) and wanted(found)):
             await anyio.sleep(0.02)
@@ -68,7 +71,7 @@ async def figures(box: Box, wanted: Callable[[Figures], object] = lambda _: True
     return found
 
 
-async def check(engine: Engine, **options: Any) -> Figures:
+async def check(engine: Engine, **options: Any) -> Usage:
     """Whatever the backend: CPU and memory of the guest are about right, and counters only grow."""
     async with running(engine, BUSY, **options) as box:
         first = await figures(box)
@@ -210,9 +213,9 @@ async def test_a_run_over_nine_tenths_of_its_memory_is_told_while_it_runs(state_
 
 
 def test_every_backend_of_linux_can_be_measured() -> None:
-    from belljar.backends.docker_box import DockerBox
+    from belljar.backends.containers.box import DockerBox
     from belljar.backends.fake import FakeBox
-    from belljar.backends.native_box import NativeBox
-    from belljar.backends.wasm_box import WasmBox
+    from belljar.backends.native.box import NativeBox
+    from belljar.backends.wasm.box import WasmBox
 
     assert all(issubclass(box, Measurable) for box in (NativeBox, WasmBox, DockerBox, FakeBox))

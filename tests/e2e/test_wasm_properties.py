@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 import belljar
-from belljar import errors
-from belljar.backends import wasm_cache
-from belljar.backends.native import create as create_native
-from belljar.backends.wasm import Wasm
-from belljar.models import Plan
+from belljar.backends.native.backend import create as create_native
+from belljar.backends.wasm import store as wasm_cache
+from belljar.backends.wasm.backend import Wasm
+from belljar.core import errors
+from belljar.core.plan import Plan
 from belljar.settings import load
 from witness import Traces, descendants, eventually
 

@@ -17,11 +17,11 @@ import anyio.lowlevel
 import pytest
 
 import belljar
-from belljar import errors
-from belljar.backends import wasm_cache
-from belljar.backends.native import create as create_native
-from belljar.backends.wasm import Wasm
-from belljar.engine import Engine
+from belljar.backends.native.backend import create as create_native
+from belljar.backends.wasm import store as wasm_cache
+from belljar.backends.wasm.backend import Wasm
+from belljar.core import errors
+from belljar.engine.engine import Engine
 from witness import Traces, eventually
 
 pytestmark = pytest.mark.anyio

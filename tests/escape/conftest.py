@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from belljar import escape
-from belljar.engine import Engine
+from belljar.engine.engine import Engine
+from belljar.testing import escape
 
 
 @pytest.fixture(scope="session")

@@ -17,23 +17,14 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from belljar import escape, process
-from belljar.backends.base import Control, Emit
-from belljar.models import (
-    INPUTS,
-    Capabilities,
-    Collected,
-    Command,
-    Entry,
-    File,
-    Guarantees,
-    Isolation,
-    LanguageSupport,
-    Plan,
-    Result,
-    Status,
-)
-from belljar.values import WORKSPACE
+from belljar.backends.base import Emit
+from belljar.backends.control import Control
+from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
+from belljar.core.plan import INPUTS, Command, Plan
+from belljar.core.result import Collected, Entry, File, Result, Status
+from belljar.core.values import WORKSPACE
+from belljar.host import process
+from belljar.testing import escape
 
 PRIVATE = ("unshare", "--mount", "--uts", "--ipc", "--")  # what root does in there, the host does not see
 MOST = 100 << 20

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from leaky import Leaky
 
-from belljar import escape
-from belljar.engine import Engine
-from belljar.models import Capabilities, Guarantees, Isolation
+from belljar.core.capabilities import Capabilities, Guarantees, Isolation
+from belljar.engine.engine import Engine
+from belljar.testing import escape
 from engines import FLAVOURS, engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]

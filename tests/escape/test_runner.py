@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from leaky import Leaky
 
-from belljar import errors, escape
-from belljar.engine import Engine
-from belljar.models import Capabilities
+from belljar.core import errors
+from belljar.core.capabilities import Capabilities
+from belljar.engine.engine import Engine
+from belljar.testing import escape
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 

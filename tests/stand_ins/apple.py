@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from belljar.backends.apple import Apple
-from belljar.engine import Engine
+from belljar.backends.apple.backend import Apple
+from belljar.engine.engine import Engine
 from belljar.settings import load
 from engines import IMAGE, engines
 

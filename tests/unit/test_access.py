@@ -13,10 +13,11 @@ import anyio
 import pytest
 from typer.testing import CliRunner
 
-from belljar import cli_keys, errors
-from belljar.service import access as access_module
-from belljar.service.access import Access, is_loopback, new_key, refuse_open_bind
-from belljar.service.records import SCOPES, Key
+from belljar.cli import keys as cli_keys
+from belljar.core import errors
+from belljar.protocol.records import SCOPES, Key
+from belljar.service.auth import access as access_module
+from belljar.service.auth.access import Access, is_loopback, new_key, refuse_open_bind
 from key_holders import Keys, ask, bearer, refusal, settings
 
 pytestmark = pytest.mark.anyio

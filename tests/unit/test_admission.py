@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from belljar import errors
-from belljar.service import admission as module
-from belljar.service.admission import Admission
-from belljar.service.headroom import free_memory
-from belljar.service.records import Caller
-from belljar.settings import Service, Settings
-from belljar.values import GIB, MIB
+from belljar.core import errors
+from belljar.core.settings import Service, Settings
+from belljar.core.values import GIB, MIB
+from belljar.protocol.records import Caller
+from belljar.service.admission import queue as module
+from belljar.service.admission.memory import free_memory
+from belljar.service.admission.queue import Admission
 
 pytestmark = pytest.mark.anyio
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.models import Limits
-from belljar.service.alerts import CALM_SECONDS, CPU_SECONDS, Watch
-from belljar.service.records import Alert, Sample
-from belljar.values import MIB
+from belljar.core.request import Limits
+from belljar.core.values import MIB
+from belljar.protocol.records import Alert, Sample
+from belljar.service.telemetry.alerts import CALM_SECONDS, CPU_SECONDS, Watch
 
 LIMITS = Limits(cpus=2, memory=100 * MIB)
 

@@ -14,13 +14,15 @@ from typing import Any
 import anyio
 import pytest
 
-from belljar import errors, process
-from belljar.backends import apple_output, apple_owner, apple_words
-from belljar.backends.apple import Apple
-from belljar.backends.apple_run import Figures, figures
-from belljar.backends.apple_words import LEAST_MEMORY, Machine
-from belljar.models import Limits, Plan, Workspace
-from belljar.values import MIB
+from belljar.backends.apple import arguments, output, ownership
+from belljar.backends.apple.arguments import LEAST_MEMORY, Machine
+from belljar.backends.apple.backend import Apple
+from belljar.backends.apple.run import Figures, figures
+from belljar.core import errors
+from belljar.core.plan import Plan
+from belljar.core.request import Limits, Workspace
+from belljar.core.values import MIB
+from belljar.host import process
 
 pytestmark = pytest.mark.anyio
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "apple"
@@ -36,31 +38,31 @@ def fixture(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "first"), [("list-0.12", "bj-old"), ("list-1.2", "bj-new")])
 def test_the_list_is_read_alike_before_and_after_1_0(name: str, first: str) -> None:
-    mine, other = apple_output.containers(fixture(name)["stdout"])
+    mine, other = output.containers(fixture(name)["stdout"])
     assert mine == (first, "running", {"belljar": "box", "belljar.owner": "/state/7-abc.apple"})
     assert other == ("web", "stopped", {})
 
 
 @pytest.mark.parametrize("said", ["", "[]"])
 def test_an_empty_list_is_no_machines(said: str) -> None:
-    assert apple_output.containers(said) == ()
+    assert output.containers(said) == ()
 
 
 def test_rows_that_cannot_be_understood_are_nobody_s_machines() -> None:
     said = json.dumps([1, {}, {"id": 7}, {"id": "x", "status": None, "configuration": [], "labels": 3}])
-    assert apple_output.containers(said) == (("x", "unknown", {}),)
+    assert output.containers(said) == (("x", "unknown", {}),)
 
 
 @pytest.mark.parametrize("said", ["ID  IMAGE  OS", "{}", '"running"'])
 def test_a_list_that_is_none_is_an_error_and_never_an_empty_one(said: str) -> None:
     with pytest.raises(errors.ExecutionFailed, match="nobody can read"):
-        apple_output.containers(said)
+        output.containers(said)
 
 
 @pytest.mark.parametrize("name", ["status-1.2-running", "status-1.5-running", "status-0.11-table"])
 def test_a_running_service_is_recognised_in_every_shape(name: str) -> None:
     shown = fixture(name)
-    assert apple_output.service(shown["exit_code"], shown["stdout"]) == (True, "")
+    assert output.service(shown["exit_code"], shown["stdout"]) == (True, "")
 
 
 @pytest.mark.parametrize(
@@ -73,16 +75,16 @@ def test_a_running_service_is_recognised_in_every_shape(name: str) -> None:
 )
 def test_a_service_that_does_not_run_says_so_in_its_own_words(name: str, words: str) -> None:
     shown = fixture(name)
-    assert apple_output.service(shown["exit_code"], shown["stdout"]) == (False, words)
+    assert output.service(shown["exit_code"], shown["stdout"]) == (False, words)
 
 
 def test_a_service_that_says_it_is_stopped_is_believed_whatever_its_exit_code() -> None:
-    assert not apple_output.service(0, '{"status": "not running"}').running
+    assert not output.service(0, '{"status": "not running"}').running
 
 
 def test_the_version_is_found_in_the_sentence() -> None:
-    assert apple_output.version(fixture("version-1.2")["stdout"]) == (1, 2, 0)
-    assert apple_output.version("no number") == ()
+    assert output.version(fixture("version-1.2")["stdout"]) == (1, 2, 0)
+    assert output.version("no number") == ()
 
 
 @pytest.mark.parametrize(
@@ -90,17 +92,17 @@ def test_the_version_is_found_in_the_sentence() -> None:
     [
         ("error-no-service", errors.NotAvailable, "container system start"),
         ("error-little-memory", errors.StartFailed, "raise `memory`"),
-        ("error-option", errors.NotAvailable, apple_output.UPGRADE),
+        ("error-option", errors.NotAvailable, output.UPGRADE),
         ("error-image", errors.ImageNotFound, "container image pull NAME, or choose another image"),
     ],
 )
 def test_its_prose_becomes_a_typed_error_with_a_remedy(name: str, kind: type[errors.BelljarError], fix: str) -> None:
-    found = apple_output.failure(fixture(name)["stderr"], "it failed")
+    found = output.failure(fixture(name)["stderr"], "it failed")
     assert (type(found), found.fix) == (kind, fix)
 
 
 def test_prose_that_nobody_knows_is_told_as_it_is() -> None:
-    found = apple_output.failure("Error: something\n new", "it failed")
+    found = output.failure("Error: something\n new", "it failed")
     assert (type(found), found.message) == (errors.StartFailed, "it failed: Error: something new")
 
 
@@ -123,7 +125,7 @@ def test_the_whole_kernel_s_count_is_taken_only_from_a_kernel_of_its_own() -> No
 
 # --- what it is told ---
 
-WATCH = apple_words.Watch("mark", sure=True, filter="")
+WATCH = arguments.Watch("mark", sure=True, filter="")
 
 
 def machine(workspace: Workspace | None = None, **limits: Any) -> Machine:
@@ -135,7 +137,7 @@ def after(words: list[str], flag: str) -> list[str]:
 
 
 def test_a_machine_is_booted_behind_every_wall_there_is() -> None:
-    words = apple_words.run(machine())
+    words = arguments.run(machine())
     assert {"--rm", "--read-only", "--init", "--interactive"} <= set(words)
     assert (after(words, "--network"), after(words, "--cap-drop")) == (["none"], ["ALL"])
     assert after(words, "--user") == ["60998:60998"]
@@ -145,26 +147,26 @@ def test_a_machine_is_booted_behind_every_wall_there_is() -> None:
 
 
 def test_memory_is_whole_megabytes_and_never_less_than_boots() -> None:
-    assert after(apple_words.run(machine(memory="1G")), "--memory") == ["1024M"]
-    assert after(apple_words.run(machine(memory=512 * MIB + 5)), "--memory") == ["512M"]
-    assert after(apple_words.run(machine(memory="64M")), "--memory") == ["200M"]
+    assert after(arguments.run(machine(memory="1G")), "--memory") == ["1024M"]
+    assert after(arguments.run(machine(memory=512 * MIB + 5)), "--memory") == ["512M"]
+    assert after(arguments.run(machine(memory="64M")), "--memory") == ["200M"]
 
 
 def test_what_a_machine_has_above_its_limit_is_taken_up_by_ballast() -> None:
     small, large = machine(memory="64M"), machine(memory=LEAST_MEMORY)
-    assert (apple_words.ballast(small.limits), apple_words.ballast(large.limits)) == (136 * MIB, 0)
-    mount = f"type=tmpfs,target={apple_words.BALLAST},size=200M,mode=700"
-    assert (mount in apple_words.run(small), mount in apple_words.run(large)) == (True, False)
+    assert (arguments.ballast(small.limits), arguments.ballast(large.limits)) == (136 * MIB, 0)
+    mount = f"type=tmpfs,target={arguments.BALLAST},size=200M,mode=700"
+    assert (mount in arguments.run(small), mount in arguments.run(large)) == (True, False)
 
 
 def test_a_part_of_a_cpu_becomes_a_whole_one() -> None:
-    assert after(apple_words.run(machine(cpus=0.5)), "--cpus") == ["1"]
-    assert after(apple_words.run(machine(cpus=2.5)), "--cpus") == ["3"]
+    assert after(arguments.run(machine(cpus=0.5)), "--cpus") == ["1"]
+    assert after(arguments.run(machine(cpus=2.5)), "--cpus") == ["3"]
 
 
 def test_folders_in_memory_leave_room_for_the_guest_and_are_never_of_any_size() -> None:
     def sizes(**limits: Any) -> set[str]:
-        return {mount.split(",")[2] for mount in after(apple_words.run(machine(**limits)), "--mount")}
+        return {mount.split(",")[2] for mount in after(arguments.run(machine(**limits)), "--mount")}
 
     assert sizes(memory="512M", disk="1G") == {"size=192M"}
     assert sizes(memory="512M", disk="4M") == {"size=4M"}
@@ -173,7 +175,7 @@ def test_folders_in_memory_leave_room_for_the_guest_and_are_never_of_any_size() 
 
 def test_a_folder_granted_read_only_is_closed_to_the_guest() -> None:
     def modes(write: bool) -> dict[str, str]:
-        mounts = after(apple_words.run(machine(Workspace(path="/p", write=write))), "--mount")
+        mounts = after(arguments.run(machine(Workspace(path="/p", write=write))), "--mount")
         return {mount.split(",")[1]: mount.split(",")[3] for mount in mounts}
 
     assert modes(write=False) == {
@@ -186,21 +188,21 @@ def test_a_folder_granted_read_only_is_closed_to_the_guest() -> None:
 
 def test_the_guest_s_environment_comes_after_its_limits_are_set() -> None:
     """What LD_PRELOAD or BASH_ENV name must not run before the walls stand."""
-    words = apple_words.guest(
+    words = arguments.guest(
         "bj-1", 5, WATCH, 9, argv=["sh", "-c", "x"], env={"LD_PRELOAD": "/x"}, cwd="/workspace", stdin=True
     )
     assert not {"--env", "-e", "--env-file"} & set(words)
-    assert words.index("LD_PRELOAD=/x") > words.index(apple_words.RUN)
+    assert words.index("LD_PRELOAD=/x") > words.index(arguments.RUN)
     assert words[-3:] == ["sh", "-c", "x"]
 
 
 def test_a_program_with_an_equals_sign_in_its_name_is_not_a_variable() -> None:
-    words = apple_words.guest("b", 5, WATCH, 9, argv=["./a=b", "c"], env={}, cwd="/workspace", stdin=False)
-    assert words[-5:] == ["/bin/sh", "-c", apple_words.LITERAL, "./a=b", "c"]
+    words = arguments.guest("b", 5, WATCH, 9, argv=["./a=b", "c"], env={}, cwd="/workspace", stdin=False)
+    assert words[-5:] == ["/bin/sh", "-c", arguments.LITERAL, "./a=b", "c"]
 
 
 def test_a_build_is_told_its_limits() -> None:
-    words = apple_words.build("/c", "app:1", file="/c/Dockerfile", memory_bytes=3 * MIB + 1, cpus=1.5)
+    words = arguments.build("/c", "app:1", file="/c/Dockerfile", memory_bytes=3 * MIB + 1, cpus=1.5)
     assert words[-1] == "/c"
     assert (after(words, "--memory"), after(words, "--cpus"), after(words, "--tag")) == (["4M"], ["2"], ["app:1"])
 
@@ -237,16 +239,16 @@ def program(tmp_path: Path, script: str) -> str:
 @pytest.mark.parametrize(
     ("script", "why", "fix"),
     [
-        ("echo container CLI version 0.11.0", "0.12 or later is needed", apple_output.UPGRADE),
-        ("echo rubbish", "0.12 or later is needed", apple_output.UPGRADE),
+        ("echo container CLI version 0.11.0", "0.12 or later is needed", output.UPGRADE),
+        ("echo rubbish", "0.12 or later is needed", output.UPGRADE),
         ('[ "$1" = --version ] && echo version 1.0.0 || { echo \'{"status": "unregistered"}\'; exit 1; }',
          "the services of Apple's container do not run (unregistered)", "container system start"),
         ('case $1 in --version) echo version 1.0.0;; system) echo {};; *) echo usage;; esac',
-         "this container has no option --cap-drop", apple_output.UPGRADE),
+         "this container has no option --cap-drop", output.UPGRADE),
         ('case $1 in --version) echo version 1.0.0;; run) echo --cap-drop --init --label --mount --network --read-only '
          "--user;; image) exit 1;; esac",
          "the image python:3.12-slim is not here", "container image pull python:3.12-slim"),
-        ("kill -9 $$", "0.12 or later is needed", apple_output.UPGRADE),
+        ("kill -9 $$", "0.12 or later is needed", output.UPGRADE),
     ],
 )  # fmt: skip
 async def test_a_program_that_is_not_ready_says_why_and_what_to_do(
@@ -260,9 +262,7 @@ async def test_a_program_that_is_not_ready_says_why_and_what_to_do(
 
 async def test_an_image_that_is_missing_can_be_set_up(tmp_path: Path) -> None:
     script = (
-        "case $1 in --version) echo version 1.0.0;; run) echo "
-        + " ".join(apple_words.NEEDED)
-        + ";; image) exit 1;; esac"
+        "case $1 in --version) echo version 1.0.0;; run) echo " + " ".join(arguments.NEEDED) + ";; image) exit 1;; esac"
     )
     offer = await Apple(tmp_path / "state", platform="darwin", binary=program(tmp_path, script)).probe()
     assert offer.setup == "pulling the image python:3.12-slim"
@@ -283,20 +283,20 @@ def test_the_image_is_the_asked_for_one_then_the_language_s_then_its_container_t
 
 
 def test_a_living_owner_is_not_dead_and_one_that_resigned_or_died_is(tmp_path: Path) -> None:
-    owner = apple_owner.Owner(tmp_path)
-    assert not apple_owner.is_dead(owner.name, tmp_path)
+    owner = ownership.Owner(tmp_path)
+    assert not ownership.is_dead(owner.name, tmp_path)
     owner.resign()
-    assert apple_owner.is_dead(owner.name, tmp_path)
+    assert ownership.is_dead(owner.name, tmp_path)
     left = tmp_path / "99999-0123456789ab.apple"
     left.touch()
-    assert apple_owner.is_dead(str(left), tmp_path)
-    apple_owner.forget_dead(tmp_path)
+    assert ownership.is_dead(str(left), tmp_path)
+    ownership.forget_dead(tmp_path)
     assert not left.exists()
 
 
 def test_owners_of_another_state_directory_cannot_be_judged(tmp_path: Path) -> None:
     for name in ("", "/elsewhere/1-a.apple", str(tmp_path / "1-a.other"), f"{tmp_path}/x/../1-a.apple"):
-        assert not apple_owner.is_dead(name, tmp_path)
+        assert not ownership.is_dead(name, tmp_path)
 
 
 # --- a Mac's ways ---

@@ -15,13 +15,14 @@ import anyio.to_thread
 import pytest
 
 import belljar
-from belljar import audit, errors
-from belljar.audit import Audit, Head
 from belljar.backends.fake import Fake
-from belljar.conformance import scripts
-from belljar.engine import Engine
-from belljar.models import RunRequest
+from belljar.core import errors
+from belljar.core.request import RunRequest
+from belljar.engine import audit
+from belljar.engine.audit import Audit, Head
+from belljar.engine.engine import Engine
 from belljar.settings import load
+from belljar.testing.conformance import scripts
 
 pytestmark = pytest.mark.anyio
 
@@ -111,7 +112,7 @@ async def test_a_line_that_a_crash_cut_short_does_not_break_the_chain(tmp_path: 
 
 async def test_several_processes_write_one_log(tmp_path: Path) -> None:
     code = (
-        "import sys, anyio\nfrom belljar.audit import Audit\n"
+        "import sys, anyio\nfrom belljar.engine.audit import Audit\n"
         "async def main():\n    for n in range(20): await Audit(sys.argv[1]).record('limit', run=f'bj-{n}')\n"
         "anyio.run(main)"
     )

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from belljar.backends import cgroups, owner
-from belljar.backends.cgroups import PREFIX, Cgroups, Group, Usage, detect, disk_of
-from belljar.models import Limits
-from belljar.values import MIB
+from belljar.core.request import Limits
+from belljar.core.values import MIB
+from belljar.host import cgroups, ownership
+from belljar.host.cgroups import PREFIX, Cgroups, Group, GroupTotals, detect, disk_of
 
 LIMITS = Limits(memory=64 * MIB, pids=7, cpus=0.5)
 
@@ -198,12 +198,12 @@ def test_version_2_s_group_has_its_limits_and_one_door(v2: Path) -> None:
 
 def test_version_2_s_usage_is_read_and_what_is_missing_is_none(tmp_path: Path) -> None:
     group = Group(2, dict.fromkeys(("memory", "pids", "cpu"), tmp_path))
-    assert group.usage() == Usage(None, None, 0, 0)
+    assert group.usage() == GroupTotals(None, None, 0, 0)
     (tmp_path / "memory.peak").write_text("4096\n")
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\noom 2\noom_kill 1\n")
     (tmp_path / "pids.events").write_text("max 3\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 1500\nuser_usec 1000\n")
-    assert group.usage() == Usage(4096, 1.5, 1, 3)
+    assert group.usage() == GroupTotals(4096, 1.5, 1, 3)
     assert Group(2, dict.fromkeys(("memory", "pids"), tmp_path)).usage().cpu_ms == 1.5  # counted without cpu, too
 
 
@@ -276,7 +276,7 @@ def test_version_1_s_usage_is_read_from_each_controller(tmp_path: Path) -> None:
     (dirs["pids"] / "pids.events").write_text("max 5\n")
     (dirs["cpuacct"] / "cpuacct.usage").write_text("2000000")
     group = Group(1, dirs)
-    assert group.usage() == Usage(4096, 2.0, 2, 5)
+    assert group.usage() == GroupTotals(4096, 2.0, 2, 5)
     assert group.doors == tuple(folder / "tasks" for folder in dirs.values())
 
 
@@ -300,7 +300,7 @@ def test_a_main_limit_that_cannot_be_set_is_an_error_and_leaves_no_group(
             if path.endswith(f"/{name}"):
                 raise OSError(22, "Invalid argument")
 
-        monkeypatch.setattr("belljar.backends.cgroups._write", as_the_kernel_refuses)
+        monkeypatch.setattr("belljar.host.cgroups._write", as_the_kernel_refuses)
 
     groups = Cgroups(2, dict.fromkeys(("memory", "pids", "cpu"), v2))
     refuse("memory.max")
@@ -336,7 +336,7 @@ def real() -> Iterator[Cgroups]:
 
 def own_name(last: str) -> str:
     """A name as this process's sandboxes have it, so that no other Belljar takes the group for an orphan."""
-    return f"{owner._namespace()}.{os.getpid()}.{owner._started(os.getpid())}-{last}"
+    return f"{ownership._namespace()}.{os.getpid()}.{ownership._started(os.getpid())}-{last}"
 
 
 def test_a_real_group_holds_a_process_counts_it_kills_it_and_goes(real: Cgroups) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from belljar.cli import app
-from belljar.service.api import create_app
-from belljar.service.guard import Guard
+from belljar.cli.main import app
+from belljar.service.http.app import create_app
+from belljar.service.http.guard import Guard
 from belljar.settings import _VARIABLES, load
 from composing import compose
 

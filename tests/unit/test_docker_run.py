@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.backends import docker_spec
-from belljar.backends.docker_run import Marked
+from belljar.backends.containers import spec
+from belljar.backends.containers.run import Marked
 
 WORD = b"0123456789abcdef"
 
@@ -64,8 +64,8 @@ def test_a_launcher_that_never_began_is_heard_as_the_preamble_only() -> None:
 
 def launched(cwd: str, env: dict[str, str], argv: list[str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """The launcher itself, in a process namespace of its own: at the end it ends every process it may."""
-    said = WORD + b"\n" + docker_spec.order(cwd, env, argv) + stdin
-    line = " ".join(map(shlex.quote, docker_spec.LAUNCHER)).replace("exec sleep 20", "exit")
+    said = WORD + b"\n" + spec.order(cwd, env, argv) + stdin
+    line = " ".join(map(shlex.quote, spec.LAUNCHER)).replace("exec sleep 20", "exit")
     inside = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "sh", "-c", f"{line}; exit 0"]
     done = subprocess.run(inside, input=said, capture_output=True, timeout=30, check=False)
     if done.stderr.startswith(b"unshare:"):

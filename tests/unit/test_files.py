@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from belljar import errors, files
-from belljar.models import File
+from belljar.core import errors
+from belljar.core.result import File
+from belljar.host import files
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 

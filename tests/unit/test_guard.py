@@ -19,9 +19,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from belljar import errors
-from belljar.service.guard import Authority, Guard, problem
-from belljar.settings import Service, Settings
+from belljar.core import errors
+from belljar.core.settings import Service, Settings
+from belljar.service.http.guard import Authority, Guard, problem
 
 pytestmark = pytest.mark.anyio
 LIMIT = 2048

@@ -13,10 +13,13 @@ from hypothesis import example, given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from belljar import errors, images_engine, images_reports, images_rules, settings
-from belljar.images_rules import ImageFacts, Lock, Pin, Reference, ScanRecord, parse
-from belljar.images_store import Distrusted, Store, new_pin, run_pinned
-from belljar.settings import Images as ImageSettings
+from belljar import settings
+from belljar.core import errors
+from belljar.core.settings import Images as ImageSettings
+from belljar.images import engine, reports
+from belljar.images import rules as images_rules
+from belljar.images.rules import ImageFacts, Lock, Pin, Reference, ScanRecord, parse
+from belljar.images.store import Distrusted, Store, new_pin, run_pinned
 
 D1, D2, D3 = (f"sha256:{digit * 64}" for digit in "123")
 patient = trials(deadline=None, max_examples=200)
@@ -281,7 +284,7 @@ def test_sarif_is_read_by_score_then_level_of_result_or_rule() -> None:
     rules = ({"id": "A", "properties": {"security-severity": "9.8"}}, {"id": "B"},
              {"id": "C", "defaultConfiguration": {"level": "error"}})  # fmt: skip
     place = {"physicalLocation": {"artifactLocation": {"uri": "usr/lib/libx.so"}}}
-    report = images_reports.read(
+    report = reports.read(
         sarif(
             {"ruleId": "A", "level": "note", "locations": [place]}, {"ruleIndex": 1, "level": "note"}, {"ruleId": "C"},
             {"ruleId": "new"}, {"ruleId": "odd", "properties": {"security-severity": "nan"}}, rules=rules,
@@ -293,14 +296,14 @@ def test_sarif_is_read_by_score_then_level_of_result_or_rule() -> None:
 
 def test_the_json_of_grype_and_of_trivy_is_read_with_the_image_it_speaks_of() -> None:
     target = {"imageID": D1, "manifestDigest": D2, "repoDigests": [f"app@{D3}"]}
-    report = images_reports.read(grype("High", "Negligible", "Unknown", "Weird", source={"target": target}))
+    report = reports.read(grype("High", "Negligible", "Unknown", "Weird", source={"target": target}))
     assert report.counts == {"high": 1, "negligible": 1, "unknown": 2}
     assert report.subjects == {D1, D2, D3}
     assert report.findings[0] == "CVE-0 (high) in libx 1"
     flaw = {"VulnerabilityID": "CVE-9", "PkgName": "bash", "InstalledVersion": "5", "Severity": "CRITICAL"}
     trivy = {"SchemaVersion": 2, "ArtifactName": "app", "Metadata": {"ImageID": D1},
              "Results": [{"Vulnerabilities": [flaw]}, {"Vulnerabilities": None}]}  # fmt: skip
-    report = images_reports.read(json.dumps(trivy))
+    report = reports.read(json.dumps(trivy))
     assert (report.counts, report.subjects) == ({"critical": 1}, {D1})
 
 
@@ -314,8 +317,8 @@ def test_the_json_of_grype_and_of_trivy_is_read_with_the_image_it_speaks_of() ->
     ],
 )  # fmt: skip
 def test_a_report_that_is_none_never_looks_like_a_clean_one(text: str) -> None:
-    with pytest.raises(images_reports.Unreadable):
-        images_reports.read(text)
+    with pytest.raises(reports.Unreadable):
+        reports.read(text)
 
 
 @patient
@@ -333,8 +336,8 @@ def test_a_report_that_is_none_never_looks_like_a_clean_one(text: str) -> None:
 )
 def test_a_scanner_can_print_anything_and_get_no_worse_than_unreadable(data: Any) -> None:
     try:
-        report = images_reports.read(json.dumps(data))
-    except images_reports.Unreadable:
+        report = reports.read(json.dumps(data))
+    except reports.Unreadable:
         return
     assert all(count > 0 for count in report.counts.values())
 
@@ -434,7 +437,7 @@ def test_only_what_is_ours_unused_unpinned_and_old_is_garbage() -> None:
     ],
 )
 def test_an_engines_words_become_the_right_one_of_our_errors(status: int, message: str, kind: type) -> None:
-    assert type(images_engine.translated(status, message)) is kind
+    assert type(engine.translated(status, message)) is kind
 
 
 def test_a_project_file_may_not_say_which_images_are_trusted(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from belljar import errors, images_context, images_rules
-from belljar.images_context import BuildLog, Ignore
+from belljar.core import errors
+from belljar.images import context
+from belljar.images import rules as images_rules
+from belljar.images.context import BuildLog, Ignore
 
 D1 = f"sha256:{'1' * 64}"
 
@@ -102,9 +104,9 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def packed(folder: Path, limit: int = 1 << 20, file: str = "Dockerfile") -> tuple[images_context.Packed, list[Any]]:
+def packed(folder: Path, limit: int = 1 << 20, file: str = "Dockerfile") -> tuple[context.Packed, list[Any]]:
     out = io.BytesIO()
-    found = images_context.pack(str(folder), file, out, limit=limit)
+    found = context.pack(str(folder), file, out, limit=limit)
     out.seek(0)
     with tarfile.open(fileobj=out) as tar:
         return found, tar.getmembers()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from belljar.images_engine import Traits, network_of
-from belljar.images_rules import SignatureRecord, parse, still_signed
-from belljar.images_store import Store
-from belljar.images_trust import Trust
-from belljar.settings import Images
+from belljar.core.settings import Images
+from belljar.images.engine import Traits, network_of
+from belljar.images.rules import SignatureRecord, parse, still_signed
+from belljar.images.store import Store
+from belljar.images.trust import Trust
 
 ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 NOW = 2_000_000_000.0

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 import belljar
-from belljar import errors, languages, settings
-from belljar.backends.toolchains import Toolchains
-from belljar.engine import Engine
-from belljar.languages import BUILTIN, Languages
-from belljar.models import LanguageSupport
+from belljar import settings
+from belljar.backends.native.toolchains import Toolchains
+from belljar.core import errors, languages
+from belljar.core.capabilities import LanguageSupport
+from belljar.core.languages import BUILTIN, Languages
+from belljar.engine import language_file
+from belljar.engine.engine import Engine
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 HOW_TO_GET = {
@@ -122,7 +124,7 @@ def test_administrators_add_a_language_in_any_of_three_formats(tmp_path: Path, n
     if "y" in name.lower():
         pytest.importorskip("yaml", reason="SKIPPED: pip install pyyaml")
     (tmp_path / name).write_text(text)
-    table = languages.load(str(tmp_path / name))
+    table = language_file.load(str(tmp_path / name))
     assert table.get("rb").memory == 256 * 2**20
     assert table.of_file("x.rb").name == "ruby"
     assert table.get("python") == BUILTIN["python"]
@@ -130,7 +132,7 @@ def test_administrators_add_a_language_in_any_of_three_formats(tmp_path: Path, n
 
 def load(tmp_path: Path, table: Any, name: str = "languages.json") -> Languages:
     (tmp_path / name).write_text(table if isinstance(table, str) else json.dumps(table))
-    return languages.load(str(tmp_path / name))
+    return language_file.load(str(tmp_path / name))
 
 
 def test_administrators_change_one_field_and_keep_the_rest(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_a_file_that_cannot_be_read_is_refused_naming_it(tmp_path: Path, name: s
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(errors.InvalidRequest, match=name):
-        languages.load(str(tmp_path / name))
+        language_file.load(str(tmp_path / name))
 
 
 def test_a_language_s_image_profile_and_network_are_read(tmp_path: Path) -> None:

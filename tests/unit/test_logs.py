@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.models import Event
-from belljar.service import logs
-from belljar.service.logs import Lines, Live, replay
-from belljar.service.records import LogLine
+from belljar.core.result import Event
+from belljar.protocol.records import LogLine
+from belljar.service.telemetry import log_lines
+from belljar.service.telemetry.log_lines import Lines, Live, replay
 
 
 class Kept:
@@ -127,7 +127,7 @@ async def test_what_the_store_lost_but_memory_has_is_told() -> None:
 
 
 async def test_a_reader_is_told_of_silence_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "BEAT", 0.01)
+    monkeypatch.setattr(log_lines, "BEAT", 0.01)
     log = live(Kept())
     await log.hear(said("one\n"))
     heard: list[str] = []

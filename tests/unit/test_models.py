@@ -12,32 +12,21 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from belljar import errors, models
-from belljar.models import (
-    Capabilities,
-    Command,
-    Egress,
-    Event,
-    Failure,
-    File,
-    Guarantees,
-    Isolation,
-    LanguageSupport,
-    Limits,
-    Plan,
-    Result,
-    RunRequest,
-    Status,
-    Workspace,
-)
-from belljar.values import GIB, KIB, MIB, format_size, guest_path, parse_size
+from belljar.core import capabilities, errors, plan, request, result
+from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
+from belljar.core.model import Model
+from belljar.core.plan import Command, Plan
+from belljar.core.request import Egress, Limits, RunRequest, Workspace
+from belljar.core.result import Event, Failure, File, Result, Status
+from belljar.core.values import GIB, KIB, MIB, format_size, guest_path, parse_size
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 
 EVERY_MODEL = [
     model
-    for model in vars(models).values()
-    if isinstance(model, type) and issubclass(model, models.Model) and model is not models.Model
+    for module in (request, plan, result, capabilities)
+    for model in vars(module).values()
+    if isinstance(model, type) and issubclass(model, Model) and model is not Model
 ]
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20),

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from belljar.models import Needs
-from belljar.needs import analyse
+from belljar.core.hints import analyse
+from belljar.core.plan import Needs
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 

@@ -19,19 +19,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 import belljar
-from belljar import cli_top, client, errors
-from belljar.backends import meter
-from belljar.backends.base import Figures, Measurable
-from belljar.backends.cgroups import Group
-from belljar.backends.docker_run import told_figures
+from belljar.backends.base import Measurable
+from belljar.backends.containers.run import told_figures
 from belljar.backends.fake import Fake, FakeProcess
-from belljar.client_runs import Record
-from belljar.engine import Engine
-from belljar.models import Limits, Result, Status
-from belljar.service.observe import RECENT, Metrics
-from belljar.service.records import Alert, RunRecord, Sample
-from belljar.service.sampler import Sampler
-from belljar.values import MIB
+from belljar.cli import top as cli_top
+from belljar.client import client
+from belljar.client.runs import Record
+from belljar.core import errors
+from belljar.core.request import Limits
+from belljar.core.result import Result, Status, Usage
+from belljar.core.values import MIB
+from belljar.engine.engine import Engine
+from belljar.host import procfs
+from belljar.host.cgroups import Group
+from belljar.protocol.records import Alert, RunRecord, Sample
+from belljar.service.telemetry.metrics import RECENT, Metrics
+from belljar.service.telemetry.sampler import Sampler
 
 # --- Prometheus ---
 
@@ -147,7 +150,7 @@ def test_a_group_of_version_2_tells_what_is_used_without_the_page_cache_of_files
         io__stat="8:0 rbytes=10 wbytes=20 rios=1 wios=1 dbytes=5 dios=0\n8:16 rbytes=1 wbytes=2\n",
     )  # fmt: skip
     group = Group(2, dict.fromkeys(("memory", "pids", "cpu", "io"), folder))
-    assert group.figures() == Figures(1.5, 700, None, None, 11, 22)
+    assert group.figures() == Usage(1.5, 700, None, None, 11, 22)
     (folder / "io.stat").write_text("")  # it has read and written nothing
     assert group.figures()[4:] == (0, 0)
 
@@ -164,13 +167,13 @@ def test_a_group_of_version_1_tells_the_same_from_other_files(tmp_path: Path) ->
             blkio__throttle__io_service_bytes="8:0 Read 10\n8:0 Write 20\n8:0 Total 30\n8:16 Read 1\nTotal 31\n",
         ),
     }  # fmt: skip
-    assert Group(1, dirs).figures() == Figures(2.5, 700, None, None, 11, 20)
+    assert Group(1, dirs).figures() == Usage(2.5, 700, None, None, 11, 20)
     del dirs["blkio"]
     assert Group(1, dirs).figures()[4:] == (None, None)
 
 
 def test_a_group_that_is_gone_tells_nothing(tmp_path: Path) -> None:
-    assert meter.of_group(Group(2, {"memory": tmp_path / "gone"})) is None
+    assert procfs.of_group(Group(2, {"memory": tmp_path / "gone"})) is None
 
 
 def test_traffic_is_of_all_interfaces_but_loopback_and_never_that_of_our_own_namespace(tmp_path: Path) -> None:
@@ -180,21 +183,21 @@ def test_traffic_is_of_all_interfaces_but_loopback_and_never_that_of_our_own_nam
     for name in ("7", "self"):
         lay(tmp_path / name / "ns", net="")
     lay(tmp_path / "7" / "net", dev=head + rest + more)
-    assert meter.network(7, str(tmp_path)) == (8, 10)
-    assert meter.network(8, str(tmp_path)) == (None, None)
+    assert procfs.network(7, str(tmp_path)) == (8, 10)
+    assert procfs.network(8, str(tmp_path)) == (None, None)
     (tmp_path / "self" / "ns" / "net").unlink()
     (tmp_path / "self" / "ns" / "net").hardlink_to(tmp_path / "7" / "ns" / "net")
-    assert meter.network(7, str(tmp_path)) == (None, None)
-    assert meter.network(os.getpid()) == (None, None)
+    assert procfs.network(7, str(tmp_path)) == (None, None)
+    assert procfs.network(os.getpid()) == (None, None)
 
 
 def test_our_own_process_tells_its_cpu_and_memory() -> None:
-    seen = meter.of_processes([os.getpid()])
+    seen = procfs.of_processes([os.getpid()])
     assert seen
     assert (seen.cpu_ms or 0) > 10
     assert (seen.memory or 0) > MIB
-    assert meter.of_processes([]) is None
-    assert meter.of_processes([2**22 + 1]) is None
+    assert procfs.of_processes([]) is None
+    assert procfs.of_processes([2**22 + 1]) is None
 
 
 # --- an engine's own words ---
@@ -207,9 +210,9 @@ def test_what_an_engine_tells_is_taken_where_it_makes_sense() -> None:
         "networks": {"lo": {"rx_bytes": 9}, "eth0": {"rx_bytes": 1, "tx_bytes": 2}, "eth1": "nonsense"},
         "blkio_stats": {"io_service_bytes_recursive": [{"op": "Read", "value": 7}, {"op": "write", "value": 8}, 3]},
     }
-    assert told_figures(stats) == Figures(5.0, 60, 1, 2, 7, 8)
+    assert told_figures(stats) == Usage(5.0, 60, 1, 2, 7, 8)
     bare: dict[str, Any] = {"cpu_stats": {"cpu_usage": {"total_usage": 0}}, "memory_stats": {"usage": 1}}
-    assert told_figures(bare) == Figures(0.0, 1)
+    assert told_figures(bare) == Usage(0.0, 1)
     for nonsense in (None, [], "no", {}, {"cpu_stats": 3}, {**bare, "memory_stats": {"usage": "much"}}):
         assert told_figures(nonsense) is None
 
@@ -252,20 +255,20 @@ class Scripted:
         self.looks = 0
         self._began = time.monotonic()
 
-    async def measure(self) -> Figures | None:
+    async def measure(self) -> Usage | None:
         self.looks += 1
-        return Figures((time.monotonic() - self._began) * 1000, self.memory, 0, 0, 1, 2)
+        return Usage((time.monotonic() - self._began) * 1000, self.memory, 0, 0, 1, 2)
 
 
 class Stuck(Scripted):
-    async def measure(self) -> Figures | None:
+    async def measure(self) -> Usage | None:
         self.looks += 1
         await anyio.sleep(60)
         return None
 
 
 class Broken(Scripted):
-    async def measure(self) -> Figures | None:
+    async def measure(self) -> Usage | None:
         self.looks += 1
         raise OSError("gone")
 

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from belljar import errors, policy
-from belljar.languages import BUILTIN, Language
-from belljar.models import Capabilities, Egress, Guarantees, Isolation, Limits, Needs, RunRequest, Workspace
-from belljar.settings import Caps, Container, ContainerType, Settings
-from belljar.values import GIB, MIB
+from belljar.core import errors, policy
+from belljar.core.capabilities import Capabilities, Guarantees, Isolation
+from belljar.core.languages import BUILTIN, Language
+from belljar.core.plan import Needs
+from belljar.core.request import Egress, Limits, RunRequest, Workspace
+from belljar.core.settings import Caps, Container, ContainerType, Settings
+from belljar.core.values import GIB, MIB
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 

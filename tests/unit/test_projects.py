@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar import errors
-from belljar.models import RunRequest, Workspace
+from belljar.core import errors
+from belljar.core.request import RunRequest, Workspace
 from belljar.service import projects
 from belljar.service.instances import Instance
 

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 import belljar
 import belljar.backends
-from belljar import errors, routing
 from belljar.backends.fake import Fake, FakeBox, FakeProcess, Program
-from belljar.engine import Engine
-from belljar.models import Capabilities, Egress, Guarantees, Isolation, Limits, Needs, Plan, RunRequest, Workspace
-from belljar.settings import Settings
-from belljar.values import GIB
+from belljar.core import errors, routing
+from belljar.core.capabilities import Capabilities, Guarantees, Isolation
+from belljar.core.plan import Needs, Plan
+from belljar.core.request import Egress, Limits, RunRequest, Workspace
+from belljar.core.settings import Settings
+from belljar.core.values import GIB
+from belljar.engine.engine import Engine
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 

@@ -8,11 +8,11 @@ from typing import Any
 import anyio
 import pytest
 
-from belljar import errors
 from belljar.backends.fake import Fake
+from belljar.core import errors
+from belljar.protocol.records import SessionRecord
 from belljar.sandbox import Sandbox
 from belljar.service.claims import Claims
-from belljar.service.records import SessionRecord
 from belljar.service.sessions import Held
 
 pytestmark = pytest.mark.anyio

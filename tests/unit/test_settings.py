@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from belljar import errors, settings
-from belljar.models import RunRequest
-from belljar.policy import decide
-from belljar.seccomp import read_profile
-from belljar.settings import GRANTABLE, TYPES, Settings
-from belljar.values import GIB, MIB
+from belljar import settings
+from belljar.core import errors
+from belljar.core.policy import decide
+from belljar.core.request import RunRequest
+from belljar.core.settings import GRANTABLE, TYPES, Container, Settings
+from belljar.core.values import GIB, MIB
+from belljar.host.seccomp.profiles import read_profile
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 
@@ -418,14 +419,14 @@ def test_a_seccomp_profile_that_is_none_is_refused_when_the_settings_are_read(
 
 
 def test_our_own_profile_is_one_by_the_same_rules() -> None:
-    ours = Path(settings.__file__).parent / "backends" / "profiles" / "guest.json"
+    ours = Path(settings.__file__).parent / "host" / "seccomp" / "guest.json"
     assert read_profile(str(ours)) == ours.read_text()
 
 
 def test_every_setting_of_containers_is_on_the_page_about_them() -> None:
     page = (Path(__file__).parents[2] / "docs" / "containers.md").read_text()
     rows = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
-    assert {*settings.Container.model_fields, *settings._OTHER_NAMES} <= {word.strip("`,") for word in rows.split()}
+    assert {*Container.model_fields, *settings._OTHER_NAMES} <= {word.strip("`,") for word in rows.split()}
 
 
 # --- container types ---

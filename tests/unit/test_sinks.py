@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from belljar import errors
-from belljar.models import Event
+from belljar.core import errors
+from belljar.core.result import Event
 from belljar.service.sinks import Sink, Sinks
 
 

@@ -19,10 +19,10 @@ import h11
 import pytest
 from anyio.abc import SocketStream
 
-from belljar import errors
-from belljar.cli_proxy import open_listener
-from belljar.service.socket_proxy import SocketProxy
-from belljar.service.socket_rules import Rules
+from belljar.cli.proxy import open_listener
+from belljar.core import errors
+from belljar.socket_proxy.proxy import SocketProxy
+from belljar.socket_proxy.rules import Rules
 from container_bodies import body, told
 from witness import eventually
 
@@ -363,7 +363,7 @@ def command() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*words: str) -> subprocess.Popen[bytes]:
-        program = "import typer; from belljar.cli_proxy import socket_proxy; typer.run(socket_proxy)"
+        program = "import typer; from belljar.cli.proxy import socket_proxy; typer.run(socket_proxy)"
         started.append(subprocess.Popen([sys.executable, "-c", program, *words], stderr=subprocess.PIPE))
         return started[-1]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from belljar.backends import docker_spec
-from belljar.backends.docker_engine import PODMAN
-from belljar.models import Limits, Workspace
-from belljar.service import socket_rules
-from belljar.service.socket_rules import Refused, Rules
-from belljar.values import MIB
+from belljar.backends.containers import spec
+from belljar.core.request import Limits, Workspace
+from belljar.core.values import MIB
+from belljar.host.docker_api import PODMAN
+from belljar.socket_proxy import rules as socket_rules
+from belljar.socket_proxy.rules import Refused, Rules
 from container_bodies import body, told
 
 OURS = "a" * 64
@@ -41,10 +41,10 @@ def changed(path: str, value: Any) -> bytes:
         {"small_buffers": True, "declared": ("/data",), "env": {"A": "b"}},
         {"volumes": {"bj-1-tmp": "/tmp", "bj-1-workspace": "/workspace"}, "locked": ("/workspace",)},
         {"beside": OURS},
-        {"limits": Limits(io_bps=MIB, io_iops=100), "options": docker_spec.Options(disk="/dev/sda", io_weight=100)},
-        {"options": docker_spec.Options(cpu_shares=512, writable_root=True, capabilities=("CHOWN",))},
-        {"options": docker_spec.Options(security=("apparmor=belljar", "label=type:container_t"))},
-        {"options": docker_spec.Options(network="belljar-sandbox", dns=("192.0.2.53",))},
+        {"limits": Limits(io_bps=MIB, io_iops=100), "options": spec.Options(disk="/dev/sda", io_weight=100)},
+        {"options": spec.Options(cpu_shares=512, writable_root=True, capabilities=("CHOWN",))},
+        {"options": spec.Options(security=("apparmor=belljar", "label=type:container_t"))},
+        {"options": spec.Options(network="belljar-sandbox", dns=("192.0.2.53",))},
     ],
 )  # fmt: skip
 def test_whatever_belljar_itself_asks_for_is_let_through(guest: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ def test_whatever_belljar_itself_asks_for_is_let_through(guest: dict[str, Any]) 
 
 
 def test_the_volumes_that_belljar_makes_are_let_through_and_those_of_the_host_are_not() -> None:
-    asked = docker_spec.volume("bj-1-tmp", 64 * MIB, "o", "r")
+    asked = spec.volume("bj-1-tmp", 64 * MIB, "o", "r")
     assert socket_rules.check_body("volume_create", json.dumps(asked).encode(), Rules()) == asked
     for options in (
         {"type": "none", "device": "/", "o": "bind"},
@@ -88,10 +88,10 @@ HOSTILE: list[tuple[str, Any]] = [
     ("HostConfig.SecurityOpt", ["no-new-privileges"]), ("HostConfig.SecurityOpt", ["no-new-privileges:false"]),
     ("HostConfig.SecurityOpt", ["no-new-privileges", 'seccomp={"defaultAction":"SCMP_ACT_ALLOW"}']),
     ("HostConfig.SecurityOpt", ["no-new-privileges", "seccomp=/etc/passwd"]),
-    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={docker_spec._PROFILE}", "apparmor=unconfined"]),
-    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={docker_spec._PROFILE}", "label=disable"]),
-    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={docker_spec._PROFILE}", "systempaths=unconfined"]),
-    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={docker_spec._PROFILE}", "seccomp:unconfined"]),
+    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={spec._PROFILE}", "apparmor=unconfined"]),
+    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={spec._PROFILE}", "label=disable"]),
+    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={spec._PROFILE}", "systempaths=unconfined"]),
+    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={spec._PROFILE}", "seccomp:unconfined"]),
     ("HostConfig.Sysctls", {"kernel.core_pattern": "|/x"}), ("HostConfig.Runtime", "/tmp/evil"),
     ("HostConfig.Memory", 0), ("HostConfig.PidsLimit", -1), ("HostConfig.LogConfig", {"Type": "syslog", "Config": {}}),
     ("HostConfig.RestartPolicy", {"Name": "always"}), ("HostConfig.AutoRemove", False), ("HostConfig.Links", ["x"]),

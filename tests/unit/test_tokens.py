@@ -14,9 +14,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from belljar import errors
-from belljar.service.access import Access, new_key
-from belljar.settings import Jwt
+from belljar.core import errors
+from belljar.core.settings import Jwt
+from belljar.service.auth.access import Access, new_key
 from key_holders import Keys, ask, bearer, refusal, settings
 
 pytestmark = pytest.mark.anyio

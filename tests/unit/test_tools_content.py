@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.types import CallToolResult, ImageContent, TextContent
 
-from belljar import errors
-from belljar.models import Entry, ErrorType, Failure, Result, Status
-from belljar.service import tools_content as content
-from belljar.service.bodies import Executed
+from belljar.core import errors
+from belljar.core.result import Entry, ErrorType, Failure, Result, Status
+from belljar.protocol.bodies import Executed
+from belljar.service.mcp import content
 
 PNG = b"\x89PNG\r\n\x1a\n"
 TAKEN = 1024 * 1024  # bytes of one event that the official client takes

@@ -17,12 +17,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import NoOpTracerProvider, StatusCode
 
 from belljar.backends.fake import Fake
-from belljar.conformance import scripts
-from belljar.engine import Engine
-from belljar.models import RunRequest
-from belljar.service.api import create_app
+from belljar.core.request import RunRequest
+from belljar.engine.engine import Engine
+from belljar.engine.tracing import join, span, turn_off, turn_on
+from belljar.service.http.app import create_app
 from belljar.settings import load
-from belljar.tracing import join, span, turn_off, turn_on
+from belljar.testing.conformance import scripts
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -47,14 +47,15 @@ def test_without_a_provider_nothing_is_recorded_and_nothing_is_made() -> None:
 
 
 def test_while_it_is_off_opentelemetry_is_not_even_imported() -> None:
-    code = "import sys\nfrom belljar.tracing import span\nwith span('run'): pass\nprint('opentelemetry' in sys.modules)"
+    code = "import sys\nfrom belljar.engine.tracing import span\n"
+    code += "with span('run'): pass\nprint('opentelemetry' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert said.stdout == "False\n"
 
 
 def test_where_it_is_not_installed_turning_it_on_says_no() -> None:
     code = (
-        "import sys\nsys.modules['opentelemetry'] = None\nfrom belljar.tracing import span, turn_on\n"
+        "import sys\nsys.modules['opentelemetry'] = None\nfrom belljar.engine.tracing import span, turn_on\n"
         "print(turn_on())\nwith span('run') as s: s.set(a=1)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)

@@ -3,57 +3,17 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Protocol, runtime_checkable
 
-import anyio
-import anyio.lowlevel
-from anyio.streams.memory import MemoryObjectReceiveStream
-
-from belljar.models import (
-    Capabilities,
-    Collected,
-    Command,
-    Entry,
-    EventKind,
-    File,
-    FileTree,
-    LanguageSupport,
-    Plan,
-    Result,
-    Status,
-)
-from belljar.output import Capture
+from belljar.backends.control import Control
+from belljar.core.capabilities import Capabilities, LanguageSupport
+from belljar.core.plan import Command, Plan
+from belljar.core.result import Collected, Entry, EventKind, File, FileTree, Result, Stream, Usage
+from belljar.host.capture import Capture
 
 Emit = Callable[[EventKind, str], Awaitable[None]]
-Stream = Literal["stdout", "stderr"]
-STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
-
-
-@contextmanager
-def lone_errors() -> Iterator[None]:
-    """A task group's single exception as itself, not in a group: callers catch what was raised."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        raise error from error.__cause__
-
-
-def in_this_loop(function: Callable[[], object]) -> Callable[[], None]:
-    """The function as one that any thread may call: it is then run in the event loop we are in now."""
-    loop: Any = anyio.lowlevel.current_token().native_token
-    thread = threading.get_ident()
-    from_outside = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon  # asyncio's, or trio's
-
-    def call() -> None:
-        function() if threading.get_ident() == thread else from_outside(function)
-
-    return call
 
 
 async def hear(capture: Capture, name: Stream, data: bytes, emit: Emit) -> None:
@@ -63,36 +23,6 @@ async def hear(capture: Capture, name: Stream, data: bytes, emit: Emit) -> None:
         await emit(name, text)
     if capture.cut and not warned:
         await emit("limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept")
-
-
-class Control:
-    """The caller's hand on a running command: stop it, or (if `feed` is set) talk to its stdin."""
-
-    def __init__(self, feed: MemoryObjectReceiveStream[bytes] | None = None) -> None:
-        self.feed = feed
-        self.reason = Status.ABORTED
-        self._stopped = anyio.Event()
-        self._told: list[Callable[[Status], object]] = []
-
-    def stop(self, reason: Status = Status.ABORTED) -> None:
-        """Ends the command and everything it started; its partial output is still returned."""
-        if not self._stopped.is_set():
-            self.reason = reason
-            self._stopped.set()
-            for call in self._told:
-                call(reason)
-
-    def tell(self, call: Callable[[Status], object]) -> None:
-        """For who has no task to wait in `stopped`: called once, at once if it has happened already."""
-        call(self.reason) if self._stopped.is_set() else self._told.append(call)
-
-    @property
-    def stopping(self) -> bool:
-        return self._stopped.is_set()
-
-    async def stopped(self) -> Status:
-        await self._stopped.wait()
-        return self.reason
 
 
 class Snapshot:
@@ -142,25 +72,11 @@ class Copyable(Box, Protocol):
     async def restore(self, snapshot: Snapshot) -> None: ...
 
 
-class Figures(NamedTuple):
-    """What a command uses. None: that cannot be known here, which is not the same as nothing.
-
-    Counters count from the command's start, or, where one process serves many guests, from the first look at this one.
-    """
-
-    cpu_ms: float | None = None
-    memory: int | None = None  # bytes that it holds now, without what the kernel could take back at any time
-    rx: int | None = None
-    tx: int | None = None
-    disk_read: int | None = None
-    disk_write: int | None = None
-
-
 @runtime_checkable
 class Measurable(Protocol):
     """A box that can tell what its command uses."""
 
-    async def measure(self) -> Figures | None:
+    async def measure(self) -> Usage | None:
         """None while no command runs, and where nothing is known. Cheap: it is asked each second."""
         ...
 

@@ -27,27 +27,17 @@ from types import MappingProxyType
 import anyio
 import anyio.lowlevel
 
-from belljar import errors
-from belljar.backends.base import Control, Emit, Figures
-from belljar.files import matches
-from belljar.languages import BUILTIN
-from belljar.models import (
-    Capabilities,
-    Collected,
-    Command,
-    Entry,
-    EventKind,
-    File,
-    Guarantees,
-    Isolation,
-    LanguageSupport,
-    Limits,
-    Plan,
-    Result,
-    Status,
-)
-from belljar.output import Capture
-from belljar.values import MIB, WORKSPACE
+from belljar.backends.base import Emit
+from belljar.backends.control import Control
+from belljar.core import errors
+from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
+from belljar.core.languages import BUILTIN
+from belljar.core.plan import Command, Plan
+from belljar.core.request import Limits
+from belljar.core.result import Collected, Entry, EventKind, File, Result, Status, Usage
+from belljar.core.values import MIB, WORKSPACE
+from belljar.host.capture import Capture
+from belljar.host.files import matches
 
 _ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 _SIMULATED = ("memory", "pids", "disk", "timeout", "output")
@@ -76,7 +66,7 @@ class FakeProcess:
         self.streams: dict[EventKind, Capture] = {"stdout": Capture(limits.output), "stderr": Capture(limits.output)}
         self.memory_peak = 0
         self.forks_refused = 0
-        self.figures = Figures(0.0, 0, 0, 0, 0, 0)
+        self.figures = Usage(0.0, 0, 0, 0, 0, 0)
         self._memory = 0
         self._processes = 1
         self._box = box
@@ -125,7 +115,7 @@ class FakeProcess:
     def spend(self, *, cpu_ms: float = 0.0, rx: int = 0, tx: int = 0, disk_read: int = 0, disk_write: int = 0) -> None:
         """Adds to what is told to those who measure."""
         before = self.figures
-        self.figures = Figures(
+        self.figures = Usage(
             (before.cpu_ms or 0) + cpu_ms, before.memory, (before.rx or 0) + rx, (before.tx or 0) + tx,
             (before.disk_read or 0) + disk_read, (before.disk_write or 0) + disk_write,
         )  # fmt: skip
@@ -214,7 +204,7 @@ class FakeBox:
         self._backend = backend
         self._current: FakeProcess | None = None
 
-    async def measure(self) -> Figures | None:
+    async def measure(self) -> Usage | None:
         return self._current.figures if self._current else None
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:

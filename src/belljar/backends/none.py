@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from belljar import errors
 from belljar.backends.base import Box
-from belljar.models import Capabilities, LanguageSupport, Plan
-from belljar.settings import Settings
+from belljar.core import errors
+from belljar.core.capabilities import Capabilities, LanguageSupport
+from belljar.core.languages import Languages
+from belljar.core.plan import Plan
+from belljar.core.settings import Settings
 
 WHY = "no sandbox was asked for"
 FIX = "choose a backend (`belljar doctor` shows which work here): there is no execution without a sandbox"
 
 
-def create(settings: Settings) -> NoSandbox:
+def create(settings: Settings, languages: Languages | None = None) -> NoSandbox:
     return NoSandbox()
 
 

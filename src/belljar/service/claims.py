@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from belljar import errors
+from belljar.core import errors
 
 T = TypeVar("T")
 _MOST = 256  # of one session: the oldest go

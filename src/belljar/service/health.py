@@ -8,10 +8,11 @@ from typing import Any
 
 import anyio
 
-from belljar import audit, errors
-from belljar.models import Limits, RunRequest
-from belljar.service.bodies import Ready
-from belljar.service.core import Service
+from belljar.core import errors
+from belljar.core.request import Limits, RunRequest
+from belljar.engine import audit
+from belljar.protocol.bodies import Ready
+from belljar.service.service import Service
 
 _FRESH = 5.0  # seconds that a look counts
 _UNWELL = 1.0  # and one that found something wrong

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from belljar.service.records import new_id
+from belljar.protocol.records import new_id
 
 
 class Instance:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from belljar import errors
-from belljar.models import RunRequest
+from belljar.core import errors
+from belljar.core.request import RunRequest
 
 
 def check(request: RunRequest, roots: Sequence[str]) -> RunRequest:

@@ -13,17 +13,19 @@ from typing import Any, Literal, NamedTuple
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from belljar import audit, errors
-from belljar.backends.base import Control
-from belljar.engine import Listener
-from belljar.models import Entry, Result
-from belljar.sandbox import Cancel, Sandbox, request
+from belljar.backends.control import Control
+from belljar.core import errors
+from belljar.core.options import request
+from belljar.core.result import Entry, Result
+from belljar.core.values import MIB
+from belljar.engine import audit
+from belljar.engine.lease import Listener
+from belljar.protocol.records import Caller, RunRecord, SessionRecord, new_id
+from belljar.sandbox import Cancel, Sandbox
 from belljar.service.claims import Claims
-from belljar.service.core import Service, sees
-from belljar.service.records import Caller, RunRecord, SessionRecord, new_id
-from belljar.service.run import Run
-from belljar.session import Checkpoint, Session
-from belljar.values import MIB
+from belljar.service.run_lifecycle import Run
+from belljar.service.service import Service, sees
+from belljar.session.session import Checkpoint, Session
 
 _CHECKPOINTS = 16  # that one session may hold
 _CHECKPOINT_BYTES = 1024 * MIB  # of all of them: it is memory of ours

@@ -17,9 +17,9 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from belljar import errors
-from belljar.models import Event, EventKind
-from belljar.service.bus_queues import Signal
+from belljar.core import errors
+from belljar.core.result import Event, EventKind
+from belljar.service.bus.queues import Signal
 
 _log = logging.getLogger("belljar")
 

@@ -1,0 +1,1 @@
+"""The Apple backend: Apple's `container`, by its command line."""

@@ -1,0 +1,234 @@
+"""One sandbox of the backend `apple`: a virtual machine of its own, its commands and its files.
+
+The machine is one `container run` that we hold by its stdin: when that is closed, by us or because we died, the
+machine's first program ends, and with it the machine. Commands are `container exec`, as a uid that nothing else has.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from belljar.backends.apple import arguments, output
+from belljar.backends.apple.arguments import Machine, Watch
+from belljar.backends.apple.cli import Call, Cli, Said
+from belljar.backends.apple.run import AppleRun, Figures, Job, figures
+from belljar.backends.base import Emit
+from belljar.backends.containers import archive as docker_files
+from belljar.backends.containers.spec import KEEPER
+from belljar.backends.control import Control
+from belljar.core import errors
+from belljar.core.plan import Command, Plan
+from belljar.core.result import Collected, Entry, File, FileTree, Result
+from belljar.core.values import WORKSPACE
+from belljar.host import files, process
+
+_BOOT = 120.0
+_STOP = 10.0
+_INSIDE = 30.0
+_UIDS = 65_536
+
+
+class Host(NamedTuple):
+    """What a box needs of the backend that opened it."""
+
+    cli: Cli
+    owner: str
+    first_uid: int
+    own_kernel: bool
+    sure: bool  # were "no new privileges" promised?
+    filter: str
+    image_for: Callable[[Plan], str]
+
+
+class AppleBox:
+    """One virtual machine."""
+
+    def __init__(self, host: Host, plan: Plan, image: str) -> None:
+        self.id = plan.id
+        self.plan = plan
+        self.machine = Machine(plan.id, image, plan.limits, host.owner, plan.workspace)
+        self._host = host
+        self._cli = host.cli
+        self._uid = host.first_uid + random.randrange(_UIDS)
+        self._one_at_a_time = anyio.Lock()
+        self._seen = Figures()
+        self._copied: FileTree = ()
+        self._used = False
+        self._gone = ""
+
+    # --- the machine ---
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        with ExitStack() as fds:
+            call = self._cli.start(arguments.run(self.machine), fds, stdin=True)
+            try:
+                await self._boot(call)
+                if spare := arguments.ballast(self.plan.limits):
+                    said = await self._inside(arguments.FILL, arguments.BALLAST, str(spare), uid=0)
+                    _fit(said, "the ballast")
+                if self.plan.workspace:
+                    await self._copy_in(self.plan.workspace.path)
+                yield
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._close(call)
+
+    async def _boot(self, call: Call) -> None:
+        """It runs when its first program has said back what we told it."""
+        word = f"ready {secrets.token_hex(8)}\n".encode()
+        await call.feed(word)
+        said = b""
+        try:
+            with anyio.fail_after(_BOOT):
+                while word not in said and (data := await process.read_some(call.stdout)):
+                    said = (said + data)[-4096:]
+                if word not in said:
+                    raise output.failure(await _last_words(call.stderr), "the sandbox could not be started")
+        except TimeoutError:
+            raise errors.BackendTimeout(f"the virtual machine was not up within {_BOOT:g} s") from None
+
+    async def _close(self, call: Call) -> None:
+        """Its stdin first, which is quick and clean; then by force; and it is looked whether it is gone."""
+        call.end_input()
+        with anyio.move_on_after(_STOP):
+            await call.child.wait()
+        if not call.child.ended():
+            await self.destroy()
+        await call.end()
+        if not self._gone:
+            self._gone = "it was closed"
+
+    async def destroy(self) -> None:
+        """Ends the machine by force. What is left then, a later Belljar finds by its label."""
+        self._gone = self._gone or "its virtual machine was ended"
+        with suppress(errors.BelljarError):
+            await self._cli.call(["delete", "--force", self.id], deadline=_INSIDE)
+
+    async def sweep(self) -> Figures:
+        """Ends all that the guest's uid runs, and reads what was counted so far."""
+        said = await self._inside(arguments.SWEEP, uid=self._uid)
+        if not said.text.endswith("end:\n"):
+            raise errors.ExecutionFailed(f"its virtual machine does not answer: {said.words[-200:].strip()}")
+        self._seen = figures(said.text, own_kernel=self._host.own_kernel)
+        return self._seen
+
+    async def _inside(
+        self, script: str, *words: str, uid: int, data: bytes | None = None, limit: int = 1 << 20
+    ) -> Said:
+        if self._gone:
+            raise errors.ExecutionFailed(f"this sandbox is no more: {self._gone}", fix="open a new one")
+        asked = arguments.inside(self.id, uid, script, *words, stdin=data is not None)
+        return await self._cli.call(asked, data=data, limit=limit, deadline=_INSIDE)
+
+    # --- running ---
+
+    async def run(self, command: Command, emit: Emit, control: Control) -> Result:
+        async with self._one_at_a_time:
+            return await self._run(command, emit, control)
+
+    async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
+        wanted = self._host.image_for(self.plan.model_copy(update={"language": command.language or self.plan.language}))
+        if wanted != self._host.image_for(self.plan):
+            raise errors.NotAvailable(
+                f"this sandbox has the image {self.machine.image}, and {command.language} runs in {wanted}",
+                fix=f'open one of its own, or one with image="{wanted}"',
+            )
+        await self._deliver(command)
+        limits = command.limits or self.plan.limits
+        fed = bool(command.stdin) or control.feed is not None
+
+        def words(mark: str) -> Sequence[str]:
+            watch = Watch(mark, self._host.sure, self._host.filter)
+            return arguments.guest(
+                self.id, self._uid, watch, limits.pids, argv=command.argv, env=command.env, cwd=command.cwd, stdin=fed
+            )
+
+        job = Job(self.id, words, command.stdin, limits, self._seen, self.sweep, self.destroy)
+        result = await AppleRun(self._cli, job, emit, control).go()
+        if self._used:  # the peak is the machine's, and an earlier command may have reached it
+            result = result.model_copy(update={"memory_used_mb": None})
+        self._used = True
+        if self.plan.workspace and self.plan.workspace.write:
+            left_out = tuple(f"not copied back: {what}" for what in await self._copy_back(self.plan.workspace.path))
+            result = result.model_copy(update={"reasons": result.reasons + left_out})
+        return result
+
+    async def _deliver(self, command: Command) -> None:
+        """The read-only files, put in by the keeper, whom the guest cannot undo."""
+        given = {**self.plan.files, **command.files}
+        if self._used and not self.plan.workspace:
+            await self._inside(arguments.CLEAR, WORKSPACE, *given, uid=self._uid)
+        if not given and not self._used:
+            return
+        tree = [File(path=name, content=content) for name, content in given.items()]
+        data = docker_files.archive(tree, sticky=True)
+        _fit(await self._inside(docker_files.DELIVER, self.plan.inputs, uid=KEEPER, data=data), "the files")
+
+    # --- files ---
+
+    async def put(self, files_in: Sequence[File]) -> None:
+        names, data = [file.path for file in files_in], docker_files.archive(files_in)
+        said = await self._inside(docker_files.REPLACE, WORKSPACE, *names, uid=self._uid, data=data)
+        if said.code == docker_files.NOT_A_FOLDER:
+            raise errors.InvalidRequest(f"path: {names[0]!r} lies below what is not a folder in the sandbox")
+        _fit(said, "the file")
+
+    async def get(self, patterns: Sequence[str]) -> Collected:
+        return await self._get(patterns, files.MAX_COLLECTED)
+
+    async def list(self) -> tuple[Entry, ...]:
+        return docker_files.entries(await self._listed())
+
+    async def _listed(self) -> bytes:
+        said = await self._inside(docker_files.LIST, WORKSPACE, uid=self._uid, limit=docker_files.LIST_LIMIT)
+        if said.code:
+            raise errors.ExecutionFailed(f"the files could not be listed: {said.words[-200:].strip()}")
+        return said.stdout
+
+    async def _get(self, patterns: Sequence[str], limit: int) -> Collected:
+        chosen, left_out = docker_files.wanted(await self._listed(), patterns, limit)
+        if not chosen:
+            return Collected((), tuple(left_out))
+        names = "".join(f"./{item.path}\n" for item in chosen).encode()
+        room = docker_files.room(chosen)
+        said = await self._inside(docker_files.FETCH, WORKSPACE, uid=self._uid, data=names, limit=room)
+        taken = await anyio.to_thread.run_sync(docker_files.unpacked, said.stdout, chosen)
+        return Collected(taken.files, (*left_out, *taken.left_out))
+
+    async def _copy_in(self, path: str) -> None:
+        """A granted folder is copied: what Apple's shared folders do with owners and links, we could not see."""
+        limit = arguments.disk(self.plan.limits)
+        self._copied = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
+        uid = self._uid if self.plan.workspace and self.plan.workspace.write else 0
+        data = docker_files.archive(self._copied)
+        _fit(await self._inside(docker_files.LAY, WORKSPACE, uid=uid, data=data), "the granted folder")
+
+    async def _copy_back(self, path: str) -> tuple[str, ...]:
+        after = await self._get(["**"], arguments.disk(self.plan.limits))
+        before, self._copied = self._copied, after.files
+        return await anyio.to_thread.run_sync(files.bring_back, after, before, path)
+
+
+def _fit(said: Said, what: str) -> None:
+    if said.code == 0:
+        return
+    full = re.search(r"no space left", said.words, re.IGNORECASE)
+    why = "No space left on device" if full else said.words[-200:].strip()
+    raise errors.ExecutionFailed(f"{what} could not be written: {why}", fix="raise `disk` and `memory`" if full else "")
+
+
+async def _last_words(fd: int) -> str:
+    said = b""
+    with anyio.move_on_after(_STOP):
+        while data := await process.read_some(fd):
+            said = (said + data)[-4096:]
+    return said.decode("utf-8", "replace")

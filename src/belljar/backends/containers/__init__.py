@@ -1,0 +1,1 @@
+"""The container backends: Docker, gVisor and Podman, by the engine's API."""

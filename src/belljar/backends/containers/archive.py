@@ -1,0 +1,171 @@
+"""Files into and out of containers, as archives on the standard streams of small programs inside.
+
+The engine's archive API does not reach folders in memory, and would have a root process of the host walk through
+what a guest left. So files go in to `tar` and come out of `find`, `stat` and `tar`, which run inside, behind the same
+walls as a guest, with nobody's rights. What they say is hostile: it is capped, then parsed, and never unpacked.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import stat
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from belljar.backends.containers.spec import KEEPER
+from belljar.core.result import Collected, Entry, File
+from belljar.core.values import MIB, format_size, guest_path
+from belljar.host import files
+
+_BLOCK = 512
+_LETTERS = {b"f": stat.S_IFREG, b"d": stat.S_IFDIR, b"l": stat.S_IFLNK, b"p": stat.S_IFIFO}  # of `find`
+# A name can hold a newline, so a guest can say whole lines of its own: no number is longer than a kernel's.
+_LINE = re.compile(rb"(\d{1,10}) (?:([a-z]) ([0-7]{1,6})|([0-9a-f]{1,8})) (\d{1,19}) \./(.+)")
+
+# Takes away what the keeper put in for the last command, then puts in what is for the next.
+DELIVER = (
+    f'cd "$0" || exit 1; umask 022; find . -xdev -uid {KEEPER} -type f -delete 2>/dev/null; '
+    f"find . -xdev -mindepth 1 -depth -uid {KEEPER} -type d -exec rmdir {{}} + 2>/dev/null; exec tar -xpf -"
+)
+LAY = 'cd "$0" && umask 022 && exec tar -xf -'
+LAY_AND_SAY = 'cd "$0" && umask 022 && tar -xpf - && exec echo laid'
+NOT_A_FOLDER = 20
+# Whole or not at all: unpacked beside, then moved over what was there. No link is followed on the way.
+REPLACE = (
+    'cd "$0" && umask 022 && draft=$(mktemp -d ./.belljar-XXXXXX) || exit 1; trap \'rm -rf "$draft"\' EXIT; '
+    'tar -xf - -C "$draft" || exit 1; for path; do at=.; rest=$path; while :; do case $rest in '
+    "*/*) at=$at/${rest%%/*}; rest=${rest#*/};; *) break;; esac; "
+    f'if [ -L "$at" ]; then exit {NOT_A_FOLDER}; fi; if [ -d "$at" ]; then continue; fi; '
+    f'if [ -e "$at" ]; then exit {NOT_A_FOLDER}; fi; mkdir -- "$at" || exit 1; done; '
+    'if [ -L "./$path" ]; then rm -f -- "./$path"; elif [ -d "./$path" ]; then rmdir -- "./$path" || exit 1; fi; '
+    'mv -f -- "$draft/$path" "./$path" || exit 1; done'
+)
+# GNU's `find` tells all by itself; BusyBox's needs `stat`, which an older gVisor answers with an error.
+_WALK = f"find . -xdev -mindepth 1 -maxdepth {files.MAX_DEPTH + 1}"
+LIST_LIMIT = 32 * MIB
+LIST = (
+    'cd "$0" || exit 1; if find . -maxdepth 0 -printf "" 2>/dev/null; '
+    f'then {_WALK} -printf "%U %y %m %s %p\\n"; else {_WALK} -exec stat -c "%u %f %s %n" {{}} +; fi '
+    f'2>/dev/null | head -n "${{1:-{2 * files.MAX_ENTRIES}}}" | head -c {LIST_LIMIT}'
+)
+FETCH = 'cd "$0" && exec tar -cf - -T - 2>/dev/null'
+
+
+def archive(tree: Iterable[File], *, sticky: bool = False) -> bytes:
+    """A tar of files and the folders on the way; sticky: so that only who put them in can take them out."""
+    buffer = io.BytesIO()
+    folders: set[str] = set()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for file in tree:
+            for parent in reversed(PurePosixPath(file.path).parents[:-1] if sticky else ()):
+                if str(parent) not in folders:
+                    folders.add(str(parent))
+                    tar.addfile(_member(str(parent), 0o1777, kind=tarfile.DIRTYPE))
+            mode = (0o755 if file.executable else 0o644) & ~(0o222 if file.read_only or sticky else 0)
+            tar.addfile(_member(file.path, mode, len(file.content)), io.BytesIO(file.content))
+    return buffer.getvalue()
+
+
+def _member(path: str, mode: int, size: int = 0, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(f"./{path}")
+    member.mode, member.size, member.type = mode, size, kind
+    return member
+
+
+class Found(NamedTuple):
+    path: str
+    mode: int
+    size: int
+
+
+def listed(said: bytes, most: int = files.MAX_ENTRIES) -> tuple[list[Found], list[str]]:
+    """What the guest has in its folder, and what cannot be named; the keeper's own things are not the guest's."""
+    found: list[Found] = []
+    kept: list[Found] = []
+    left_out: list[str] = []
+    for line in said.split(b"\n"):
+        match = _LINE.fullmatch(line)
+        if not match:
+            continue
+        try:
+            path = guest_path(match[6].decode())
+        except ValueError:
+            left_out.append(f"{match[6].decode('utf-8', 'backslashreplace')!r}: an unusable name")
+            continue
+        mode = _LETTERS.get(match[2], stat.S_IFSOCK) | int(match[3], 8) if match[2] else int(match[4], 16)
+        item = Found(path, mode, int(match[5]))
+        (kept if int(match[1]) == KEEPER else found).append(item)
+    if len(found) > most or len(said) >= LIST_LIMIT:
+        left_out.append(f"./: more than {min(most, len(found))} entries, the rest was not looked at")
+        found = found[:most]
+    full = {str(parent) for item in found for parent in PurePosixPath(item.path).parents}
+    found += [item for item in kept if stat.S_ISDIR(item.mode) and item.path in full]
+    return sorted(found), left_out
+
+
+def entries(said: bytes) -> tuple[Entry, ...]:
+    return tuple(Entry(item.path, files.kind(item.mode), item.size) for item in listed(said)[0])
+
+
+def wanted(
+    said: bytes, patterns: Sequence[str], limit: int = files.MAX_COLLECTED, most: int = files.MAX_ENTRIES
+) -> tuple[list[Found], list[str]]:
+    """Those regular files that match and fit, and what was left out."""
+    found, left_out = listed(said, most)
+    chosen: list[Found] = []
+    for item in found:
+        if stat.S_ISDIR(item.mode) or not files.matches(item.path, patterns):
+            continue
+        if not stat.S_ISREG(item.mode):
+            left_out.append(f"{item.path}: {files.kind(item.mode)}, only regular files leave a sandbox")
+        elif item.size > limit:
+            left_out.append(f"{item.path}: {format_size(item.size)} is over what may be collected")
+        else:
+            limit -= item.size
+            chosen.append(item)
+    return chosen, left_out
+
+
+def room(chosen: Sequence[Found]) -> int:
+    """How long an honest archive of these can be."""
+    return sum(item.size + 8 * _BLOCK for item in chosen) + 64 * _BLOCK
+
+
+def unpacked(said: bytes, chosen: Sequence[Found]) -> Collected:
+    """The contents of the files we asked for, and of no others."""
+    contents = dict(_members(said))
+    taken, left_out = [], []
+    for item in chosen:
+        content = contents.get(item.path)
+        if content is None or len(content) > item.size:  # by which the limit was counted
+            left_out.append(f"{item.path}: changed while it was read")
+        else:
+            taken.append(File(path=item.path, content=content, executable=bool(item.mode & 0o100)))
+    return Collected(tuple(taken), tuple(left_out))
+
+
+def _members(said: bytes) -> Iterator[tuple[str, bytes]]:
+    """The regular files of a tar. Only what GNU's and BusyBox's write: no sparse files, no headers that compute."""
+    seen: dict[str, bytes] = {}
+    place, long_name = 0, b""
+    while place + _BLOCK <= len(said):
+        header = said[place : place + _BLOCK]
+        octal = header[124:136].strip(b"\0 ")
+        if not header.strip(b"\0") or not re.fullmatch(rb"[0-7]{1,12}", octal):
+            return
+        size, kind_ = int(octal, 8), header[156:157]
+        content = said[place + _BLOCK : place + _BLOCK + size]
+        place += _BLOCK + -(-size // _BLOCK) * _BLOCK
+        name = long_name or header[:100].rstrip(b"\0")
+        long_name = content.rstrip(b"\0") if kind_ == b"L" else b""
+        path = name.decode("utf-8", "replace").removeprefix("./")
+        if kind_ == b"1":  # another name of a file that came before
+            target = header[157:257].rstrip(b"\0").decode("utf-8", "replace").removeprefix("./")
+            if target in seen:
+                yield path, seen[target]
+        elif kind_ in (b"0", b"\0") and len(content) == size:
+            seen[path] = content
+            yield path, content

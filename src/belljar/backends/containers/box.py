@@ -1,0 +1,325 @@
+"""One sandbox of a container engine: its files, what it was granted, and a container for each command.
+
+A run that leaves nothing is one container. A box whose files will be asked for also has a holder: a container that
+does nothing, and keeps the folders in memory that the commands' containers share. Processes cannot outlive their
+command, because its container does not.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from belljar.backends.base import Emit
+from belljar.backends.containers import archive as docker_files
+from belljar.backends.containers import spec
+from belljar.backends.containers.cleanup import Broom, Litter
+from belljar.backends.containers.egress_door import Door
+from belljar.backends.containers.pool import Pool
+from belljar.backends.containers.run import DockerRun, Job
+from belljar.backends.containers.standby import Ready
+from belljar.backends.control import Control
+from belljar.core import errors
+from belljar.core.plan import INPUTS, Command, Plan
+from belljar.core.request import Egress, Limits
+from belljar.core.result import Collected, Entry, File, FileTree, Result, Usage
+from belljar.core.values import MIB, WORKSPACE
+from belljar.host import egress, files
+from belljar.host.docker_api import Flavour, Wire, asking
+from belljar.host.egress import Proxy, Told
+from belljar.host.loops import lone_errors
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+    from aiodocker.containers import DockerContainer
+    from aiodocker.execs import Exec
+
+_MOVING = 60.0  # seconds for files to go in or out
+_WORDS = 4096  # kept of what a program inside complains of
+
+
+class Host(NamedTuple):
+    """What a box needs of the backend that opened it."""
+
+    client: Docker
+    flavour: Flavour
+    image_for: Callable[..., str]  # of a language, or of a type of work
+    volumes_of: Callable[[str], Awaitable[tuple[str, ...]]]  # an image -> where it wants volumes
+    trusted: Callable[[str], Awaitable[str]]  # an image's name -> what to run, by the rules for images
+    runtime: str | None
+    owner: str
+    broom: Broom
+    pool: Pool | None
+    proxy: Callable[[Egress, Told], Proxy]
+    state_dir: Path
+    local: bool  # are the guest's processes on this machine?
+    own_kernel: bool  # is the runtime one with a kernel of its own?
+    small_buffers: bool
+    copies: bool  # must granted folders be copied, because the guest could not use them where they are?
+    options_for: Callable[[str | None], spec.Options]  # a language -> what the settings change of the walls
+
+
+class DockerBox:
+    def __init__(self, host: Host, plan: Plan, uid: int) -> None:
+        self.id = plan.id
+        self.plan = plan
+        self.uid = uid
+        self._host = host
+        self._holder: DockerContainer | None = None
+        self._volumes: dict[str, str] = {}
+        self._copied: FileTree = ()
+        self._litter: list[str] = []
+        self._one_at_a_time = anyio.Lock()
+        self._current: DockerRun | None = None
+
+    @property
+    def copies(self) -> bool:
+        return bool(self.plan.workspace and self._host.copies)
+
+    @asynccontextmanager
+    async def holding(self) -> AsyncIterator[None]:
+        """Makes the shared folders, and the container that keeps them."""
+        places = ["/tmp", *((INPUTS,) if self.plan.workspace else ())]
+        places += [WORKSPACE] if self.copies or not self.plan.workspace else []
+        self._volumes = {f"{self.id}-{place[1:]}": place for place in places}
+        name = f"{self.id}-holder"
+        image = await self._host.trusted(self._image())
+        try:
+            async with AsyncExitStack() as stack:
+                with anyio.CancelScope(shield=True):
+                    await self._make_volumes()
+                    async with asking("the sandbox's folders could not be made", errors.StartFailed):
+                        declared = await self._host.volumes_of(image)
+                        body = spec.container(self._holder_facts(image, declared))
+                        holder = await self._host.client.containers.create(body, name=name)
+                attached = holder.attach(stdin=True, stdout=True, stderr=True)
+                await stack.enter_async_context(Wire.to(attached, "the holder's streams"))
+                async with asking("the sandbox's folders could not be held", errors.StartFailed):
+                    await holder.start()
+                self._holder = holder
+                if self.copies:
+                    await self._copy_in()
+                yield
+        finally:
+            self._holder = None
+            self._host.broom.take(Litter([name], list(self._volumes)))
+
+    async def _make_volumes(self) -> None:
+        for name in self._volumes:
+            body = spec.volume(name, self.plan.limits.disk, self._host.owner, self.id)
+            async with asking("the sandbox's folders could not be made", errors.StartFailed):
+                await self._host.client.volumes.create(body)  # type: ignore[no-untyped-call]
+
+    def _holder_facts(self, image: str, declared: tuple[str, ...]) -> spec.Guest:
+        room = 3 * self.plan.limits.disk + 64 * MIB  # what is written through it counts as its own
+        limits = self.plan.limits.model_copy(update={"memory": room, "pids": 64})
+        return spec.Guest(
+            self._host.flavour, image, ("/bin/sh", "-c", spec.HOLD), spec.KEEPER, limits,
+            self._host.owner, self.id, runtime=self._host.runtime, volumes=self._volumes,
+            workspace=None if self.copies else self.plan.workspace, own_kernel=self._host.own_kernel, declared=declared,
+        )  # fmt: skip
+
+    def _image(self, command: Command | None = None) -> str:
+        language, kind = (command.language, command.type) if command else (None, None)
+        return self.plan.image or self._host.image_for(language, kind or self.plan.type)
+
+    # --- files ---
+
+    async def put(self, files_in: Sequence[File]) -> None:
+        """As the guest's own."""
+        names = [file.path for file in files_in]
+        await self._inside(docker_files.REPLACE, docker_files.archive(files_in), names, what="the file")
+
+    async def get(
+        self, patterns: Sequence[str], limit: int = files.MAX_COLLECTED, most: int = files.MAX_ENTRIES
+    ) -> Collected:
+        chosen, left_out = docker_files.wanted(await self._listing(most), patterns, limit, most)
+        if not chosen:
+            return Collected((), tuple(left_out))
+        names = "".join(f"./{item.path}\n" for item in chosen).encode()
+        try:
+            said = await self._inside(docker_files.FETCH, names, limit=docker_files.room(chosen), strict=False)
+        except errors.ExecutionFailed:
+            return Collected((), (*left_out, *(f"{item.path}: changed while it was read" for item in chosen)))
+        collected = await anyio.to_thread.run_sync(docker_files.unpacked, said, chosen)
+        return Collected(collected.files, (*left_out, *collected.left_out))
+
+    async def list(self) -> tuple[Entry, ...]:
+        return docker_files.entries(await self._listing(files.MAX_ENTRIES))
+
+    async def _listing(self, most: int) -> bytes:
+        """Of twice as many, because what the keeper put in is not counted."""
+        return await self._inside(docker_files.LIST, words=[str(2 * most)], limit=docker_files.LIST_LIMIT)
+
+    async def _copy_in(self) -> None:
+        assert self.plan.workspace
+        path, limit = self.plan.workspace.path, self.plan.limits.disk
+        self._copied = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
+        if self._copied:
+            await self._inside(docker_files.LAY, docker_files.archive(self._copied), what="the granted folder")
+
+    async def _copy_back(self) -> tuple[str, ...]:
+        assert self.plan.workspace
+        after = await self.get(["**"], limit=self.plan.limits.disk, most=files.MANY)
+        path, before = self.plan.workspace.path, self._copied
+        self._copied = after.files
+        return await anyio.to_thread.run_sync(files.bring_back, after, before, path)
+
+    async def _inside(
+        self, script: str, stdin: bytes = b"", words: Sequence[str] = (), *, limit: int = 0, what: str = "the files",
+        strict: bool = True,
+    ) -> bytes:  # fmt: skip
+        """Runs one of our small programs in the holder, with the guest's rights."""
+        if self._holder is None:
+            raise errors.ExecutionFailed("this sandbox keeps no files", fix="open it with keep_files")
+        argv = ["/bin/sh", "-c", script, WORKSPACE, *words]
+        return await execute(self._holder, argv, self.uid, stdin, limit=limit, what=what, strict=strict)
+
+    # --- running ---
+
+    async def run(self, command: Command, emit: Emit, control: Control) -> Result:
+        async with self._one_at_a_time:
+            try:
+                result = await self._run(command, emit, control)
+            finally:
+                self._current = None
+                self._host.broom.take(Litter(self._litter))
+                self._litter = []
+            if self.copies and self.plan.workspace and self.plan.workspace.write:
+                left_out = await self._copy_back()
+                told = (*result.reasons, *(f"not copied back: {what}" for what in left_out))
+                result = result.model_copy(update={"reasons": told})
+        return result
+
+    async def measure(self) -> Usage | None:
+        return await self._current.measure() if self._current else None
+
+    async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
+        given = dict(self.plan.files) | dict(command.files)
+        image = await self._host.trusted(self._image(command))
+        declared = await self._host.volumes_of(image)
+        body = self._body(command, command.limits or self.plan.limits, bool(given), image, declared)
+        door = await self._door() if self.plan.egress.mode == "listed" else None
+        pool = None if self._holder or self.plan.workspace or control.stopping else self._host.pool
+        waiting = pool.claim(body) if pool else None
+        try:
+            if waiting is not None:
+                run = self._current = DockerRun(self._job(command, given, body, door, waiting), emit, control)
+                try:
+                    return await run.go()
+                except errors.BelljarError:
+                    if run.begun:
+                        raise  # else it had died while it waited, and the guest was never there
+            self._current = DockerRun(self._job(command, given, body, door), emit, control)
+            return await self._current.go()
+        except errors.ImageNotFound as error:
+            image = self._image(command)
+            raise errors.ImageNotFound(error.message, fix=f"belljar images pull {image}") from None
+
+    def _job(
+        self, command: Command, given: dict[str, bytes], body: dict[str, Any], door: Door | None,
+        waiting: Ready | None = None,
+    ) -> Job:  # fmt: skip
+        name = waiting.name if waiting else f"{self.id}-{secrets.token_hex(4)}"
+
+        async def create() -> Ready:
+            self._litter.append(name)
+            return waiting or await Ready.create(self._host.client, name, body)
+
+        async def deliver(ready: Ready) -> None:
+            if not ready.up:
+                await ready.start(local=self._host.local)
+            if self._holder:  # in a kept folder the last command's files have to go
+                await self._deliver(self._holder, given)
+            elif given or waiting:  # a keeper that waits has to go: it counts as a process of the guest's
+                await ready.lay(docker_files.archive(_inputs(given), sticky=True), self.plan.inputs)
+
+        return Job(
+            self.id, spec.order(command.cwd, self._env(command), command.argv), command.stdin,
+            command.limits or self.plan.limits, create, deliver, door,
+            lambda told: self._host.proxy(self.plan.egress, told), lasting=bool(self._holder or self.plan.workspace),
+        )  # fmt: skip
+
+    async def _door(self) -> Door:
+        host = self._host
+        image = await host.trusted(host.image_for(None))
+        return Door(host.client, host.flavour, host.broom, image, host.owner, self.id, host.state_dir, host.runtime)
+
+    def _body(
+        self, command: Command, limits: Limits, given: bool, image: str, declared: tuple[str, ...]
+    ) -> dict[str, Any]:
+        locked = (WORKSPACE,) if self.copies and self.plan.workspace and not self.plan.workspace.write else ()
+        guest = spec.Guest(
+            self._host.flavour, image, spec.LAUNCHER, self.uid, limits, self._host.owner, self.id,
+            runtime=self._host.runtime, env=spec.GUEST_ENV, volumes=self._volumes,
+            workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
+            locked=locked, declared=declared, own_kernel=self._host.own_kernel, small_buffers=self._host.small_buffers,
+            options=self._host.options_for(command.language),
+        )  # fmt: skip
+        return spec.container(guest)
+
+    def _env(self, command: Command) -> dict[str, str]:
+        env = (egress.ENV if self.plan.egress.mode == "listed" else {}) | dict(command.env)
+        if self._host.own_kernel:
+            # gVisor may take only a part of a large write, and Python without buffers then drops the rest, silently.
+            env.pop("PYTHONUNBUFFERED", None)
+        return env
+
+    async def _deliver(self, container: DockerContainer, given: dict[str, bytes]) -> None:
+        """As the keeper's, whom the guest cannot touch; below a folder that the guest made, as the guest's own."""
+        tree = _inputs(given)
+        argv, data = ["/bin/sh", "-c", docker_files.DELIVER, self.plan.inputs], docker_files.archive(tree, sticky=True)
+        try:
+            await execute(container, argv, spec.KEEPER, data, what="the input files")
+        except errors.ExecutionFailed:
+            argv[2] = docker_files.LAY
+            data = docker_files.archive(tree)
+            await execute(container, argv, self.uid, data, what="the input files")
+
+
+def _inputs(given: dict[str, bytes]) -> list[File]:
+    return [File(path=path, content=content, read_only=True) for path, content in given.items()]
+
+
+async def execute(
+    container: DockerContainer, argv: Sequence[str], uid: int, stdin: bytes, *, limit: int = 0,
+    what: str = "the files", strict: bool = True,
+) -> bytes:  # fmt: skip
+    """Runs a program of ours in a container and returns what it printed; over the limit is a failure."""
+    out, complaint = bytearray(), bytearray()
+    async with asking(what, seconds=_MOVING):
+        call = await container.exec(list(argv), user=f"{uid}:{uid}", stdin=True, workdir="/")
+        with lone_errors():
+            async with Wire.to(call.start(detach=False), what) as wire, anyio.create_task_group() as tasks:
+                tasks.start_soon(wire.supply, stdin)
+                tasks.start_soon(_watch_end, call, tasks.cancel_scope)
+                async for name, data in wire.parts():
+                    if name == "stderr":
+                        complaint += data[: _WORDS - len(complaint)]
+                    elif len(out) + len(data) > limit:
+                        raise errors.ExecutionFailed(f"{what}: more came out than may be taken")
+                    else:
+                        out += data
+                tasks.cancel_scope.cancel()
+        code = (await call.inspect()).get("ExitCode")
+    if code == docker_files.NOT_A_FOLDER:
+        raise errors.InvalidRequest("path: a name on the way to it is not a folder in the sandbox")
+    if strict and code != 0:
+        said = complaint.decode("utf-8", "replace").strip().splitlines()
+        raise errors.ExecutionFailed(f"{what} could not be moved: {said[-1] if said else f'exit code {code}'}")
+    return bytes(out)
+
+
+async def _watch_end(call: Exec, reading: anyio.CancelScope) -> None:
+    """gVisor's engine at times forgets to hang up after its program has ended."""
+    for pause in (1.0, 0.5, *[2.0] * 30):
+        await anyio.sleep(pause)
+        if (await call.inspect()).get("Running") is False:
+            await anyio.sleep(0.5)  # for what is still on its way
+            reading.cancel()

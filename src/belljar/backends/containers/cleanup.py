@@ -1,0 +1,128 @@
+"""Takes away what is no longer needed, in a thread of its own, so that no answer waits for it.
+
+What an engine does not let go of is asked for again; what it never lets go of carries our label, and is found by
+`reap`: when a backend is first asked what it can do, and from then on in rounds, by the same thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import queue
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakMethod
+
+import anyio
+
+from belljar.core import errors
+from belljar.host.docker_api import Address, asking, connected
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+
+_TRIES = 6
+_PAUSE = 0.2  # seconds, doubled with each try
+_BATCH = 16
+_FAREWELL = 20.0  # the longest that the end of the process waits for it
+
+
+class Litter(NamedTuple):
+    """Containers go first: a volume cannot go while one has it mounted."""
+
+    containers: Sequence[str] = ()
+    volumes: Sequence[str] = ()
+
+
+class Broom:
+    def __init__(self, address: Address, reap: Callable[[], Awaitable[object]], interval: float) -> None:
+        self.address = address
+        self._reap = WeakMethod(reap)  # a backend that nobody uses any more is not kept by its broom
+        self._interval = interval
+        self._waiting: queue.Queue[Litter] = queue.Queue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self.left: list[Litter] = []  # what would not go
+        atexit.register(self.drain, _FAREWELL)
+
+    def take(self, litter: Litter) -> None:
+        """Returns at once."""
+        if not (litter.containers or litter.volumes):
+            return
+        self._waiting.put(litter)
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="belljar-broom", daemon=True)
+                self._thread.start()
+
+    def drain(self, seconds: float) -> bool:
+        """Waits until all is gone; False if something still is there."""
+        if os.getpid() != self._pid:  # a forked child has no thread, and nothing of its own here
+            return True
+        deadline = time.monotonic() + seconds
+        while self._waiting.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return not self._waiting.unfinished_tasks and not self.left
+
+    def _work(self) -> None:
+        due = time.monotonic() + self._interval
+        while True:
+            if (rest := due - time.monotonic()) <= 0:
+                due += self._interval
+                with suppress(Exception):  # an engine that is down has its next round too
+                    asyncio.run(self._go_round())
+                continue
+            try:
+                batch = [self._waiting.get(timeout=rest)]
+            except queue.Empty:
+                continue
+            with suppress(queue.Empty):
+                while len(batch) < _BATCH:
+                    batch.append(self._waiting.get_nowait())
+            try:
+                asyncio.run(self._sweep(batch))
+            except Exception:  # whatever an engine does to us, the next one gets its turn
+                self.left += batch
+            for _ in batch:
+                self._waiting.task_done()
+
+    async def _go_round(self) -> None:
+        if reap := self._reap():
+            await reap()
+
+    async def _sweep(self, batch: Sequence[Litter]) -> None:
+        async with connected(self.address) as client, anyio.create_task_group() as tasks:
+            for litter in batch:
+                tasks.start_soon(self._remove, client, litter)
+
+    async def _remove(self, client: Docker, litter: Litter) -> None:
+        if not await remove(client, litter):
+            self.left.append(litter)
+
+
+async def remove(client: Docker, litter: Litter) -> bool:
+    """Tries until the engine itself says that nothing is there any more."""
+    paths = [f"containers/{name}?force=true&v=true" for name in litter.containers]
+    gone = all([await _gone(client, path, f"containers/{path[11:].partition('?')[0]}/json") for path in paths])
+    return all(
+        [gone, *[await _gone(client, f"volumes/{name}?force=true", f"volumes/{name}") for name in litter.volumes]]
+    )
+
+
+async def _gone(client: Docker, path: str, look: str) -> bool:
+    for attempt in range(_TRIES):
+        for method, where in (("DELETE", path), ("GET", look)):
+            try:
+                async with asking("removal", seconds=30), client._query(where, method=method):
+                    pass
+            except errors.BelljarError as error:
+                if error.context.get("status") == 404:
+                    return True
+                break
+        await anyio.sleep(_PAUSE * 2**attempt)
+    return False

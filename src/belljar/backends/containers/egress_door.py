@@ -1,0 +1,105 @@
+"""The way out of a container that was granted hosts: a second container, in the network of the first and no other.
+
+The guest's own container keeps its empty network: a loopback, no route, no name service. On that loopback the second
+one listens (`guest/door.py`), and carries what it hears to a socket of ours, where the filtering proxy answers. Of the
+two only the second can see that socket.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from belljar.backends.containers import spec
+from belljar.backends.containers.cleanup import Broom, Litter
+from belljar.backends.containers.standby import Ready
+from belljar.core import errors
+from belljar.core.request import Limits
+from belljar.core.values import KIB, MIB
+from belljar.host import ownership
+from belljar.host.docker_api import Flavour
+from belljar.host.egress import PORT
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+
+_SUFFIX = ".door"
+LONGEST_FOLDER = 56  # bytes: a socket's path has at most 107, and its name an owner's and a number
+_INSIDE = "/belljar.door"
+_LIMITS = Limits(memory=128 * MIB, pids=16, disk=64 * KIB)
+_OPENING = 30.0  # seconds
+
+
+class Door(NamedTuple):
+    """What it takes to open one; each run has its own."""
+
+    client: Docker
+    flavour: Flavour
+    broom: Broom
+    image: str  # any that has Python
+    owner: str
+    run: str
+    folder: Path  # where the socket goes
+    runtime: str | None = None  # the guest's
+
+    @asynccontextmanager
+    async def open(self, guest: Ready) -> AsyncIterator[socket.socket]:
+        """A listening socket that hears whatever the guest says to its proxy."""
+        name = f"{self.run}-door-{secrets.token_hex(4)}"
+        path = self.folder / f"{self.owner}-{secrets.token_hex(4)}{_SUFFIX}"
+        ready: Ready | None = None
+        with socket.socket(socket.AF_UNIX) as listener:
+            try:
+                listener.bind(str(path))
+                path.chmod(0o666)  # the folder is ours alone, and only one container is shown the file
+                listener.listen(64)
+                ready = await Ready.create(self.client, name, self._body(guest, path))
+                await ready.start(local=False)
+                await self._wait_for(ready)
+                yield listener
+            finally:
+                if ready:
+                    await ready.close()
+                self.broom.take(Litter([name]))
+                path.unlink(missing_ok=True)
+
+    def _body(self, beside: Ready, path: Path) -> dict[str, object]:
+        argv = ("python3", "-I", "-S", "-c", _program(), str(PORT), _INSIDE)
+        guest = spec.Guest(
+            self.flavour, self.image, argv, spec.KEEPER, _LIMITS, self.owner, self.run,
+            runtime=self.runtime, beside=str(beside.container.id), shown={str(path): _INSIDE},
+        )  # fmt: skip
+        return spec.container(guest)
+
+    async def _wait_for(self, ready: Ready) -> None:
+        said = {"stdout": b"", "stderr": b""}
+        with anyio.move_on_after(_OPENING):
+            async for name, data in ready.wire.parts():
+                said[name] += data
+                if said["stdout"].startswith(b"open\n"):
+                    return
+        words = said["stderr"].decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+        raise errors.StartFailed(
+            f"the way out to the listed hosts could not be opened: {words[-1][:300]}",
+            fix=f"the image {self.image} must have python3: set container.images.execution",
+        )
+
+
+@cache
+def _program() -> str:
+    return (Path(__file__).parents[2] / "guest" / "egress_relay.py").read_text()
+
+
+def reap(folder: Path) -> None:
+    """Removes the sockets of dead owners."""
+    for path in folder.glob(f"*{_SUFFIX}"):
+        if ownership.is_dead(path.name.removesuffix(_SUFFIX).rpartition("-")[0]):
+            with suppress(OSError):
+                path.unlink()

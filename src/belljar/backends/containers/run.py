@@ -1,0 +1,374 @@
+"""One command in a container, from its word to its verdict."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskStatus
+
+from belljar.backends.base import Emit, hear
+from belljar.backends.containers.egress_door import Door
+from belljar.backends.containers.standby import Ready
+from belljar.backends.control import Control
+from belljar.core import errors
+from belljar.core.request import Limits
+from belljar.core.result import STREAMS, Result, Status, Usage
+from belljar.core.values import MIB
+from belljar.host import cgroups, procfs
+from belljar.host.capture import Capture
+from belljar.host.cgroups import GroupTotals
+from belljar.host.docker_api import asking
+from belljar.host.egress import DENIALS, Proxy, Told
+from belljar.host.loops import lone_errors
+
+_KILLED = 137
+_NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
+_LATE_WORD = (0.0, 0.05, 0.1, 0.2, 0.4)  # seconds: an engine may hear of the OOM killer after the end of its victim
+_LAST_WORDS = 1.0  # seconds that a run has before it is watched, and that its output has after its end
+_PREAMBLE = 1 << 16
+_CODE = 16  # bytes that an exit code has at most
+_UNTOLD = 255
+_DEAF = "the engine did not answer when it was told to end the container: it will be told again, until it is gone"
+_CASUALTY = "a process that the guest had started was killed for memory; the guest itself went on"
+
+
+class Job(NamedTuple):
+    """All that one run needs to know."""
+
+    id: str
+    order: bytes  # what the launcher is to run
+    stdin: bytes
+    limits: Limits
+    create: Callable[[], Awaitable[Ready]]  # a container that nobody has used
+    deliver: Callable[[Ready], Awaitable[None]]  # starts it if it is not up, and puts the files in place
+    door: Door | None = None  # its way out, if it was granted hosts
+    proxy: Callable[[Told], Proxy] | None = None
+    lasting: bool = False  # can it touch what outlives it? Then nobody is told anything before it is dead.
+
+
+class Marked:
+    """A stream in which a secret word marks where the guest begins and where it has ended."""
+
+    def __init__(self, word: bytes, *, begun: bool) -> None:
+        self.begun = begun
+        self.preamble = b""  # what was said before
+        self.ended: bytes | None = None  # what was said with the word
+        self._word = word
+        self._held = b""
+
+    def take(self, data: bytes) -> bytes:
+        """What of it is the guest's. The tail is held back while it may be the beginning of the word."""
+        if self.ended is not None:
+            return b""
+        said, self._held = self._held + data, b""
+        place = said.find(self._word)
+        if place < 0:
+            place = len(said) - _overlap(said, self._word)
+            self._held = said[place:]
+            return self._guests(said[:place])
+        told, newline, after = said[place + len(self._word) :].partition(b"\n")
+        if not newline and len(told) <= _CODE:
+            self._held = said[place:]
+        elif self.begun:
+            self.ended = told.strip()
+        else:
+            self.preamble = (self.preamble + said[:place])[-_PREAMBLE:]
+            self.begun = True
+            return self.take(after)
+        return self._guests(said[:place])
+
+    def _guests(self, said: bytes) -> bytes:
+        if self.begun:
+            return said
+        self.preamble = (self.preamble + said)[-_PREAMBLE:]
+        return b""
+
+    def rest(self) -> bytes:
+        """What was held back, when nothing more will come."""
+        held, self._held = self._held, b""
+        return self._guests(held) if self.ended is None else b""
+
+
+def _overlap(said: bytes, word: bytes) -> int:
+    """How many bytes at the end of the one are the beginning of the other."""
+    return next((n for n in range(min(len(said), len(word) - 1), 0, -1) if word.startswith(said[-n:])), 0)
+
+
+class DockerRun:
+    """One container: given its word, supplied, watched, judged. Whoever made it removes it."""
+
+    def __init__(self, job: Job, emit: Emit, control: Control) -> None:
+        self._job = job
+        self._emit = emit
+        self._control = control
+        keep = job.limits.output if control.feed is None else None
+        self._streams = {name: Capture(keep) for name in STREAMS}
+        self._word = secrets.token_hex(16).encode()
+        self._marked = {name: Marked(self._word, begun=name == "stdout") for name in STREAMS}
+        self._verdict: Status | None = None
+        self._started = time.perf_counter()
+        self._startup_ms = 0.0
+        self._usage: GroupTotals | None = None
+        self._cpu_before = 0.0
+        self._denied: list[str] = []
+        self._delivered = False
+        self._ended = False
+        self._deaf = False  # did the engine not even answer when it was told to kill?
+        self._listening = anyio.CancelScope()
+        self._silent_since = self._started  # infinite while what was heard is told
+        self._ready: Ready
+
+    @property
+    def begun(self) -> bool:
+        """Whether the guest had its first moment."""
+        return self._marked["stderr"].begun
+
+    async def go(self) -> Result:
+        if self._control.stopping:
+            return self._result(None, False, self._control.reason)
+        self._ready = await self._job.create()
+        try:
+            with lone_errors():
+                return await self._go()
+        finally:
+            if not self._ended:
+                with anyio.CancelScope(shield=True):
+                    await self._kill()
+            await self._ready.close()
+
+    async def _go(self) -> Result:
+        async with anyio.create_task_group() as watchers:
+            watchers.start_soon(self._watch_clock)
+            watchers.start_soon(self._watch_control)
+            await self._deliver()
+            if self._job.door and self._verdict is None:
+                await watchers.start(self._let_out)
+            watchers.start_soon(self._talk)
+            watchers.start_soon(self._watch_exit)
+            await self._listen(watchers.start_soon)
+            if self._deaf:  # the verdict is ours; the broom asks again when the engine hears again
+                self._ended = True
+                watchers.cancel_scope.cancel()
+                return self._result(None, False, self._verdict)
+            code = await self._exit_code()
+            watchers.cancel_scope.cancel()
+        starved = await self._was_starved(code)
+        if self._usage and self._usage.forks_refused:
+            await self._emit("limit", f"pids: {self._usage.forks_refused} forks were refused")
+        return self._result(code, starved, self._verdict)
+
+    async def _deliver(self) -> None:
+        try:
+            await self._job.deliver(self._ready)
+        except errors.BelljarError:
+            if self._verdict is None:
+                raise
+        if self._verdict:  # its end came before its beginning
+            await self._kill()
+        elif self._ready.group:
+            self._cpu_before = self._ready.group.usage().cpu_ms or 0.0
+        self._delivered = True
+
+    async def measure(self) -> Usage | None:
+        """From the container's group; only where we cannot see that, the engine is asked."""
+        if not self._delivered or self._ended:
+            return None
+        group, figures = self._ready.group, None
+        if group and (figures := procfs.of_group(group)):
+            rx, tx = next(
+                (found for pid in group.pids() if (found := procfs.network(pid)) != (None, None)), (None, None)
+            )
+            figures = figures._replace(cpu_ms=max(0.0, (figures.cpu_ms or 0.0) - self._cpu_before), rx=rx, tx=tx)
+        elif not group:
+            figures = told_figures(await self._ask())
+        # What goes through the proxy is no traffic of the container's network.
+        return figures._replace(rx=None, tx=None) if figures and self._job.door else figures
+
+    async def _ask(self) -> Any:
+        container = self._ready.container
+        async with asking("the container's figures", seconds=5):
+            # One shot: otherwise an engine looks twice, with a second in between. Podman does not say that it is JSON.
+            path, once = f"containers/{container.id}/stats", {"stream": "0", "one-shot": "1"}
+            async with container.docker._query(path, params=once) as answer:
+                said = await answer.content.readline()
+        try:
+            return json.loads(said)
+        except ValueError:
+            return None
+
+    async def _let_out(self, *, task_status: TaskStatus[None]) -> None:
+        assert self._job.door
+        assert self._job.proxy
+
+        async def told(words: str) -> None:
+            if len(self._denied) < DENIALS:
+                self._denied.append(words)
+            await self._emit("denied", words)
+
+        async with self._job.door.open(self._ready) as listener:
+            task_status.started()
+            await self._job.proxy(told).serve(listener)
+
+    async def _talk(self) -> None:
+        wire = self._ready.wire
+        await wire.send(self._word + b"\n" + self._job.order + self._job.stdin)
+        if self._control.feed is not None:
+            async for data in self._control.feed:
+                await wire.send(data)
+        wire.end()
+
+    async def _watch_exit(self) -> None:
+        """An engine that still holds input for a container that is dead does not end the conversation by itself.
+
+        But a listener that takes its time has not heard all yet.
+        """
+        await anyio.sleep(_LAST_WORDS)
+        with suppress(Exception):
+            await self._ready.container.wait()
+        rest = _LAST_WORDS
+        while rest > 0:
+            await anyio.sleep(rest)
+            silent = time.perf_counter() - self._silent_since
+            rest = 0.0 if self._verdict else min(_LAST_WORDS, _LAST_WORDS - silent)
+        self._listening.cancel()
+
+    async def _listen(self, start_soon: Callable[..., object]) -> None:
+        with self._listening:
+            async for name, data in self._ready.wire.parts():
+                self._silent_since = math.inf
+                marked, capture = self._marked[name], self._streams[name]
+                waited = not marked.begun
+                heard = marked.take(data)
+                if waited and marked.begun:
+                    self._startup_ms = (time.perf_counter() - self._started) * 1000
+                    await self._emit("started", self._job.id)
+                if heard:
+                    await hear(capture, name, heard, self._emit)
+                if capture.flooded and self._verdict is None:
+                    start_soon(self._end, Status.OUTPUT_LIMIT)
+                if all(each.ended is not None for each in self._marked.values()):
+                    break
+                self._silent_since = time.perf_counter()
+        if self._marked["stderr"].ended is None and self._verdict is None:
+            self._look()  # all of it was killed at once, and an engine may not tell by whom
+        for each in STREAMS:
+            if held := self._marked[each].rest():
+                await hear(self._streams[each], each, held, self._emit)
+            await hear(self._streams[each], each, b"", self._emit)
+
+    async def _exit_code(self) -> int:
+        told = self._marked["stderr"].ended
+        if told is not None and self._verdict is None:
+            self._look()
+            if self._job.lasting or self._usage is None:
+                await self._kill()
+            self._ended = True  # its processes are dead; what is left of it is removed in a moment
+            return min(int(told), _UNTOLD) if re.fullmatch(rb"\d{1,3}", told) else _UNTOLD
+        async with asking("the container's end"):
+            code = (await self._ready.container.wait())["StatusCode"]
+        self._ended = True
+        if not isinstance(code, int):
+            raise errors.ExecutionFailed(f"the engine told no exit code: {code!r}")
+        if not self.begun and self._verdict is None and code != _KILLED:
+            said = self._marked["stderr"].preamble.decode("utf-8", "replace").strip()
+            raise errors.StartFailed(f"the guest could not be started: {said[-500:] or f'exit code {code}'}")
+        # The launcher itself never ends with 0 before it has told an exit code: if none was heard, it was lost.
+        return code or _UNTOLD if self._verdict is None else code
+
+    def _look(self) -> None:
+        """The figures, while the container is still there."""
+        usage = self._ready.group.usage() if self._ready.group else None
+        if usage and (usage.memory_peak is not None or usage.cpu_ms is not None):  # else the group is gone
+            self._usage = usage
+
+    async def _was_starved(self, code: int) -> bool:
+        if self._usage is not None and (self._usage.oom_kills or self._marked["stderr"].ended is not None):
+            return self._usage.oom_kills > 0
+        for pause in _LATE_WORD if code == _KILLED and self._verdict is None else (0.0,):
+            await anyio.sleep(pause)
+            async with asking("the container's state"):
+                if (await self._ready.container.show())["State"].get("OOMKilled") is True:
+                    return True
+        if code != _KILLED or self._verdict or self._ready.group is None:
+            return False
+        # The group was gone before it could be read, and an engine that hears of it too late does not tell at all.
+        return await anyio.to_thread.run_sync(cgroups.killed_for_memory, str(self._ready.container.id))
+
+    async def _watch_clock(self) -> None:
+        await anyio.sleep(max(0.0, self._job.limits.timeout - (time.perf_counter() - self._started)))
+        await self._end(Status.TIMEOUT)
+
+    async def _watch_control(self) -> None:
+        await self._end(await self._control.stopped())
+
+    async def _end(self, verdict: Status) -> None:
+        if self._verdict is None:
+            self._verdict = verdict
+            self._look()
+        await self._kill()
+
+    async def _kill(self) -> None:
+        if not await self._ready.kill():
+            self._deaf = True
+            self._listening.cancel()
+
+    def _result(self, code: int | None, starved: bool, verdict: Status | None) -> Result:
+        out, err = self._streams["stdout"], self._streams["stderr"]
+        stderr, cut = err.text, bool(out.cut or err.cut)
+        ended = verdict is not None
+        went_on = starved and code != _KILLED and not ended
+        peak, cpu = (self._usage.memory_peak, self._usage.cpu_ms) if self._usage else (None, None)
+        return Result(
+            status=verdict or _judge(code, starved, stderr, cut), exit_code=None if ended else code,
+            stdout=out.text, stderr=stderr, truncated=cut,
+            duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(self._startup_ms, 3),
+            memory_used_mb=None if peak is None else round(peak / MIB, 3),
+            cpu_ms=None if cpu is None else round(max(0.0, cpu - self._cpu_before), 3), container_id=self._job.id,
+            reasons=(*self._denied, *((_CASUALTY,) if went_on else ()), *((_DEAF,) if self._deaf else ())),
+        )  # fmt: skip
+
+
+def told_figures(stats: Any) -> Usage | None:
+    """An engine's answer about a container; what is not there or makes no sense is not known."""
+    cpu, held = _at(stats, "cpu_stats", "cpu_usage", "total_usage"), _at(stats, "memory_stats", "usage")
+    if not (isinstance(cpu, int) and isinstance(held, int)):
+        return None
+    pages = _at(stats, "memory_stats", "stats")
+    cache = sum(_count(pages, name) or _count(pages, f"total_{name}") for name in ("inactive_file", "active_file"))
+    rx = tx = read = written = None
+    if isinstance(networks := _at(stats, "networks"), dict):
+        links = [link for name, link in networks.items() if name != "lo"]
+        rx, tx = (sum(_count(link, f"{way}_bytes") for link in links) for way in ("rx", "tx"))
+    if isinstance(rows := _at(stats, "blkio_stats", "io_service_bytes_recursive"), list):
+        read, written = (
+            sum(_count(row, "value") for row in rows if str(_at(row, "op")).lower() == way) for way in ("read", "write")
+        )
+    return Usage(max(0, cpu) / 1e6, max(0, held - cache), rx, tx, read, written)
+
+
+def _at(value: Any, *path: str) -> Any:
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def _count(value: Any, name: str) -> int:
+    found = _at(value, name)
+    return found if isinstance(found, int) and found > 0 else 0
+
+
+def _judge(code: int | None, starved: bool, stderr: str, cut: bool) -> Status:
+    if code == 0:
+        return Status.OUTPUT_LIMIT if cut else Status.SUCCESS
+    if starved and code == _KILLED:
+        return Status.OOM_KILLED
+    return Status.DISK_LIMIT if _NO_SPACE.search(stderr[-2000:]) else Status.ERROR

@@ -1,0 +1,254 @@
+"""The walls of a container, as the engine's API wants them. Every dangerous choice is in this file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from belljar.core import errors
+from belljar.core.plan import INPUTS
+from belljar.core.request import Limits, Workspace
+from belljar.core.values import MIB, WORKSPACE
+from belljar.host.docker_api import Flavour
+from belljar.host.seccomp import PROFILES
+from belljar.host.seccomp.profiles import read_profile
+
+LABEL = "belljar"
+KEEPER = 60_998  # owns what goes in read-only, and the shared folders: a uid that no guest ever has
+PLAIN_GUEST = 60_999  # for engines that map uids themselves, where ours would not exist
+GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
+_SHM = 64 * MIB
+_PROFILE = PROFILES / "guest.json"
+_OWN_PROCESSES = 2  # the init and the launcher count against the pids limit
+_KERNEL_PROCESSES = 1024  # what a kernel in user space needs for itself, on the host
+# Control groups version 1 count what waits in sockets apart, and engines set no limit for it: so a thousand must fit.
+_SMALL_BUFFERS = {f"net.ipv4.tcp_{way}mem": "4096 65536 65536" for way in "rw"}
+_PERIOD = 100_000
+_LEAST_QUOTA = 1000
+
+# Waits for the word to go (the files are put in place meanwhile) and for the order, says the word back and runs the
+# guest. When that has ended, it ends what the guest started, and says the word again, with the exit code. A guest has
+# the same uid, so it could find the word and end itself in another way than by ending: nothing else is to be gained.
+# A guest that made the streams non-blocking and left them full must not cost it its last words: it tries again.
+_LAUNCH = (
+    "IFS= read -r word && IFS= read -r order || exit 125; n='\n'; eval \"set -- $order\" || exit 125; "
+    'if [ ! -d "$1" ]; then mkdir -p -- "$1" || exit 125; fi; cd -- "$1" || exit 125; shift; '
+    'exec 3>&2 2>/dev/null; printf "%s\\n" "$word" >&3; (exec "$@" 2>&3 3>&-); code=$?; kill -s KILL -- -1; '
+    'until printf "%s %s\\n" "$word" "$code" >&3; do :; done; until printf "%s\\n" "$word"; do :; done; '
+    "exec sleep 20 3>&-"
+)
+LAUNCHER = ("/bin/sh", "-c", _LAUNCH)
+HOLD = "read -r forever"  # keeps its folders mounted until its stdin is closed
+
+
+def order(cwd: str, env: Mapping[str, str], argv: Sequence[str]) -> bytes:
+    """What the launcher is to run, and where, as one line for its shell."""
+    # By `env`, so that it is a program and never a word that the shell knows; which would take a=b for a variable.
+    program = ["sh", "-c", 'exec "$@"', "sh"] if "=" in argv[0] else []
+    words = (cwd, "env", "--", *(f"{name}={value}" for name, value in env.items()), *program, *argv)
+    return " ".join(map(_quoted, words)).encode() + b"\n"
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\"'\"'").replace("\n", "'\"$n\"'") + "'"
+
+
+class Options(NamedTuple):
+    """What an administrator changed of the walls, and a plan of the network. As it stands: our walls, all of them."""
+
+    cpu_shares: int | None = None
+    io_weight: int | None = None
+    disk: str = ""  # the device that limits of block I/O are for
+    network: str = ""  # the name of the engine's network; empty: none at all
+    dns: tuple[str, ...] = ()
+    writable_root: bool = False
+    capabilities: tuple[str, ...] = ()
+    profile: str = ""  # path of a seccomp profile, instead of ours
+    security: tuple[str, ...] = ()  # AppArmor's profile and SELinux's label, as the engine wants them
+
+
+class Guest(NamedTuple):
+    """All that differs from one container to the next."""
+
+    flavour: Flavour
+    image: str
+    argv: Sequence[str]
+    uid: int
+    limits: Limits
+    owner: str
+    run: str  # the id of its box
+    runtime: str | None = None
+    env: Mapping[str, str] = {}
+    volumes: Mapping[str, str] = {}  # name -> where it is mounted
+    workspace: Workspace | None = None
+    inputs: bool = False  # does it need a place for inputs beside a granted folder?
+    locked: Sequence[str] = ()  # which of the volumes' places are read-only
+    declared: Sequence[str] = ()  # where the image wants volumes
+    small_buffers: bool = False  # is what waits in sockets not counted as its memory?
+    own_kernel: bool = False  # is there a kernel between it and the host's, with processes of its own on the host?
+    beside: str = ""  # the id of a container whose network it shares
+    shown: Mapping[str, str] = {}  # sockets of the host -> where it finds them
+    options: Options = Options()
+
+
+def container(guest: Guest) -> dict[str, Any]:
+    """The request body that creates it."""
+    return {
+        "Image": guest.image,
+        "Entrypoint": [],
+        "Cmd": list(guest.argv),
+        "User": f"{guest.uid}:{guest.uid}",
+        "WorkingDir": "/",
+        **({} if guest.beside else {"Hostname": "belljar"}),
+        "Env": [f"{name}={value}" for name, value in guest.env.items()],
+        "Labels": labels(guest.owner, guest.run),
+        "OpenStdin": True,
+        "StdinOnce": True,
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "Tty": False,
+        "Healthcheck": {"Test": ["NONE"]},  # else the image says what the host runs in it, and how often
+        "NetworkDisabled": not (guest.options.network or guest.beside),
+        "HostConfig": _walls(guest),
+    }
+
+
+def _walls(guest: Guest) -> dict[str, Any]:
+    limits, options = guest.limits, guest.options
+    walls = {
+        "NetworkMode": f"container:{guest.beside}" if guest.beside else options.network or "none",
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "ReadonlyRootfs": not options.writable_root,
+        "Privileged": False,
+        "CapDrop": ["ALL"],
+        # AppArmor's and SELinux's own profiles hold unless they are switched off, and we never do that.
+        "SecurityOpt": ["no-new-privileges", f"seccomp={_filter(guest)}", *options.security],
+        "Init": True,
+        "Memory": limits.memory,
+        "MemorySwap": limits.memory,  # memory and swap together: so no swap
+        "CpuPeriod": _PERIOD,
+        "CpuQuota": max(_LEAST_QUOTA, math.ceil(limits.cpus * _PERIOD)),
+        "PidsLimit": _KERNEL_PROCESSES + 2 * limits.pids if guest.own_kernel else limits.pids + _OWN_PROCESSES,
+        "ShmSize": _SHM,
+        "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in _ulimits(guest)],
+        "LogConfig": {"Type": "none", "Config": {}},  # else a flood of output would fill the host's disk
+        "RestartPolicy": {"Name": "no"},
+        "Tmpfs": _folders(guest),
+        "Binds": [f"{name}:{path}:{'ro' if path in guest.locked else 'rw'}" for name, path in guest.volumes.items()],
+    }
+    walls |= _changes(options) | _throttle(limits, options.disk)
+    mounts = [_mount(path, place, read_only=False) for path, place in guest.shown.items()]
+    if guest.workspace:
+        mounts.append(_mount(guest.workspace.path, WORKSPACE, read_only=not guest.workspace.write))
+    walls |= {"Mounts": mounts} if mounts else {}
+    if guest.runtime:
+        walls["Runtime"] = guest.runtime
+    if guest.small_buffers:
+        walls["Sysctls"] = _SMALL_BUFFERS
+    return walls
+
+
+def _changes(options: Options) -> dict[str, Any]:
+    """What the administrator asks for beyond the walls, and nothing where that is nothing."""
+    given = {
+        "CapAdd": list(options.capabilities), "CpuShares": options.cpu_shares, "BlkioWeight": options.io_weight,
+        "Dns": list(options.dns) if options.network else [],
+    }  # fmt: skip
+    return {name: value for name, value in given.items() if value}
+
+
+def _throttle(limits: Limits, disk: str) -> dict[str, Any]:
+    rates = (("Bps", limits.io_bps), ("IOps", limits.io_iops))
+    return {
+        f"BlkioDevice{way}{what}": [{"Path": disk, "Rate": most}]
+        for what, most in rates if most and disk for way in ("Read", "Write")
+    }  # fmt: skip
+
+
+def _filter(guest: Guest) -> str:
+    """The seccomp profile, by its path or as its text, as the engine wants it."""
+    own, by_path = guest.options.profile, guest.flavour.profile_by_path
+    if not own:
+        return str(_PROFILE) if by_path else _profile(guest.own_kernel)
+    try:
+        text = read_profile(own)
+    except ValueError as error:  # it was there when the settings were read
+        raise errors.NotAvailable(str(error), fix="put it back, or change the setting") from None
+    return own if by_path else text
+
+
+def _ulimits(guest: Guest) -> Sequence[tuple[str, int]]:
+    # gVisor counts a guest's processes itself; the host's limit would strike its kernel, and end the whole sandbox.
+    own = (("nproc", guest.limits.pids + _OWN_PROCESSES),) if guest.own_kernel else guest.flavour.ulimits
+    return (("core", 0), ("nofile", 1024), *own)
+
+
+def _folders(guest: Guest) -> dict[str, str]:
+    """Fresh ones for this container, where none are shared. Sticky, so that what the keeper puts in stays."""
+    taken = {*guest.volumes.values(), *((WORKSPACE,) if guest.workspace else ())}
+    # The image's own volumes among them: the engine would put those on its disk, writable and of any size.
+    wanted = ("/tmp", WORKSPACE, *((INPUTS,) if guest.inputs else ()), *guest.declared)
+    options = f"rw,nosuid,nodev,exec,mode=1777,size={guest.limits.disk}"
+    return {path: options for path in wanted if path not in taken} | dict(guest.flavour.folders)
+
+
+def _mount(path: str, place: str, *, read_only: bool) -> dict[str, Any]:
+    # Private: what is mounted below a folder later must not appear inside.
+    return {
+        "Type": "bind", "Source": path, "Target": place, "ReadOnly": read_only,
+        "BindOptions": {"Propagation": "rprivate", "CreateMountpoint": False},
+    }  # fmt: skip
+
+
+def volume(name: str, disk: int, owner: str, run: str) -> dict[str, Any]:
+    """A folder in memory that several containers share, with the size that a box may fill."""
+    # Podman takes `size` for a quota of its own, which hardly any disk has; the kernel counts blocks just as well.
+    blocks = -(-disk // os.sysconf("SC_PAGE_SIZE"))
+    options = f"nr_blocks={blocks},mode=1777,uid={KEEPER},gid={KEEPER},nosuid,nodev"
+    return {
+        "Name": name, "Driver": "local", "DriverOpts": {"type": "tmpfs", "device": "tmpfs", "o": options},
+        "Labels": labels(owner, run),
+    }  # fmt: skip
+
+
+def labels(owner: str, run: str) -> dict[str, str]:
+    """Who made it and when, for whoever finds it when we are gone."""
+    return {
+        LABEL: "1",
+        f"{LABEL}.owner": owner,
+        f"{LABEL}.boot": boot(),
+        f"{LABEL}.run": run,
+        f"{LABEL}.created": str(int(time.time())),
+        f"{LABEL}.user": str(os.geteuid()),
+    }
+
+
+@cache
+def boot() -> str:
+    """This run of this machine's kernel: an owner's name says nothing elsewhere."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@cache
+def _profile(own_kernel: bool) -> str:
+    """The profile; for gVisor with clone3 let through.
+
+    gVisor answers every refused call with EPERM, whatever the profile says, and a C library that hears that of clone3
+    starts no thread. What clone3 can make there are namespaces of gVisor's own kernel.
+    """
+    if not own_kernel:
+        return _PROFILE.read_text()
+    profile = json.loads(_PROFILE.read_text())
+    for rule in profile["syscalls"]:
+        rule["names"] = [name for name in rule["names"] if name != "clone3"]
+    profile["syscalls"] = [rule for rule in profile["syscalls"] if rule["names"]]
+    profile["syscalls"].append({"names": ["clone3"], "action": "SCMP_ACT_ALLOW"})
+    return json.dumps(profile)

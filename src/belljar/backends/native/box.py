@@ -1,0 +1,238 @@
+"""One sandbox of the native backend: its files, and what it was granted.
+
+A run is one bubblewrap. A box whose files will be asked for also has a holder: a process that keeps its
+writable folders mounted in a namespace of its own. Nothing is ever mounted on the host, and when
+Belljar dies the kernel ends guest and holder with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from belljar.backends.base import Emit
+from belljar.backends.control import Control
+from belljar.backends.native import jail
+from belljar.backends.native.run import Job, NativeRun
+from belljar.backends.native.toolchains import Grant, Tool, Toolchains
+from belljar.core import errors
+from belljar.core.plan import Command, Plan
+from belljar.core.request import Limits, Workspace
+from belljar.core.result import Collected, Entry, File, FileTree, Result, Usage
+from belljar.core.values import WORKSPACE
+from belljar.host import cgroups, egress, files, process
+from belljar.host.egress import Proxy, Resolve, Told
+
+_GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+class Host(NamedTuple):
+    """What a box needs of the backend that opened it."""
+
+    bubblewrap: str
+    state_dir: Path
+    drops_uid: bool
+    toolchains: Toolchains
+    group_for: Callable[[Limits], cgroups.Group | None]
+    grouped: bool
+    resolver: Resolve
+    private_network: bool
+
+
+class NativeBox:
+    """One sandbox of the native backend."""
+
+    def __init__(self, host: Host, plan: Plan, uid: int | None) -> None:
+        self.id = plan.id
+        self.plan = plan
+        self.uid = uid
+        self.packages: Grant | None = None
+        self._host = host
+        self._space = jail.Space()
+        self._root = self._tmp = -1
+        self._copied: FileTree = ()
+        self._one_at_a_time = anyio.Lock()
+        self._current: NativeRun | None = None
+
+    @property
+    def copies(self) -> bool:
+        """A folder that belongs to root is copied in (and back): the guest's uid could not use it otherwise."""
+        return bool(self.plan.workspace and self._host.drops_uid and os.stat(self.plan.workspace.path).st_uid == 0)
+
+    @asynccontextmanager
+    async def holding(self) -> AsyncIterator[None]:
+        """Starts the process that keeps /workspace and /tmp mounted, and opens the first for us."""
+        state = self._host.state_dir
+        space = jail.Space(workspace=str(state / "workspace"), tmp=str(state / "tmp"))
+        ready_read, ready_write = os.pipe()
+        status_read, status_write = os.pipe()
+        hold_read, hold_write = os.pipe()
+        with ExitStack() as fds:
+            for fd in (ready_read, status_read, hold_write):
+                fds.callback(os.close, fd)
+            try:
+                args = ["--json-status-fd", str(status_write), *jail.holder_arguments(self.plan.limits.disk, space)]
+                child = process.Child(
+                    [*jail.launcher((), self.uid, 0), self._host.bubblewrap, *args],
+                    stdin=hold_read, stdout=ready_write, stderr=ready_write, fds=(status_write,),
+                )  # fmt: skip
+            finally:
+                for fd in (ready_write, status_write, hold_read):
+                    os.close(fd)
+            try:
+                # Shielded: bubblewrap that is killed before it has let its child go leaves the child waiting for ever.
+                with anyio.fail_after(10, shield=True):
+                    said = await process.read_some(ready_read)
+                    status = await process.read_some(status_read)
+                if not said.startswith(b"ready"):
+                    raise errors.StartFailed(
+                        f"the sandbox's folders could not be made: {said.decode(errors='replace')}"
+                    )
+                self._space = space._replace(holder=json.loads(status.splitlines()[0])["child-pid"])
+                inside = f"/proc/{self._space.holder}/root"
+                self._root = fds.enter_context(files.opened(inside + space.workspace))
+                self._tmp = fds.enter_context(files.opened(inside + space.tmp))
+                if self.copies:
+                    await self._copy_in()
+                yield
+            finally:
+                child.kill()
+                with anyio.CancelScope(shield=True):
+                    await child.wait()
+                self._space, self._root, self._tmp = jail.Space(), -1, -1
+
+    # --- files ---
+
+    async def put(self, files_in: Sequence[File]) -> None:
+        try:
+            await anyio.to_thread.run_sync(lambda: files.write(self._folder(), files_in, owner=self.uid))
+        except OSError as error:
+            raise errors.ExecutionFailed(f"the file could not be written: {error.strerror}") from None
+
+    async def get(self, patterns: Sequence[str]) -> Collected:
+        return await anyio.to_thread.run_sync(files.collect, self._folder(), tuple(patterns))
+
+    def _folder(self) -> int:
+        if self._root < 0:
+            raise errors.ExecutionFailed("this sandbox keeps no files", fix="open it with keep_files")
+        return self._root
+
+    async def _copy_in(self) -> None:
+        assert self.plan.workspace
+        path, limit = self.plan.workspace.path, self.plan.limits.disk
+        self._copied = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
+        await self.put(self._copied)
+
+    async def _copy_back(self) -> tuple[str, ...]:
+        """What the guest changed in a granted folder, written by us, file by file, following no link."""
+        assert self.plan.workspace
+        path, before, limit = self.plan.workspace.path, self._copied, self.plan.limits.disk
+        after = await anyio.to_thread.run_sync(files.copy_back, self._root, before, path, limit)
+        self._copied = after.files
+        return after.left_out
+
+    # --- running ---
+
+    async def run(
+        self, command: Command, emit: Emit, control: Control, note: Callable[[dict[str, Any]], None] | None = None
+    ) -> Result:
+        # One at a time: while a guest runs, it could swap a link under a name that bubblewrap is about to mount on.
+        async with self._one_at_a_time:
+            result, status = await self._run(command, emit, control)
+            if note:
+                note(status)
+            if self.copies and self.plan.workspace and self.plan.workspace.write:
+                left_out = await self._copy_back()
+                result = result.model_copy(update={"reasons": tuple(f"not copied back: {what}" for what in left_out)})
+        return result
+
+    async def _run(self, command: Command, emit: Emit, control: Control) -> tuple[Result, dict[str, Any]]:
+        limits = command.limits or self.plan.limits
+        tool = None
+        if "/" not in command.argv[0]:
+            tool = await self._host.toolchains.tool_for(command.argv[0], command.language)
+        walls = self._jail(command, limits, tool)
+        placeholders = await anyio.to_thread.run_sync(self._clear_the_way, walls) if self._root >= 0 else ()
+        group = self._host.group_for(limits)  # last: from here on the run removes it, whatever happens
+        job = Job(
+            id=self.id, jail=walls, prefix=_rlimits(limits) if group is None else (), argv=self._argv(command.argv),
+            stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
+            proxy=self._proxy if self.plan.egress.mode == "listed" else None,
+        )  # fmt: skip
+        run = self._current = NativeRun(job, emit, control)
+        try:
+            return await run.go(), run.status
+        finally:
+            self._current = None
+            files.discard(self._root, placeholders)
+
+    async def measure(self) -> Usage | None:
+        return await self._current.measure() if self._current else None
+
+    def _clear_the_way(self, walls: jail.Jail) -> Sequence[str]:
+        """Makes the places for mounts in kept folders safe, and says which of them to remove afterwards.
+
+        bubblewrap follows links while it builds the jail, when the host is still in its reach. A guest of an
+        earlier command may have left one under a name that is mounted on now: the link goes.
+        """
+        os.fchmod(self._root, 0o755)  # an earlier guest may have locked the next one out
+        os.fchmod(self._tmp, 0o755)
+        mounts = () if self.plan.workspace else tuple(walls.files)
+        made = files.missing(self._root, mounts)
+        files.clear(self._root, mounts)
+        granted = [path.removeprefix("/tmp/") for path in walls.grants if path.startswith("/tmp/")]
+        files.clear(self._tmp, granted, folders=True)
+        if walls.cwd.startswith(f"{WORKSPACE}/") and not walls.workspace:
+            files.make_folder(self._root, walls.cwd.removeprefix(f"{WORKSPACE}/"), owner=self.uid)
+        return made
+
+    def _argv(self, argv: Sequence[str]) -> Sequence[str]:
+        first, *rest = argv
+        return [self.packages.python if self.packages and first in ("python", "python3") else first, *rest]
+
+    def _proxy(self, told: Told) -> Proxy:
+        return Proxy(self.plan.egress, told, resolver=self._host.resolver, private=self._host.private_network)
+
+    def _jail(self, command: Command, limits: Limits, tool: Tool | None) -> jail.Jail:
+        grants: list[str] = []
+        path = _PATH
+        online = self.plan.egress.mode == "listed"
+        env = _GUEST_ENV | (egress.ENV if online else {})
+        if tool and tool.folder:
+            grants.append(tool.folder)
+            path = f"{os.path.dirname(tool.path)}:{path}"
+        if self.packages:
+            grants += self.packages.folders
+            path = f"{os.path.dirname(self.packages.python)}:{path}"
+            env |= self.packages.env
+        workspace = self.plan.workspace
+        if workspace and self.copies:
+            workspace = Workspace(path=self._space.workspace, write=workspace.write)
+        return jail.Jail(
+            env=_joined(env | {"PATH": path}, command.env), cwd=command.cwd, disk=limits.disk,
+            files=dict(self.plan.files) | dict(command.files), inputs=self.plan.inputs,
+            grants=tuple(dict.fromkeys(grants)), workspace=workspace, space=self._space, online=online,
+            grouped=self._host.grouped,
+        )  # fmt: skip
+
+    async def list(self) -> tuple[Entry, ...]:
+        return await anyio.to_thread.run_sync(files.entries, self._folder())
+
+
+def _rlimits(limits: Limits) -> Sequence[str]:
+    """Inside its own user namespace the guest's processes are counted from zero."""
+    return ["prlimit", f"--nproc={limits.pids + 1}", f"--data={limits.memory}", "--"]
+
+
+def _joined(env: dict[str, str], over: Mapping[str, str]) -> dict[str, str]:
+    """The command's variables over ours; but where both name Python's search path, both count."""
+    paths = [where["PYTHONPATH"] for where in (over, env) if where.get("PYTHONPATH")]
+    return env | dict(over) | ({"PYTHONPATH": ":".join(paths)} if paths else {})

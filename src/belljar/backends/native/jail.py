@@ -1,0 +1,215 @@
+"""The walls of a native sandbox, as arguments of bubblewrap. Every dangerous choice is in this file."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from belljar.core import errors
+from belljar.core.request import Workspace
+from belljar.core.values import MIB, WORKSPACE
+from belljar.host.seccomp import PROFILES
+
+GUEST_ID = 1000
+MINIMUM_BUBBLEWRAP = (0, 8)  # the first with --disable-userns and --size
+_SHM = 64 * MIB
+
+_NAMESPACES = (
+    "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
+)  # fmt: skip
+_WALLS = (
+    *_NAMESPACES, "--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--new-session",
+    "--uid", str(GUEST_ID), "--gid", str(GUEST_ID), "--hostname", "belljar", "--clearenv",
+)  # fmt: skip
+
+# Never /etc wholesale: what programs need to start, and nothing that says who uses this machine.
+_ETC = ("alternatives", "fonts")  # folders, mounted
+_CERTIFICATES = "/etc/ssl/certs"  # for guests that may reach hosts
+_ETC_COPIED = ("ld.so.cache", "localtime")  # small files: copying is cheaper than mounting
+_ETC_FILES = {
+    "passwd": f"guest:x:{GUEST_ID}:{GUEST_ID}:guest:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+    "group": f"guest:x:{GUEST_ID}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
+}
+_MASKED_FILES = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats")
+# bubblewrap's init, of the guest's own uid: written to, it could forget to die with Belljar. Where there is a control
+# group, whatever it forgets is found by that.
+_INIT_MASKS = tuple(part for name in ("1/mem", "1/task/1/mem") for part in ("--ro-bind", "/dev/null", f"/proc/{name}"))
+_MASKED_FOLDERS = ("acpi", "asound", "scsi")
+
+# Joins the control groups while still privileged, then becomes the next program.
+LAUNCH = (
+    'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 >"$1" || exit 120; shift; n=$((n-1)); done; '
+    'ulimit -c 0; ulimit -n 1024 2>/dev/null; exec "$@"'
+)
+# Opens the guest's door to the proxy on its own loopback, hands it to the host, and becomes the guest.
+DOOR = """
+import os, socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as host, socket.create_server(("127.0.0.1", int(sys.argv[2]))) as door:
+    socket.send_fds(host, [b"door"], [door.fileno()])
+try:
+    os.execvp(sys.argv[3], sys.argv[3:])
+except OSError as error:
+    print(f"{sys.argv[3]}: {error.strerror}", file=sys.stderr)
+    os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+"""
+# Keeps a mount namespace alive: says it is ready, then waits until its stdin is closed.
+HOLD = "echo ready; read -r forever"
+
+
+class Space(NamedTuple):
+    """Where the writable folders of a box come from: fresh for one run, or kept by a holder process."""
+
+    holder: int = 0
+    workspace: str = ""
+    tmp: str = ""
+
+
+class Jail(NamedTuple):
+    """All that differs from one run to the next."""
+
+    env: Mapping[str, str]
+    cwd: str
+    disk: int
+    files: Mapping[str, bytes]
+    inputs: str
+    grants: Sequence[str]
+    workspace: Workspace | None
+    space: Space
+    online: bool = False
+    grouped: bool = False  # is there a control group around it?
+    binds: Mapping[str, str] = {}  # inside -> a file of the host
+    texts: Mapping[str, bytes] = {}  # inside -> content
+
+
+def launcher(doors: Sequence[Path], uid: int | None, holder: int) -> list[str]:
+    """sh joins the groups, chroot drops root, nsenter goes where the writable folders are."""
+    argv = ["/bin/sh", "-c", LAUNCH, "belljar", str(len(doors)), *map(str, doors)]
+    if uid is not None:
+        # coreutils' chroot to / only changes the uid, in half the time that setpriv takes.
+        argv += ["chroot", f"--userspec=+{uid}:+{uid}", "--groups=", "/"]
+    if holder:
+        argv += ["nsenter", "--target", str(holder), "--user", "--mount", "--preserve-credentials", "--"]
+    return argv
+
+
+def holder_arguments(disk: int, space: Space) -> list[str]:
+    """A private view of the host in which only our two folders are new. No guest ever runs in it."""
+    walls = ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--die-with-parent"]
+    folders = [
+        part
+        for path in (space.workspace, space.tmp)
+        for part in ("--perms", "0755", "--size", str(disk), "--tmpfs", path)
+    ]
+    return [*walls, "--dev-bind", "/", "/", *folders, "--", "/bin/sh", "-c", HOLD]
+
+
+def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
+    """bubblewrap's arguments (in the order it will act on them) and the descriptors it needs open."""
+    fds: list[int] = []
+
+    def data(content: bytes) -> str:
+        fds.append(memory_file(content, stack))
+        return str(fds[-1])
+
+    args = [*_WALLS, *(part for name, value in jail.env.items() for part in ("--setenv", name, value))]
+    args += ["--perms", "0755", "--dir", "/etc", *_root()]
+    for name, content in _etc().items():
+        args += ["--perms", "0444", "--file", data(content), f"/etc/{name}"]
+    if jail.online and os.path.isdir(_CERTIFICATES):
+        args += ["--ro-bind", _CERTIFICATES, _CERTIFICATES]
+    args += ["--proc", "/proc", *_proc_masks(), *(() if jail.grouped else _INIT_MASKS)]
+    args += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM), "--tmpfs", "/dev/shm"]
+    args += _writable(jail)
+    for folder in jail.grants:  # after /tmp, below which one may lie
+        args += ["--ro-bind", folder, folder]
+    for inside, source in jail.binds.items():
+        args += ["--ro-bind", source, inside]
+    for inside, content in jail.texts.items():
+        args += ["--perms", "0444", "--file", data(content), inside]
+    for name, content in jail.files.items():
+        args += ["--perms", "0444", "--ro-bind-data", data(content), f"{jail.inputs}/{name}"]
+    if not jail.space.holder and not jail.workspace and jail.cwd != "/":
+        args += ["--perms", "0755", "--dir", jail.cwd]
+    args += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", jail.cwd]
+    seccomp = os.open(seccomp_filter(), os.O_RDONLY | os.O_CLOEXEC)
+    stack.callback(os.close, seccomp)
+    fds.append(seccomp)
+    return [*args, "--seccomp", str(seccomp)], fds
+
+
+def _writable(jail: Jail) -> list[str]:
+    if jail.space.holder:
+        tmp = ["--bind", jail.space.tmp, "/tmp"]
+        workspace = ["--bind", jail.space.workspace, WORKSPACE]
+    else:
+        tmp = ["--perms", "1777", "--size", str(jail.disk), "--tmpfs", "/tmp"]
+        workspace = ["--perms", "0755", "--size", str(jail.disk), "--tmpfs", WORKSPACE]
+    if jail.workspace:
+        workspace = ["--bind" if jail.workspace.write else "--ro-bind", jail.workspace.path, WORKSPACE]
+    return tmp + workspace
+
+
+@cache
+def _etc() -> dict[str, bytes]:
+    copied = {name: Path("/etc", name) for name in _ETC_COPIED}
+    return {name: text.encode() for name, text in _ETC_FILES.items()} | {
+        name: path.read_bytes() for name, path in copied.items() if path.is_file()
+    }
+
+
+@cache
+def _root() -> tuple[str, ...]:
+    """The host's runtime directories, read-only, and the few files of /etc that programs need."""
+
+    def parts() -> Iterator[str]:
+        yield from ("--ro-bind", "/usr", "/usr")
+        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+            path = Path("/", name)
+            if path.is_symlink():
+                yield from ("--symlink", os.readlink(path), str(path))
+            elif path.is_dir():
+                yield from ("--ro-bind", str(path), str(path))
+        for name in _ETC:
+            if Path("/etc", name).exists():
+                yield from ("--ro-bind", f"/etc/{name}", f"/etc/{name}")
+
+    return tuple(parts())
+
+
+@cache
+def _proc_masks() -> tuple[str, ...]:
+    def parts() -> Iterator[str]:
+        for name in _MASKED_FILES:
+            if Path("/proc", name).exists():
+                yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
+        for name in _MASKED_FOLDERS:
+            if Path("/proc", name).is_dir():
+                yield from ("--perms", "0555", "--size", "4096", "--tmpfs", f"/proc/{name}")
+
+    return tuple(parts())
+
+
+@cache
+def seccomp_filter() -> str:
+    """The compiled profile for this machine (`make profiles` compiles it; a test compares)."""
+    path = PROFILES / f"guest.{platform.machine()}.bpf"
+    if not path.is_file():
+        raise errors.NotAvailable(f"there is no seccomp filter for {platform.machine()}")
+    return str(path)
+
+
+def memory_file(content: bytes, stack: ExitStack) -> int:
+    """An anonymous file holding content, read from its start: nothing on disk to leave behind."""
+    fd = os.memfd_create("belljar", os.MFD_CLOEXEC)
+    stack.callback(os.close, fd)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

@@ -1,0 +1,1 @@
+"""The wasm backend: CPython and QuickJS as WebAssembly."""

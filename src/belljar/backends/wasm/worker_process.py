@@ -1,0 +1,278 @@
+"""A wasm worker seen from the host: one process in its jail, a socket for requests, a pipe for answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from belljar.backends.native import jail
+from belljar.backends.native.backend import Native
+from belljar.backends.wasm import store as wasm_cache
+from belljar.core import errors
+from belljar.core.plan import Plan
+from belljar.core.request import Limits, Workspace
+from belljar.core.result import Status, Usage
+from belljar.core.values import MIB, WORKSPACE
+from belljar.host import files, process, procfs
+
+ENV = {
+    "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONTZPATH": "", "MPLCONFIGDIR": "/tmp/matplotlib",
+    "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
+}  # fmt: skip
+_OVERHEAD = 64 * MIB  # what wasmtime, the worker and the next guest's interpreter may take beside the guest
+_START_SECONDS = 30.0
+_REAP_SECONDS = 1.0
+_FRAME = 64 * MIB
+
+
+# `-c` puts the current folder, which is the guest's, first in the path: it gives its place to ours before any import.
+_START_LINE = "import sys; sys.path[0] = {!r}; from worker.main import main; main()"
+_HERE = Path(__file__).parent
+_SCRIPTS = (_HERE.parents[1] / "guest" / "javascript", _HERE / "vendor")
+
+
+@cache
+def _sources() -> dict[str, bytes]:
+    """What a jailed worker finds: its own modules, and JavaScript's prelude and type stripper."""
+    modules = {f"worker/{path.name}": path.read_bytes() for path in (_HERE / "worker").glob("*.py")}
+    scripts = {f"scripts/{path.name}": path.read_bytes() for folder in _SCRIPTS for path in folder.glob("*.js")}
+    return modules | scripts
+
+
+class Kind(NamedTuple):
+    """What is fixed when a worker starts: guests that differ in it need another worker."""
+
+    disk: int
+    memory: int
+    cpus: float
+    io_bps: int | None = None
+    io_iops: int | None = None
+    workspace: Workspace | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> Kind:
+        asked = plan.limits
+        return cls(asked.disk, asked.memory, asked.cpus, asked.io_bps, asked.io_iops, plan.workspace)
+
+
+class Worker:
+    """One worker process and the two ways to it. Nothing reads them between runs."""
+
+    def __init__(self, kind: Kind, store: wasm_cache.Store, native: Native | None) -> None:
+        """Without `native` it is a plain process: the only wall is WebAssembly's own."""
+        self.kind = kind
+        self._store = store
+        self._native = native
+        self._fds = ExitStack()
+        self._child: process.Child | None = None
+        self._pending = bytearray()
+        self._asked = 0
+        self._condemned = False
+        self._busy = False  # from a request to its end: whoever goes away in between leaves a guest that still talks
+        self.profiles: set[str] = set()  # those whose copy it holds
+        self.uid: int | None = None
+        self.private = "/tmp"
+        self.project = WORKSPACE
+        self.tmp = -1
+        self.group: Any = None
+        self._init = 0  # the pid of the jail's first process, if there is a jail
+        self._resting = 0  # bytes that it held before its first guest
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None and not self._condemned and not self._busy and not self._child.ended()
+
+    async def start(self) -> None:
+        status = self._spawn_jailed(self._native) if self._native else self._spawn_plain()
+        deadline = time.monotonic() + _START_SECONDS
+        frame = await self._frame(deadline)
+        if not frame or not frame.get("ready"):
+            raise errors.StartFailed(f"the wasm worker did not start: {(frame or {}).get('noise', 'it is gone')}")
+        inside = self.private
+        if status >= 0:
+            with anyio.fail_after(_START_SECONDS):
+                self._init = json.loads((await process.read_some(status)).splitlines()[0])["child-pid"]
+            inside = f"/proc/{self._init}/root/tmp"
+        self.tmp = self._fds.enter_context(files.opened(inside))
+        self._resting = (figures.memory or 0) if (figures := self.figures()) else 0
+
+    def _facts(self, places: dict[str, str], scripts: list[str]) -> str:
+        return json.dumps(
+            places
+            | {"memory": self.kind.memory, "private": self.private, "env": ENV, "plain": self._native is None}
+            | {"scripts": scripts}
+        )
+
+    def _spawn_jailed(self, native: Native) -> int:
+        """Starts it in the native jail; returns the pipe on which bubblewrap tells its pid."""
+        native.prepare()
+        if native.uids:
+            self.uid, release = native.uid_for(self.kind.workspace)
+            self._fds.callback(release)
+        kind = self.kind
+        limits = Limits(
+            cpus=kind.cpus, memory=kind.memory + _OVERHEAD, pids=64, io_bps=kind.io_bps, io_iops=kind.io_iops
+        )
+        self.group = native.group_for(limits)
+        walls, places = self._walls()
+        with ExitStack() as theirs:
+            args, fds = jail.arguments(walls, theirs)
+            told, status = os.pipe()
+            theirs.callback(os.close, status)
+            self._fds.callback(os.close, told)
+            args += ["--json-status-fd", str(status)]
+            listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", theirs)
+            python = native.toolchains.find("python3")
+            line = jail.launcher(self.group.doors if self.group else (), self.uid, 0)
+            line += [native.bubblewrap, "--args", str(listing), "--", python.path if python else "python3"]
+            line += ["-c", _START_LINE.format("/belljar"), self._facts(places, ["/belljar/scripts"])]
+            self._spawn(line, theirs, (*fds, listing, status))
+        return told
+
+    def _walls(self) -> tuple[jail.Jail, dict[str, str]]:
+        """The native jail with the interpreters, their libraries and wasmtime in reach, and no file of the guest's."""
+        package = wasm_cache.wasmtime_folder()
+        found = self._store.places()
+        places = {name: f"/belljar/{name}" for name in found}
+        binds = {f"/belljar/{name}": path for name, path in found.items()}
+        texts = {f"/belljar/{name}": data for name, data in _sources().items()}
+        walls = jail.Jail(
+            env=ENV | {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(package.parent)}, cwd="/tmp", disk=self.kind.disk,
+            files={}, inputs=WORKSPACE, grants=(str(package),), workspace=self.kind.workspace, space=jail.Space(),
+            binds=binds, texts=texts,
+        )  # fmt: skip
+        return walls, places
+
+    def _spawn_plain(self) -> int:
+        self.private = tempfile.mkdtemp(prefix="belljar-wasm-")
+        self._fds.callback(shutil.rmtree, self.private, ignore_errors=True)
+        if self.kind.workspace:
+            self.project = self.kind.workspace.path
+        places = {name: str(path) for name, path in self._store.places().items()}
+        with ExitStack() as theirs:
+            line = [
+                sys.executable,
+                "-c",
+                _START_LINE.format(str(_HERE)),
+                self._facts(places, [str(f) for f in _SCRIPTS]),
+            ]
+            self._spawn(line, theirs, ())
+        return -1
+
+    def _spawn(self, line: Sequence[str], theirs: ExitStack, fds: Sequence[int]) -> None:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        self._socket = self._fds.enter_context(near)
+        theirs.callback(far.close)
+        self._stdout, stdout = os.pipe()
+        self._fds.callback(os.close, self._stdout)
+        theirs.callback(os.close, stdout)
+        self._child = process.Child(line, stdin=far.fileno(), stdout=stdout, stderr=stdout, fds=fds)
+
+    async def _frame(self, deadline: float) -> dict[str, Any] | None:
+        """The next line it says, or None at its end; past the deadline a TimeoutError."""
+        while (end := self._pending.find(b"\n")) < 0:
+            if len(self._pending) > _FRAME:
+                raise errors.ExecutionFailed("the wasm worker says too much at once")
+            with anyio.move_on_after(deadline - time.monotonic()) as clock:
+                data = await process.read_some(self._stdout)
+            if clock.cancelled_caught:
+                raise TimeoutError
+            if not data:
+                return None
+            self._pending += data
+        line = bytes(self._pending[:end])
+        del self._pending[: end + 1]
+        with suppress(ValueError):
+            frame = json.loads(line)
+            return frame if isinstance(frame, dict) else {}
+        return {"noise": line.decode(errors="replace")}
+
+    async def ask(
+        self, request: dict[str, Any], seconds: float, fds: Sequence[int] = ()
+    ) -> AsyncIterator[dict[str, Any]]:
+        """What it says to a request, to the frame with `done`; a TimeoutError if that takes longer than `seconds`."""
+        deadline = time.monotonic() + seconds
+        self._asked += 1
+        self._busy = True
+        line = json.dumps({"run": self._asked, **request}).encode() + b"\n"
+        await self._send(line, fds)
+        while (frame := await self._frame(deadline)) is not None:
+            self._busy = frame.get("done") != self._asked
+            yield frame
+            if not self._busy:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError
+
+    async def answer(self, request: dict[str, Any], seconds: float, fds: Sequence[int] = ()) -> dict[str, Any]:
+        """The last frame alone."""
+        last: dict[str, Any] = {}
+        async for frame in self.ask(request, seconds, fds):
+            last = frame
+        if "done" not in last:
+            raise errors.ExecutionFailed(f"the wasm worker is gone: {last.get('noise', 'it said nothing')}")
+        return last
+
+    async def _send(self, line: bytes, fds: Sequence[int]) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is gone: its last words tell
+            if fds:  # a first byte carries them
+                socket.send_fds(self._socket, [line[:1]], list(fds))
+            await process.write_all(self._socket.fileno(), line[1:] if fds else line)
+
+    def figures(self) -> Usage | None:
+        """Of all its guests so far; but memory is what the present one adds to what it held before the first."""
+        if self._child is None or self._condemned:
+            return None
+        pid = self._child.pid
+        figures = procfs.of_group(self.group) if self.group else procfs.of_processes([pid, *procfs.descendants(pid)])
+        if figures is None:
+            return None
+        rx, tx = procfs.network(self._init or pid)
+        return figures._replace(memory=max(0, (figures.memory or 0) - self._resting), rx=rx, tx=tx)
+
+    def ending(self) -> Status:
+        """What became of it, if it went without a word."""
+        usage = self.group.usage() if self.group else None
+        return Status.OOM_KILLED if usage and usage.oom_kills else Status.KILLED
+
+    def kill(self) -> None:
+        self._condemned = True
+        if self._child:
+            self._child.kill()
+        if self.group:
+            self.group.kill()
+
+    def abandon(self) -> None:
+        """`end`, where nobody can wait for long."""
+        self.kill()
+        if self._child:
+            self._child.reap(_REAP_SECONDS)
+        self._fds.close()
+        if self.group:
+            self.group.destroy()
+
+    async def gone(self) -> None:
+        """Killed, and seen to be dead."""
+        self.kill()
+        if self._child:
+            await self._child.wait()
+
+    async def end(self) -> None:
+        await self.gone()
+        self._fds.close()
+        if self.group:
+            await anyio.to_thread.run_sync(self.group.destroy)

@@ -1,0 +1,145 @@
+"""The prompt of `belljar session`: turns, and commands that begin with a colon."""
+
+from __future__ import annotations
+
+import codeop
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from belljar.cli import terminal
+from belljar.core import errors
+from belljar.core.result import Event, Status
+from belljar.core.values import MIB
+from belljar.session.session import Checkpoint, Session
+
+_HELP = """\
+:checkpoint [NAME]  remember what the session is now      :rollback [NAME]  make it that again
+:fork [NAME]        go on in a branch; :quit leaves it    :save FILE        keep it for `belljar session --load`
+:quit               the end (so does Ctrl-D)"""
+
+
+class Prompt:
+    def __init__(self, first: Session, as_json: bool) -> None:
+        self._json = as_json
+        self._branches = [first]
+        self._marks: dict[str, Checkpoint] = {}
+
+    async def run(self) -> None:
+        try:
+            await self._enter(self._branches.pop())
+            if sys.stdin.isatty() and not self._json:
+                terminal.warn("[dim]Python in a sandbox. :help lists commands, Ctrl-C ends a turn's typing.[/]")
+            while self._branches:
+                block = await anyio.to_thread.run_sync(_block, len(self._branches), abandon_on_cancel=True)
+                if block is None or block == ":quit":
+                    await self._leave()
+                elif block.startswith(":"):
+                    await self._command(block)
+                elif block.strip():
+                    await self._turn(block)
+        finally:
+            while self._branches:
+                await self._branches.pop().__aexit__(None, None, None)
+
+    async def _enter(self, session: Session) -> None:
+        self._branches.append(await session.__aenter__())
+
+    async def _leave(self) -> None:
+        await self._branches.pop().__aexit__(None, None, None)
+        if self._branches:
+            self._tell("back", f"{len(self._branches) - 1} branches deep", branches=len(self._branches) - 1)
+
+    async def _turn(self, code: str) -> None:
+        try:
+            result = await self._branches[-1].run(code, on_event=None if self._json else _relay)
+        except errors.ExecutionFailed as error:
+            if not (self._marks and error.context.get("ended")):
+                raise
+            self._complain(errors.ExecutionFailed(error.message, fix=":rollback brings back the last checkpoint"))
+            return
+        if self._json:
+            terminal.print_json(result.model_dump(mode="json"))
+        elif result.error and result.status is not Status.ERROR:
+            terminal.verdict(result)
+
+    async def _command(self, line: str) -> None:
+        name, _, argument = line[1:].partition(" ")
+        commands = {
+            "checkpoint": self._checkpoint, "fork": self._fork, "rollback": self._rollback, "save": self._save,
+            "help": self._help,
+        }  # fmt: skip
+        try:
+            if name not in commands:
+                raise errors.InvalidRequest(f"there is no command :{name}", fix=":help lists them")
+            await commands[name](argument.strip())
+        except errors.BelljarError as error:
+            self._complain(error)
+
+    async def _checkpoint(self, name: str) -> None:
+        name = name or str(len(self._marks) + 1)
+        self._marks.pop(name, None)
+        mark = self._marks[name] = await self._branches[-1].checkpoint()
+        self._tell("checkpoint", f"{name}, {mark.bytes / MIB:.1f} MB", name=name, bytes=mark.bytes)
+
+    async def _fork(self, name: str) -> None:
+        branch = self._branches[-1].fork(self._mark(name) if name else None)
+        await self._enter(branch)
+        self._tell("fork", f"{len(self._branches) - 1} branches deep", branches=len(self._branches) - 1)
+
+    async def _rollback(self, name: str) -> None:
+        mark = self._mark(name)
+        await self._branches[-1].rollback(mark)
+        self._tell("rollback", name or list(self._marks)[-1], name=name or list(self._marks)[-1])
+
+    def _mark(self, name: str) -> Checkpoint:
+        if not self._marks or (name and name not in self._marks):
+            known = ", ".join(self._marks) or "none"
+            raise errors.InvalidRequest(f"there is no checkpoint {name or 'yet'} (of: {known})", fix=":checkpoint")
+        return self._marks[name] if name else list(self._marks.values())[-1]
+
+    async def _save(self, path: str) -> None:
+        if not path:
+            raise errors.InvalidRequest(":save needs a file", fix=":save session.belljar")
+        await self._branches[-1].save(path)
+        self._tell("saved", path, file=path, bytes=Path(path).stat().st_size)
+
+    async def _help(self, argument: str) -> None:
+        self._tell("help", _HELP, commands=_HELP.splitlines())
+
+    def _tell(self, what: str, words: str, **facts: object) -> None:
+        if self._json:
+            terminal.print_json({what: facts})
+        else:
+            terminal.warn(f"[dim]{what}:[/] {terminal.escape(words)}" if what != "help" else terminal.escape(words))
+
+    def _complain(self, error: errors.BelljarError) -> None:
+        terminal.print_json({"error": error.as_dict()}) if self._json else terminal.problem(error)
+
+
+def _relay(event: Event) -> None:
+    terminal.relay(event)
+    if event.kind == "display":
+        terminal.relay(event.model_copy(update={"kind": "stdout", "text": event.text + "\n"}))
+
+
+def _block(depth: int) -> str | None:
+    """Reads lines until they are a whole statement; None at the end."""
+    lines: list[str] = []
+    while True:
+        prompt = ("... " if lines else ">" * (depth + 2) + " ") if sys.stdin.isatty() else ""
+        try:
+            lines.append(input(prompt))
+        except EOFError:
+            return "\n".join(lines) if lines else None
+        if len(lines) == 1 and lines[0].startswith(":"):
+            return lines[0].strip()
+        source = "\n".join(lines)
+        try:
+            whole = codeop.compile_command(source, symbol="single" if len(lines) == 1 else "exec") is not None
+            if whole and (len(lines) == 1 or not lines[-1].startswith((" ", "\t"))):
+                return source
+        except (SyntaxError, ValueError, OverflowError):
+            return source  # the guest's interpreter says what is wrong with it

@@ -1,0 +1,198 @@
+"""`belljar serve`: the engine as a service."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+from anyio.abc import TaskStatus
+
+from belljar.cli import terminal
+from belljar.core import errors
+from belljar.core.settings import Settings
+from belljar.engine import tracing
+from belljar.host.loops import lone_errors
+from belljar.settings import load
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
+    from belljar.service.service import Service
+
+_HEADERS_SECONDS, _HEADERS_BYTES = 20.0, 64 * 1024  # of a request
+_LAST_SECONDS = 3  # for answers under way when all runs have ended, and then for who does not read
+Json = Annotated[bool, typer.Option("--json", help="Print the address as one line of JSON.")]
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Where to listen; anything but loopback needs a key first.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any that is free.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve HTTP, WebSocket and MCP. SIGTERM lets runs end, then leaves; a second one leaves at once."""
+    flags = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    settings = load(service=flags) if flags else load()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for talkative in ("alembic", "uvicorn"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
+    try:
+        from belljar.service.http.app import create_app
+    except ImportError as error:
+        raise errors.NotAvailable(
+            f"the service needs a package that is not installed: {error.name}", fix="pip install 'belljar[service]'"
+        ) from None
+    tracing.turn_on()
+    listen(create_app(settings), settings, as_json)
+
+
+def listen(app: FastAPI, settings: Settings, as_json: bool) -> None:
+    """Serves an application whose lifespan opens a service, until it is told to leave."""
+    import uvicorn
+
+    app.middleware_stack = app.build_middleware_stack()  # now: a host that makes no sense is told here, not to callers
+    config = uvicorn.Config(
+        app, http=_patient(), lifespan="off",
+        log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="wsproto",
+        ws_max_size=64 * 1024, timeout_graceful_shutdown=_LAST_SECONDS, backlog=2048,
+    )  # fmt: skip
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # they are ours
+
+    server = Server(config)
+    with _listening(settings) as listener:
+        faster = {"use_uvloop": find_spec("uvloop") is not None}
+        anyio.run(_serve, server, app, listener, as_json, backend_options=faster)
+
+
+def _patient() -> type[asyncio.Protocol]:
+    """uvicorn's protocol, with an end to its patience: it waits for ever for the end of a request's headers, and takes
+    any number of them."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class Patient(HttpToolsProtocol):
+        _deadline: asyncio.TimerHandle | None = None
+        _heads = 0
+        _upgraded = False
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._deadline = self.loop.call_later(_HEADERS_SECONDS, transport.abort)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._upgraded:
+                return
+            idle = self.cycle is None or self.cycle.response_complete
+            self._heads = self._heads + len(data) if idle else 0
+            if self._heads > _HEADERS_BYTES:
+                self.transport.abort()
+            if self._deadline and not idle:
+                self._deadline.cancel()
+                self._deadline = None
+            elif idle and self._deadline is None:
+                self._deadline = self.loop.call_later(_HEADERS_SECONDS, self.transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._deadline:
+                self._deadline.cancel()
+            super().connection_lost(exc)
+
+        def handle_websocket_upgrade(self) -> None:
+            self._upgraded = True
+            if self._deadline:
+                self._deadline.cancel()
+                self._deadline = None
+            super().handle_websocket_upgrade()
+
+    return Patient
+
+
+async def _serve(server: uvicorn.Server, app: FastAPI, listener: socket.socket, as_json: bool) -> None:
+    from belljar.service.auth.access import refuse_open_bind
+
+    with lone_errors():
+        async with app.router.lifespan_context(app):
+            service: Service = app.state.service
+            refuse_open_bind(listener.getsockname()[0], await service.access.required())
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(_leave_when_told, server, service)
+                gc.collect()
+                gc.freeze()  # what was loaded stays: no collection has to look through it again
+                _announce(_url(listener), as_json)  # it is bound: who connects now is served in a moment
+                await server.serve(sockets=[listener])
+                tasks.cancel_scope.cancel()
+
+
+async def _leave_when_told(
+    server: uvicorn.Server, service: Service, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """The first signal: nothing new is taken in, runs have their time to end. The second: they are ended now. The
+    third: nobody is waited for.
+
+    Until the last run has ended, questions are answered: its caller wants to know, and a balancer asks `/readyz`.
+    """
+    told = 0
+
+    async def close_when_drained() -> None:
+        await service.drained.wait()
+        with anyio.move_on_after(_LAST_SECONDS):
+            while server.server_state.tasks:  # noqa: ASYNC110 (answers and streams that are about to end by themselves)
+                await anyio.sleep(0.02)
+        server.should_exit = True
+
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(close_when_drained)
+            task_status.started()
+            async for _ in received:
+                told += 1
+                service.draining.set()
+                if told == 2:
+                    service.stop_all()
+                if told == 3:
+                    server.should_exit = server.force_exit = True
+
+
+def _announce(url: str, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps({"url": url}) + "\n")
+        sys.stdout.flush()
+    else:
+        terminal.say(f"Belljar serves on {url}  (its API: {url}/openapi.json; Ctrl-C ends it)")
+
+
+@contextmanager
+def _listening(settings: Settings) -> Iterator[socket.socket]:
+    """The socket is ours before anything else is started: a port that is taken is told at once."""
+    host, port = settings.service.host, settings.service.port
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+            yield listener
+    except OSError as error:
+        raise errors.NotAvailable(
+            f"cannot listen on {host}:{port}: {error.strerror or error}", fix="choose another --port"
+        ) from None
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,168 @@
+"""What people see: colours on a terminal, plain text elsewhere, JSON for machines. And durations as they type them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, TextIO
+
+from belljar.core.capabilities import Capabilities, LanguageSupport
+from belljar.core.errors import BelljarError, InvalidRequest
+from belljar.core.result import Event, Result
+from belljar.host.capture import neutralise
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def seconds(text: str) -> float:
+    """A duration such as 30d, 12h or 90m; a bare number is seconds."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw]?)", text.strip(), re.ASCII)
+    if not match:
+        raise InvalidRequest(f"{text[:40]!r} is no duration", fix="write it as 30d, 12h or 90m")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+@cache
+def console(*, stderr: bool = False) -> Console:
+    """rich, imported when something is to be shown: a run that prints only what the guest says does without."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    console().print(text)
+
+
+def warn(text: str) -> None:
+    console(stderr=True).print(text)
+
+
+def escape(text: str) -> str:
+    """Text with no markup in it, and nothing that would act on a terminal."""
+    from rich.markup import escape as escape_markup
+
+    return escape_markup(neutralise(text))
+
+
+def print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def relay(event: Event) -> None:
+    """Guest output as it comes: stdout to stdout, stderr to stderr, harmless on a terminal."""
+    if event.kind in ("stdout", "stderr"):
+        stream = sys.stdout if event.kind == "stdout" else sys.stderr
+        _write(stream, event.text)
+    elif event.kind in ("limit", "denied"):
+        warn(f"[yellow]belljar: {escape(event.text)}[/]")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    text = neutralise(text) if stream.isatty() else text
+    stream.buffer.write(text.encode("utf-8", "replace"))
+    stream.flush()
+
+
+def verdict(result: Result) -> None:
+    """One line for what went wrong, one for what to do; silence when all went well."""
+    if result.truncated:
+        warn("[yellow]belljar: output was cut; --json has its head and its tail[/]")
+    if result.error:
+        message = escape(result.error.message)
+        warn(f"[red]belljar: {result.status}[/] [bold]{result.error.error_type}[/] {message}")
+        warn(f"  [cyan]→[/] {escape(result.error.suggestion)}")
+
+
+def problem(error: BelljarError) -> None:
+    warn(f"[red]belljar: {error.kind.replace('_', ' ')}:[/] {escape(error.message)}")
+    if error.fix:
+        warn(f"  [cyan]→[/] {escape(error.fix)}")
+
+
+def doctor(offers: Iterable[Capabilities]) -> None:
+    for offer in offers:
+        if offer.available and offer.guarantees:
+            promise = offer.guarantees
+            say(f"[green]✓ {offer.backend}[/] works ({offer.version}); isolation: {promise.isolation}")
+            say(f"  walls    {', '.join(promise.walls)}")
+            say(f"  limits   {', '.join(f'{name}: {how}' for name, how in promise.limits.items())}")
+            say(f"  network  {promise.network}")
+            for weakness in promise.weaker:
+                say(f"  [yellow]weaker   {escape(weakness)}[/]")
+        else:
+            say(f"[red]✗ {offer.backend}[/] does not work here: {escape(offer.why_not)}")
+            say(f"  [cyan]→[/] {escape(offer.fix)}")
+
+
+def languages(rows: Iterable[tuple[str, LanguageSupport]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("language", "backend", "version", "program, or how to get it"):
+        table.add_column(column, overflow="fold")
+    for backend, row in rows:
+        mark = "[green]✓[/]" if row.available else "[red]✗[/]"
+        table.add_row(f"{mark} {row.name}", backend, row.version, escape(row.program if row.available else row.fix))
+    console().print(table)
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Any]:
+    """A bar on stderr while something long is under way; nothing where nobody looks."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    err = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
+        task = bars.add_task(title, total=total)
+
+        def step(name: str) -> None:
+            bars.update(task, advance=1, description=f"{title}: {name}"[:60])
+
+        yield step
+
+
+@contextmanager
+def steps() -> Iterator[Callable[[str], None]]:
+    """Shows the steps it is told, should there be any: a bar without an end on a terminal, lines elsewhere."""
+    with ExitStack() as stack:
+        shown: list[Callable[[str], object]] = []
+
+        def step(title: str) -> None:
+            if not shown:
+                shown.append(stack.enter_context(_bar()) if console(stderr=True).is_terminal else warn)
+            shown[0](f"setting up, once: {title}")
+
+        yield step
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str], None]]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=None)
+        yield lambda title: bars.update(task, description=title)
+
+
+def verdicts(title: str, rows: Iterable[tuple[str, str, str, str]]) -> None:
+    """A table of (mark, area, name, detail)."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
+    for _ in range(4):
+        table.add_column(overflow="fold")
+    marks = {"held": "green", "passed": "green", "skipped": "yellow"}
+    for mark, area, name, detail in rows:
+        table.add_row(f"[{marks.get(mark, 'red')}]{mark}[/]", area, escape(name), escape((detail)[:100]))
+    console().print(table)

@@ -1,0 +1,171 @@
+"""`belljar top`: what runs on a server now, and what it uses."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import anyio
+import typer
+
+from belljar.cli import remote, terminal
+from belljar.core import errors
+from belljar.host.loops import lone_errors
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from belljar.client.client import Client, Figures
+    from belljar.client.runs import Record
+    from belljar.protocol.records import Sample
+
+SERVER = "http://127.0.0.1:8080"
+_SECONDS = 10.0  # for the server to answer
+_SHOWN = 100  # rows at most: a terminal has no more
+_AT_ONCE = 8  # requests
+_RIGHT = ("seconds", "cpu %", "memory", "network")
+_COLUMNS = ("id", "caller", "language", "backend", "state", *_RIGHT, "alerts")
+_LEAST = {"id": 19, "state": 7, "seconds": 7, "cpu %": 5, "memory": 6, "network": 9}  # where a terminal is narrow
+_STATES = {"running": "green", "queued": "yellow"}
+
+# Typer reads BELLJAR_SERVER and BELLJAR_KEY: they say whom to ask and are no settings of the engine here.
+Server = Annotated[str, typer.Option("--server", envvar="BELLJAR_SERVER", metavar="URL", help="The server to ask.")]
+ApiKey = Annotated[str, typer.Option("--key", envvar="BELLJAR_KEY", help="An API key with the scope read.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for each look instead of a table.")]
+Once = Annotated[bool, typer.Option("--once", help="Look once, and end.")]
+Interval = Annotated[float, typer.Option("--interval", min=0.2, max=3600, help="Seconds between two looks.")]
+
+
+def top(
+    server: Server = SERVER, key: ApiKey = "", once: Once = False, as_json: Json = False, interval: Interval = 1.0,
+    insecure: remote.Insecure = False,
+) -> None:  # fmt: skip
+    """What runs on a server now: who, what, for how long, and what it uses. Ctrl-C ends it."""
+    from belljar.client.client import Client
+
+    client = Client(server, key or None, timeout=_SECONDS, retries=2, insecure=insecure)
+    live = not once and not as_json and sys.stdout.isatty()
+    once = once or not (live or as_json)  # a pipe gets one table, not an endless one
+    anyio.run(_watch, client, once, as_json, interval)
+
+
+async def _watch(client: Client, once: bool, as_json: bool, interval: float) -> None:
+    async with client:
+        await (_print(client, once, as_json, interval) if once or as_json else _show(client, interval))
+
+
+async def _print(client: Client, once: bool, as_json: bool, interval: float) -> None:
+    while True:
+        runs, metrics = await look(client)
+        if as_json:
+            terminal.print_json({"runs": [_document(run, metrics.get(run.id)) for run in runs]})
+        else:
+            terminal.console().print(rows(runs, metrics, now=time.time()))
+        if once:
+            return
+        await anyio.sleep(interval)
+
+
+async def _show(client: Client, interval: float) -> None:
+    from rich.live import Live
+
+    with Live(console=terminal.console(), screen=True, auto_refresh=False) as screen:
+        while True:
+            runs, metrics = await look(client)
+            screen.update(rows(runs, metrics, now=time.time()), refresh=True)
+            await anyio.sleep(interval)
+
+
+async def look(client: Client) -> tuple[list[Record], dict[str, Figures]]:
+    """The runs that are under way or wait, and the figures of the first."""
+    runs = ordered([run for state in _STATES for run in await client.aruns(state=state, limit=_SHOWN)])
+    metrics: dict[str, Figures] = {}
+    places = anyio.Semaphore(_AT_ONCE)
+
+    async def measure(id: str) -> None:
+        async with places:
+            with suppress(errors.NotFound):  # it ended between two questions
+                metrics[id] = await client.ametrics(id)
+
+    with lone_errors():
+        async with anyio.create_task_group() as tasks:
+            for run in runs[:_SHOWN]:
+                if run.state == "running":
+                    tasks.start_soon(measure, run.id)
+    return runs, metrics
+
+
+# --- showing ---
+
+
+def ordered(runs: Iterable[Record]) -> list[Record]:
+    """Those that run first, the longest first; then those that wait, in their order."""
+    return sorted(runs, key=lambda run: (run.state != "running", _began(run), run.id))
+
+
+def rows(runs: list[Record], metrics: Mapping[str, Figures], *, now: float) -> Table:
+    """The table. What a server says is shown, never obeyed: no markup, no escape codes."""
+    from rich.table import Table
+
+    running = sum(run.state == "running" for run in runs)
+    title = f"{running} running, {len(runs) - running} waiting"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in _COLUMNS:
+        side: Literal["left", "right"] = "right" if name in _RIGHT else "left"
+        table.add_column(name, justify=side, no_wrap=name in _LEAST, min_width=_LEAST.get(name), overflow="ellipsis")
+    for run in ordered(runs)[:_SHOWN]:
+        table.add_row(*_row(run, metrics.get(run.id), now))
+    if len(runs) > _SHOWN:
+        table.caption = f"… and {len(runs) - _SHOWN} more"
+    return table
+
+
+def _row(run: Record, figures: Figures | None, now: float) -> list[str]:
+    latest = figures.latest if figures else None
+    alerts = _raised(figures)
+    place = "" if run.position is None else f" {run.position}"
+    words = (run.id, run.caller or "-", run.language or "command", run.backend or "-")
+    return [
+        *(terminal.escape(word) for word in words),
+        f"[{_STATES.get(run.state, 'red')}]{run.state}{place}[/]",
+        f"{max(0.0, now - _began(run)):.1f}",
+        f"{latest.cpu_percent:.0f}" if latest else "-",
+        _size(latest.memory_mb * 2**20) if latest else "-",
+        _traffic(latest),
+        f"[red]{', '.join(alerts)}[/]" if alerts else "",
+    ]
+
+
+def _document(run: Record, figures: Figures | None) -> dict[str, Any]:
+    told = figures.model_dump(mode="json", include={"latest"}) if figures else {"latest": None}
+    return run.model_dump(mode="json") | told | {"alerts": _raised(figures)}
+
+
+def _raised(figures: Figures | None) -> list[str]:
+    """The alerts that are not over."""
+    told = sorted(figures.alerts, key=lambda alert: alert.at) if figures else ()
+    still = {str(alert.kind): not alert.over for alert in told}
+    return sorted(kind for kind in still if still[kind])
+
+
+def _traffic(latest: Sample | None) -> str:
+    """Received and sent."""
+    if latest is None or latest.network_rx_bytes is None or latest.network_tx_bytes is None:
+        return "-"
+    return f"{_size(latest.network_rx_bytes)}/{_size(latest.network_tx_bytes)}"
+
+
+def _size(size: float) -> str:
+    """Short, and always about as wide."""
+    for unit in ("B", "K", "M", "G"):
+        if size < 1000:
+            return f"{size:.3g}{unit}"
+        size /= 1024
+    return f"{size:.4g}T"
+
+
+def _began(run: Record) -> float:
+    return run.created if run.started is None else run.started

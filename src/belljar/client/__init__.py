@@ -1,0 +1,1 @@
+"""`belljar.Client`: the library's calls over HTTP."""

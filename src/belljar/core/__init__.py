@@ -1,0 +1,1 @@
+"""Data and decisions. Pure: nothing here reads a file, an environment variable or a clock it was not handed."""

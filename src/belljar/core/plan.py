@@ -1,0 +1,64 @@
+"""What was decided: the plan of a box, and the commands that are started in it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from belljar.core.capabilities import Isolation
+from belljar.core.model import Model
+from belljar.core.request import Egress, Fixed, Limits, Workspace
+from belljar.core.values import WORKSPACE, Bytes, EnvName, GuestPath, Text
+
+INPUTS = "/inputs"  # where read-only files are when /workspace is a folder of the host, which must stay clean
+
+
+class Needs(Model):
+    """What code seems to need, by its text: a hint for routing, never a promise and never a security control."""
+
+    modules: frozenset[str] = Field(frozenset(), description="top-level names of what it imports")
+    system: tuple[str, ...] = Field((), description='what wants an operating system: "may start threads (…)"')
+
+
+class Plan(Model):
+    """A finished decision. A backend needs nothing else, and reads no settings."""
+
+    id: str = Field(default_factory=lambda: f"bj-{uuid.uuid4().hex[:16]}")
+    limits: Limits = Limits()
+    egress: Egress = Egress()
+    files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, description="read-only context files")
+    workspace: Workspace | None = None
+    packages: str | None = None
+    keep_files: bool = Field(False, description="files will be put or got, or more than one command run")
+    isolation: Isolation = Isolation.WASM
+    image: str | None = None
+    runtime: str | None = None
+    type: str | None = Field(None, description="the kind of work that was named; it says the image of containers")
+    seccomp_profile: str = Field("", description="the language's own; a backend that cannot take it cannot run it")
+    backend: str = "auto"
+    command: bool = Field(False, description="a program of the sandbox is to be run, not code")
+    language: str | None = Field(None, description="the language of the code, where it is known")
+    deterministic: bool = False
+    profile: str | None = None
+    needs: Needs = Needs()
+
+    @property
+    def inputs(self) -> str:
+        """The folder in which the guest finds its read-only files."""
+        return INPUTS if self.workspace else WORKSPACE
+
+
+class Command(Model):
+    """One program to start in a box."""
+
+    argv: tuple[Text, ...] = Field(min_length=1)
+    env: Mapping[EnvName, Text] = Field(default_factory=dict)
+    stdin: bytes = b""
+    cwd: str = WORKSPACE
+    language: str | None = Field(None, description="whose toolchain the program belongs to")
+    type: str | None = Field(None, description="the kind of work, if not the plan's")
+    fixed: Fixed | None = None
+    limits: Limits | None = Field(None, description="instead of the plan's, for this command")
+    files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, description="read-only, for this command only")

@@ -1,0 +1,150 @@
+"""Says no. `decide` turns a request into a finished `Plan` or raises `PolicyDenied`; it does no I/O."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+from pydantic import ValidationError
+
+from belljar.core import errors, hints
+from belljar.core.capabilities import Capabilities
+from belljar.core.languages import Language
+from belljar.core.plan import Needs, Plan
+from belljar.core.request import Egress, Limits, RunRequest, Workspace
+from belljar.core.settings import EXECUTION, Caps, Container, ContainerType, Settings
+from belljar.core.values import format_size
+
+# Granting one of these, or a folder that holds it, would hand the host to the guest; of the first few, also
+# what is below them.
+_CLOSED = ("/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/var/run")
+_NEVER_GRANTED = (*_CLOSED, "/var/lib", "/root", "/usr")
+
+
+def decide(
+    request: RunRequest, settings: Settings, *, keep_files: bool = False, language: Language | None = None
+) -> Plan:
+    """The plan. `language` is what the administrators say of the code's, where there is code."""
+    if settings.switched_off:  # which never means: run it without a sandbox
+        raise errors.PolicyDenied(
+            f"this project switched Belljar off ({settings.switched_off}: sandbox.enabled is false)",
+            fix="set it to true, or work in another folder; nothing is ever run without a sandbox",
+        )
+    if language:
+        check_network(language, request.egress)
+    defaults = _defaults(request.type, settings.defaults, settings.container, language)
+    return Plan(
+        limits=limits(request.limits, defaults, settings.caps),
+        egress=request.egress,
+        files=request.files,
+        workspace=_workspace(request.workspace, settings),
+        packages=request.packages,
+        keep_files=keep_files or bool(request.collect),
+        isolation=request.isolation,
+        image=request.image,
+        runtime=request.runtime,
+        type=request.type,
+        seccomp_profile=language.seccomp_profile if language else "",
+        backend=settings.backend if request.backend == "auto" else request.backend,
+        command=request.command is not None,
+        language=request.language if request.code is not None else None,
+        deterministic=request.deterministic is not None,
+        profile=request.profile,
+        needs=Needs() if request.code is None else hints.analyse(request.code, request.language, request.files),
+    )
+
+
+def command_limits(request: RunRequest, plan: Plan, settings: Settings, language: Language | None = None) -> Limits:
+    """Those of one command in an open box: the box's, but for what the command's own type or language says."""
+    defaults = plan.limits
+    if request.type and request.type != plan.type:
+        defaults = _over(defaults, _type(request.type, settings.container))
+    elif language and language.memory and not plan.type and plan.language != language.name:
+        defaults = defaults.model_copy(update={"memory": language.memory})
+    return limits(request.limits, defaults, settings.caps)
+
+
+def check_language(language: Language, egress: Egress, offer: Capabilities) -> None:
+    """Whether code may run in a box that is open already, by what the administrators say of its language."""
+    check_network(language, egress)
+    if language.seccomp_profile and not offer.runtimes:  # the profile's format is that of the runtimes of containers
+        raise errors.PolicyDenied(
+            f"{offer.backend} cannot take the seccomp profile that {language.name} must have here",
+            fix="ask for backend=docker or backend=podman",
+            context={"language": language.name, "backend": offer.backend},
+        )
+
+
+def check_network(language: Language, egress: Egress) -> None:
+    if egress.mode != "none" and language.allow_network is False:
+        raise errors.PolicyDenied(
+            f"egress: {language.name} may have no network here (allow_network is false)",
+            fix="ask for none, or have the administrator change the language file",
+            context={"field": "egress", "language": language.name},
+        )
+
+
+def _defaults(kind: str | None, base: Limits, options: Container, language: Language | None) -> Limits:
+    """The settings' own < the language's usual type < the language's memory < the type that was named."""
+    if kind:
+        named = _type(kind, options)
+        memory = named.memory or (language.memory if language else None)
+        return _over(base, ContainerType(memory=memory, timeout=named.timeout))
+    usual = options.types.get(options.type_of(language.name if language else None) or EXECUTION, ContainerType())
+    return _over(_over(base, usual), ContainerType(memory=language.memory if language else None))
+
+
+def _type(name: str, options: Container) -> ContainerType:
+    if name not in options.types:
+        known = ", ".join(options.types)
+        raise errors.InvalidRequest(f"type: there is no container type {name!r}", fix=f"choose from: {known}")
+    return options.types[name]
+
+
+def _over(base: Limits, kind: ContainerType) -> Limits:
+    return base.model_copy(update=kind.model_dump(include={"memory", "timeout"}, exclude_none=True))
+
+
+def limits(asked: Limits, defaults: Limits, caps: Caps) -> Limits:
+    """The defaults, cut to the caps, with what the request names laid over; over a cap is a refusal."""
+    named = asked.named()
+    values: dict[str, Any] = defaults.model_dump() | named
+    for name, cap in caps.model_dump().items():
+        if values[name] <= cap:
+            continue
+        if name in named:
+            given, most = (_show(name, values[name]), _show(name, cap))
+            raise errors.PolicyDenied(
+                f"limits.{name}: {given} is over the cap of {most}",
+                fix=f"ask for at most {most}, or have the administrator raise the cap",
+                context={"field": name, "asked": values[name], "cap": cap},
+            )
+        values[name] = cap
+    try:
+        return Limits.model_validate(values)
+    except ValidationError as error:
+        raise errors.from_validation(error, "limits") from None
+
+
+def _show(name: str, value: float) -> str:
+    if name in ("memory", "disk", "output"):
+        return format_size(int(value))
+    return f"{value:g} s" if name == "timeout" else f"{value:g}"
+
+
+def _workspace(asked: Workspace | None, settings: Settings) -> Workspace | None:
+    if asked is None:
+        return None
+    path = posixpath.normpath(re.sub("/+", "/", asked.path))  # normpath keeps two leading slashes
+    if not posixpath.isabs(path):
+        raise errors.InvalidRequest(f"workspace.path: {asked.path!r} is relative", fix="give an absolute path")
+    for guarded in (*_NEVER_GRANTED, posixpath.normpath(settings.home)):
+        inside = path == guarded or guarded.startswith(path.rstrip("/") + "/")
+        if inside or (guarded in _CLOSED and path.startswith(guarded + "/")):
+            raise errors.PolicyDenied(
+                f"workspace.path: {path} would expose {guarded} of the host",
+                fix="grant a project folder instead",
+                context={"field": "workspace.path"},
+            )
+    return Workspace(path=path, write=asked.write)

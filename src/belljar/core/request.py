@@ -1,0 +1,131 @@
+"""What a caller asks for: one run, its limits, its network and the folder it is granted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from belljar.core.capabilities import Isolation
+from belljar.core.model import Model
+from belljar.core.values import GIB, KIB, MIB, WORKSPACE, Bytes, EnvName, GuestPath, HostPattern, Size, Text, guest_path
+
+MAX_FILES = 256
+
+
+class Limits(Model):
+    """What a run may use, with the defaults. In a request only the fields that were set count."""
+
+    cpus: float = Field(1.0, gt=0, le=1024)
+    memory: Size = Field(512 * MIB, ge=8 * MIB, le=2**46)
+    disk: Size = Field(1 * GIB, ge=64 * KIB, le=2**46)
+    pids: int = Field(100, ge=1, le=2**22)
+    timeout: float = Field(30.0, gt=0, le=7 * 86400, description="seconds of wall clock")
+    output: Size = Field(10 * MIB, ge=0, le=GIB, description="bytes kept of stdout and stderr each")
+    io_bps: Size | None = Field(None, ge=4096, description="bytes a second from the disk, each way")
+    io_iops: int | None = Field(None, ge=1)
+    fuel: int | None = Field(None, ge=1, le=2**62, description="WebAssembly instructions, about; the same in every run")
+
+    @field_validator("cpus", "timeout")
+    @classmethod
+    def _finite(cls, value: float) -> float:
+        if not math.isfinite(value):
+            raise ValueError("must be a finite number")
+        return value
+
+    def named(self) -> dict[str, Any]:
+        return self.model_dump(include=self.model_fields_set)
+
+
+class Egress(Model):
+    """Absent, empty and everything are three different things."""
+
+    mode: Literal["none", "listed", "open"] = "none"
+    hosts: frozenset[HostPattern] = frozenset()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.mode == "listed") != bool(self.hosts):
+            raise ValueError('hosts go with mode "listed", and "listed" needs at least one host')
+        return self
+
+
+class Workspace(Model):
+    """A host directory granted to the guest at /workspace; read-only unless `write` is set."""
+
+    path: Text = Field(min_length=1, max_length=4096)
+    write: bool = False
+
+
+class Fixed(Model):
+    """A world without chance: the seed of all randomness, and the time (seconds since 1970) at which the run starts."""
+
+    seed: int = 0
+    start: float = Field(1_767_225_600.0, ge=0, le=2**33, allow_inf_nan=False)
+
+
+def _as_fixed(value: object) -> object:
+    return (Fixed() if value else None) if isinstance(value, bool) else value
+
+
+class RunRequest(Model):
+    """One run as a caller asks for it: a snippet (`code`) or a `command`, never both."""
+
+    language: str = Field("python", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.+#_-]+$")
+    code: Text | None = Field(None, max_length=16 * MIB)
+    command: tuple[Text, ...] | None = Field(None, min_length=1, max_length=4096)
+    files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, max_length=MAX_FILES)
+    stdin: Bytes = Field(b"", max_length=256 * MIB)
+    env: Mapping[EnvName, Text] = Field(default_factory=dict, max_length=1024)
+    limits: Limits = Field(Limits(), description="only what is named here counts; the rest comes from the settings")
+    egress: Egress = Egress()
+    collect: tuple[str, ...] = Field((), max_length=256)
+    backend: str = Field("auto", min_length=1, max_length=64)
+    isolation: Isolation = Isolation.WASM
+    image: Text | None = Field(None, min_length=1, max_length=512, description="of a container; else the language's")
+    runtime: str | None = Field(None, pattern=r"^[A-Za-z0-9._/-]{1,128}$", description="of containers: runc, runsc, …")
+    type: str | None = Field(
+        None, min_length=1, max_length=64, description="kind of work, for its image and limits: test-runner, …"
+    )
+    workspace: Workspace | None = None
+    packages: Text | None = Field(
+        None, min_length=1, max_length=4096, description="a Python environment (venv) of the host, granted read-only"
+    )
+    workdir: str = WORKSPACE
+    deterministic: Annotated[Fixed | None, BeforeValidator(_as_fixed)] = Field(
+        None, description="fixes clock and randomness, so that the run can be repeated bit for bit; true, or the seed"
+    )
+    profile: str | None = Field(None, max_length=64, description="packages to find imported; by default by the code")
+    retry: Literal["never", "stronger"] = Field(
+        "never", description="stronger: run again if `auto` chose a backend that lacks what the code turned out to need"
+    )
+
+    @field_validator("collect")
+    @classmethod
+    def _patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """`./out.txt` and `/workspace/out.txt` mean the topmost one; `out.txt` any of that name."""
+        return tuple(("./" if p.startswith(("./", "/")) else "") + guest_path(p) for p in value)
+
+    @field_validator("workdir")
+    @classmethod
+    def _workdir(cls, value: str) -> str:
+        return (
+            WORKSPACE
+            if PurePosixPath(value) in (PurePosixPath(WORKSPACE), PurePosixPath("."))
+            else (f"{WORKSPACE}/{guest_path(value)}")
+        )
+
+    @model_validator(mode="after")
+    def _one_job(self) -> Self:
+        if self.code is not None and self.command is not None:
+            raise ValueError("give `code` or `command`, not both")
+        if self.command and not self.command[0]:
+            raise ValueError("`command` needs a program as its first word")
+        paths = [PurePosixPath(name) for name in self.files]
+        for path in paths:
+            if any(parent in paths for parent in path.parents):
+                raise ValueError(f"{str(path)!r} lies below another file: a name cannot be a file and a folder")
+        return self

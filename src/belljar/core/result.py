@@ -1,0 +1,136 @@
+"""What happened: the result of a run, the events on the way, the files and the resources it used."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from belljar.core.capabilities import Guarantees
+from belljar.core.model import Model
+from belljar.core.values import Bytes
+
+Stream = Literal["stdout", "stderr"]
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+
+
+class Status(StrEnum):
+    """Exactly one per run."""
+
+    SUCCESS = "success"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    OOM_KILLED = "oom_killed"
+    FUEL_EXHAUSTED = "fuel_exhausted"
+    OUTPUT_LIMIT = "output_limit"
+    DISK_LIMIT = "disk_limit"
+    KILLED = "killed"
+    ABORTED = "aborted"
+
+
+class ErrorType(StrEnum):
+    TIMEOUT = "TIMEOUT"
+    OOM_KILLED = "OOM_KILLED"
+    NETWORK_ERROR = "NETWORK_ERROR"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    SYNTAX_ERROR = "SYNTAX_ERROR"
+    RUNTIME_ERROR = "RUNTIME_ERROR"
+    MISSING_PACKAGE = "MISSING_PACKAGE"
+    FUEL_EXHAUSTED = "FUEL_EXHAUSTED"
+    OUTPUT_LIMIT = "OUTPUT_LIMIT"
+    DISK_LIMIT = "DISK_LIMIT"
+    PROCESS_LIMIT = "PROCESS_LIMIT"
+
+
+class Failure(Model):
+    """A guest's failure, told so that an agent can act on it."""
+
+    error_type: ErrorType
+    message: str
+    suggestion: str
+    context: dict[str, Any] = Field(default_factory=dict)
+
+
+class File(Model):
+    path: str
+    content: Bytes = b""
+    executable: bool = False
+    read_only: bool = False
+
+    @property
+    def text(self) -> str:
+        return self.content.decode("utf-8", "replace")
+
+
+FileTree = tuple[File, ...]
+
+
+class Collected(NamedTuple):
+    files: FileTree
+    left_out: tuple[str, ...] = ()  # what was not taken, and why: links, devices, what was too large
+
+
+class Entry(NamedTuple):
+    path: str
+    kind: str  # "file", "folder", "link", "pipe" or "device or socket"
+    size: int
+
+
+MimeBundle = dict[str, Any]
+
+
+class Result(Model):
+    """What a run came to; the mission's field names."""
+
+    status: Status
+    exit_code: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+    truncated: bool = False
+    duration_ms: float = 0.0
+    startup_ms: float = 0.0
+    memory_used_mb: float | None = None
+    cpu_ms: float | None = None
+    fuel_consumed: int | None = None
+    files: FileTree = ()
+    results: tuple[MimeBundle, ...] = ()
+    error: Failure | None = None
+    backend: str = ""
+    container_id: str = ""
+    guarantees: Guarantees | None = None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.SUCCESS
+
+
+EventKind = Literal["started", "stdout", "stderr", "display", "limit", "denied", "finished"]
+
+
+class Event(Model):
+    """One thing that happened, in order (`seq`) within its run."""
+
+    run: str
+    seq: int
+    kind: EventKind
+    at: float = Field(default_factory=time.time)
+    text: str = ""
+    data: MimeBundle = Field(default_factory=dict)
+    result: Result | None = None
+
+
+class Usage(NamedTuple):
+    """What a command uses. None: that cannot be known here, which is not the same as nothing.
+
+    Counters count from the command's start, or, where one process serves many guests, from the first look at this one.
+    """
+
+    cpu_ms: float | None = None
+    memory: int | None = None  # bytes that it holds now, without what the kernel could take back at any time
+    rx: int | None = None
+    tx: int | None = None
+    disk_read: int | None = None
+    disk_write: int | None = None

@@ -1,0 +1,262 @@
+"""The settings as data, with their defaults. `belljar.settings` reads them from files and the environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_validator
+
+from belljar.core.model import Model
+from belljar.core.request import Limits
+from belljar.core.values import GIB, KIB, MIB, ProfilePath, Size, parse_size
+
+UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
+Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+
+
+class Caps(Model):
+    """The most a request may ask for."""
+
+    cpus: float = Field(64, gt=0, allow_inf_nan=False)
+    memory: Size = Field(8 * GIB, gt=0)
+    disk: Size = Field(16 * GIB, gt=0)
+    pids: int = Field(4096, gt=0)
+    timeout: float = Field(300, gt=0, allow_inf_nan=False)
+    output: Size = Field(256 * MIB, ge=0)
+
+
+class ContainerType(Model):
+    """What one kind of work gets. What is not set here is as for any other run."""
+
+    image: str = Field("", max_length=512, description="empty: the project's own, so somebody has to name it")
+    memory: Size | None = Field(None, ge=8 * MIB, le=2**46)
+    timeout: float | None = Field(None, gt=0, le=7 * 86400, allow_inf_nan=False)
+
+
+CONTAINER_ENGINES = ("docker", "podman", "apple")
+EXECUTION = "execution"
+_NODE_EXECUTION = "node-execution"
+TYPES = {
+    EXECUTION: ContainerType(image="python:3.12-slim"),
+    _NODE_EXECUTION: ContainerType(image="node:20-slim"),
+    "test-runner": ContainerType(memory=2 * GIB, timeout=300),
+    "preview": ContainerType(memory=GIB, timeout=1800),
+}
+_TYPE_OF = {"python": EXECUTION, "bash": EXECUTION, "javascript": _NODE_EXECUTION}
+# Docker's own default set: what an ordinary container has, and all that may be given back here.
+GRANTABLE = (
+    "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW",
+    "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+)  # fmt: skip
+
+
+def _with_builtin(given: object) -> object:
+    """The administrator's types over ours, field by field."""
+    if not isinstance(given, Mapping):
+        return given
+    ours = {name: kind.model_dump(exclude_defaults=True) for name, kind in TYPES.items()}
+    theirs = {name: kind.model_dump() if isinstance(kind, ContainerType) else kind for name, kind in given.items()}
+    return merge(ours, theirs)
+
+
+def _capability(name: str) -> str:
+    plain = name.upper().removeprefix("CAP_")
+    if plain not in GRANTABLE:
+        raise ValueError(f"{name[:40]!r} cannot be given: choose from {', '.join(GRANTABLE)}, or leave it out")
+    return plain
+
+
+def _network(name: str) -> str:
+    if name == "host" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", name):
+        raise ValueError(
+            "write none, or the name of one of the engine's networks such as bridge; never host or container:…"
+        )
+    return name
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ValueError(f"{text[:60]!r} is no address: a name server is given as one, such as 192.0.2.53") from None
+
+
+def _confined(name: str) -> str:
+    if re.search(r"unconfined|\bdisable\b|\bspc_t\b", name) or not re.fullmatch(r"([\w./-][\w.:,/-]{0,255})?", name):
+        raise ValueError("write the name of a profile or label, or leave it out: a wall cannot be switched off here")
+    return name
+
+
+class Container(Model):
+    """What container engines are told. `memory_limit`, `disk_quota`, `image_registry` and `image_pull_policy` may be
+    written here too: they are other names of `defaults.memory`, `defaults.disk` and of two in `images`."""
+
+    engine: Literal["", "docker", "podman", "apple"] = Field("", description="the one to prefer over the others")
+    runtime: str = Field("", description="the engine's own default, runsc for gVisor, or another it has registered")
+    images: Mapping[str, str] = Field(default_factory=dict, description="container type or language -> image")
+    types: Annotated[Mapping[str, ContainerType], BeforeValidator(_with_builtin)] = Field(
+        default_factory=lambda: dict(TYPES), description="kinds of work, ours and more"
+    )
+    pool: int = Field(0, ge=0, le=100, description="containers of each kind that wait, up and running, for their run")
+    pool_idle: float = Field(300, gt=0, allow_inf_nan=False, description="seconds after which an unused kind is let go")
+    reap_interval: float = Field(300, gt=0, allow_inf_nan=False, description="seconds between two looks for orphans")
+    cpu_shares: int | None = Field(None, ge=2, le=262_144, description="weight against others when the CPUs are busy")
+    io_weight: int | None = Field(None, ge=10, le=1000, description="the same for disks, where the kernel has it")
+    network_mode: Annotated[str, AfterValidator(_network)] = Field(
+        "none", description='the network of guests that ask for egress.mode="open"; the others have none'
+    )
+    dns: tuple[Annotated[str, AfterValidator(_address)], ...] = Field((), max_length=8)
+    read_only_root: StrictBool = True
+    capabilities: tuple[Annotated[str, AfterValidator(_capability)], ...] = ()
+    seccomp_profile: ProfilePath = Field("", description="path of a JSON profile, instead of ours")
+    apparmor_profile: Annotated[str, AfterValidator(_confined)] = ""
+    selinux_label: Annotated[str, AfterValidator(_confined)] = Field("", description='such as "type:container_t"')
+
+    def type_of(self, language: str | None) -> str:
+        """The type of work that names none. A command's is that of snippets; a language without one has no image."""
+        return _TYPE_OF.get(language, "") if language else EXECUTION
+
+    def image_of(self, kind: str) -> str:
+        """A type's image. The short form `images` speaks first: a project's own image comes that way."""
+        return self.images.get(kind, "") or (self.types[kind].image if kind in self.types else "")
+
+
+class Images(Model):
+    """Which images may be used, and who vouches for them."""
+
+    image_registry: str = Field("", max_length=255, description="put before names that have no registry of their own")
+    image_pull_policy: Literal["always", "if-not-present", "never"] = "if-not-present"
+    pull_timeout: float = Field(900, gt=0, allow_inf_nan=False)
+    stall_timeout: float = Field(60, gt=0, allow_inf_nan=False, description="seconds without any progress")
+    lock_file: str = Field("belljar.images.lock", min_length=1)
+    require_lock: bool = False
+    require_signature: bool = False
+    cosign: str = Field("", description="absolute path of the program")
+    cosign_sha256: Sha256 = ""
+    cosign_arguments: tuple[str, ...] = Field((), description='such as ["--key", "/etc/belljar/cosign.pub"]')
+    signature_max_age: float = Field(3600, ge=0, allow_inf_nan=False, description="seconds that a consent counts")
+    require_scan: bool = False
+    scanner: tuple[str, ...] = Field((), description="{reference}, {id} and {socket} are filled in")
+    scanner_sha256: Sha256 = ""
+    scan_threshold: Literal["low", "medium", "high", "critical"] = Field("high", description="from here on: refused")
+    scan_unknown_as: Literal["low", "medium", "high", "critical"] = "medium"
+    scan_max_age: float = Field(7 * 86400, gt=0, allow_inf_nan=False, description="seconds; older is stale")
+    scan_when_stale: Literal["repeat", "refuse"] = "repeat"
+    tool_timeout: float = Field(300, gt=0, allow_inf_nan=False)
+    update_policy: Literal["never", "check", "pull"] = "pull"
+    prepull: tuple[str, ...] = ()
+    gc_age: float = Field(30 * 86400, ge=0, allow_inf_nan=False)
+    build_timeout: float = Field(1800, gt=0, allow_inf_nan=False)
+    build_context: Size = Field(512 * MIB, gt=0, description="the most bytes a build may be sent")
+    build_network: Literal["never", "on-request"] = "on-request"
+
+
+class Jwt(Model):
+    """Tokens of somebody else's making. One of `secret_file` and `public_key_file` switches them on."""
+
+    secret_file: str = Field("", description="a file with the shared secret, for HS256")
+    public_key_file: str = Field("", description="a PEM file, for RS256 or ES256")
+    algorithms: tuple[Literal["HS256", "RS256", "ES256"], ...] = ()
+    issuer: str = ""
+    audience: str = ""
+
+
+class Service(Model):
+    """What `belljar serve` does."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    port: int = Field(8080, ge=0, le=65535)
+    hosts: tuple[str, ...] = Field((), description="names under which it may be asked, besides those of loopback")
+    origins: tuple[str, ...] = Field((), description="origins of other web pages that may ask it")
+    jwt: Jwt = Jwt()
+    projects: tuple[str, ...] = Field((), description="folders below which `project_path` may lie; none: no project")
+    store: str = Field("", description="sqlite:///PATH or postgresql://…; empty: SQLite in the data folder")
+    shared_store: str = Field("", description="where records are pushed to as well: postgresql://…")
+    redis: str = Field("", description="redis://…: lines of output for other processes")
+    nats: str = Field("", description="nats://…: events for other systems")
+    request_size: Size = Field(64 * MIB, ge=KIB)
+    queue: int = Field(100, ge=0, description="runs that may wait")
+    rate: str = Field("600/minute", pattern=r"^\d+ ?(/|per) ?(second|minute|hour|day)$", description="of one caller")
+    concurrency: int = Field(0, ge=0, description="runs of one caller at once; 0: as many as there may be at all")
+    sessions: int = Field(0, ge=0, description="open at once; 0: half of max_containers")
+    cpu_overcommit: float = Field(8, gt=0, description="CPUs that running guests may have for each of ours")
+    memory_headroom: Size = Field(128 * MIB, ge=0, description="bytes of the host that guests leave alone")
+    drain: float = Field(30, ge=0, allow_inf_nan=False, description="seconds that runs have to end after SIGTERM")
+    keep: float = Field(30 * 86400, gt=0, description="seconds that records are kept by `belljar records prune`")
+    log_memory: Size = Field(MIB, ge=4096, description="bytes of each run's latest lines that are kept in memory")
+
+
+class Settings(Model):
+    backend: str = "auto"
+    defaults: Limits = Limits()
+    caps: Caps = Caps()
+    max_containers: int = Field(10, ge=1, le=100_000)
+    state_dir: str = ""
+    cache_dir: str = ""
+    user_uid: int = Field(UNPRIVILEGED_UIDS, ge=1, le=2**31 - 70_000, description="first uid of the private range")
+    language_file: str = ""
+    docker_socket: str = Field("/var/run/docker.sock", description="or an address: unix://…, tcp://…, ssh://…")
+    podman_socket: str = ""
+    audit_log: str = Field("", description="a file; where it is set, what is not recorded there is not run")
+    switched_off: str = Field("", description="the project file that says so: then nothing is run at all")
+    container: Container = Container()
+    images: Images = Images()
+    service: Service = Service()
+    data_dir: str = Field("", description="where records are kept")
+    path: str = "/usr/local/bin:/usr/bin:/bin"
+    home: str = "/"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name_each(cls, values: Any) -> Any:
+        return moved(values) if isinstance(values, dict) else values
+
+
+# Other names of settings, in the block `container`, and where they belong.
+_OTHER_NAMES = {
+    "memory_limit": ("defaults", "memory"),
+    "disk_quota": ("defaults", "disk"),
+    "image_registry": ("images", "image_registry"),
+    "image_pull_policy": ("images", "image_pull_policy"),
+}
+
+
+def moved(values: dict[str, Any]) -> dict[str, Any]:
+    """One layer with each value under one name, or `ValueError` where two names say different things."""
+    block = values.get("container")
+    if not isinstance(block, Mapping) or not any(name in block for name in _OTHER_NAMES):
+        return values
+    result = {**values, "container": {name: value for name, value in block.items() if name not in _OTHER_NAMES}}
+    for name, (table, field) in _OTHER_NAMES.items():
+        if name not in block:
+            continue
+        there = result.get(table, {})
+        said = there.named() if isinstance(there, Limits) else there
+        said = said.model_dump(exclude_unset=True) if isinstance(said, Model) else said
+        if not isinstance(said, Mapping):
+            continue  # which the validation of that table tells
+        if field in said and not _same(said[field], block[name]):
+            raise ValueError(f"container.{name} and {table}.{field} are one setting and say different things")
+        result[table] = {**said, field: block[name]}
+    return result
+
+
+def _same(one: object, other: object) -> bool:
+    try:
+        return one == other or parse_size(one) == parse_size(other)
+    except ValueError:
+        return False
+
+
+def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lays one layer over another, table by table."""
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key, {}), Mapping):
+            merged[key] = merge(merged.get(key, {}), value)
+        else:
+            merged[key] = value
+    return merged

@@ -1,0 +1,140 @@
+"""Values that users write: sizes with units, names inside a box, variables, hosts, bytes as text or base64."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonSchema
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+WORKSPACE = "/workspace"
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE | re.ASCII)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(value: object) -> object:
+    """`"512M"` -> 536870912. Units are powers of 1024; a bare number is bytes."""
+    if isinstance(value, bool):
+        raise ValueError("is neither true nor false, but a size")
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if not match:
+        raise ValueError(f'{value[:40]!r} is not a size: write bytes, or a number with a unit such as "512M" or "4G"')
+    number = float(match[1]) * 1024 ** _POWERS[match[2].lower()]
+    if not number < 2**63:
+        raise ValueError(f"{value[:40]!r} is larger than any machine")
+    return int(number)
+
+
+def format_size(size: float) -> str:
+    for unit in ("B", "K", "M", "G"):
+        if size < 1024:
+            return f"{size:g}{unit}" if unit != "B" else f"{size:g} bytes"
+        size = size // 1024 if size % 1024 == 0 else size / 1024
+    return f"{size:.7g}T"
+
+
+def guest_path(value: object) -> str:
+    """A name inside the box: relative, plain, never climbing out."""
+    if not isinstance(value, str | PurePosixPath):
+        raise ValueError("a path inside the sandbox must be a string")
+    text = str(value)
+    if not text or len(text.encode("utf-8", "surrogatepass")) > 1024:
+        raise ValueError("a path inside the sandbox must have 1 to 1024 bytes")
+    if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in text):
+        raise ValueError(f"{text!r} holds a control character or half a surrogate pair: use a plain name")
+    if "\\" in text:
+        raise ValueError(f"{text!r} holds a backslash: separate folders with /")
+    path = PurePosixPath(text)
+    if path.is_absolute():
+        if not path.is_relative_to(WORKSPACE):
+            raise ValueError(f"{text!r} is outside {WORKSPACE}: use a path relative to it")
+        path = path.relative_to(WORKSPACE)
+    if ".." in path.parts:
+        raise ValueError(f"{text!r} climbs out of {WORKSPACE}: leave out '..'")
+    if not path.parts:
+        raise ValueError(f"{text!r} names no file: give a name below {WORKSPACE}")
+    if any(len(part.encode()) > 255 for part in path.parts) or len(path.parts) > 32:
+        raise ValueError(f"{text[:60]!r} has a name over 255 bytes or more than 32 folders")
+    return str(path)
+
+
+def _env_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", value):
+        raise ValueError(f"{value[:40]!r} is not a variable name: use letters, digits and _")
+    return value
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must not hold a NUL byte")
+    return value
+
+
+def _encodable(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode (it holds half a surrogate pair)") from None
+    return value
+
+
+def _as_bytes(value: object) -> object:
+    """Text, or `{"base64": …}` for what is not text."""
+    if isinstance(value, Mapping):
+        if set(value) != {"base64"} or not isinstance(value["base64"], str):
+            raise ValueError('give text, or {"base64": "…"} for bytes that are not text')
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except ValueError:
+            raise ValueError("base64: it cannot be decoded") from None
+    return value.encode() if isinstance(value, str) else value
+
+
+def _in_json(value: bytes) -> str | dict[str, str]:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+_HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def _host(value: str) -> str:
+    host = value.lower().rstrip(".")
+    if not _HOST.fullmatch(host) or len(host) > 253:
+        raise ValueError(f"{value[:80]!r} is not a host name: write example.org, or *.example.org for what is below it")
+    if re.fullmatch(r"[\d.]+", host):
+        raise ValueError(f"{value!r} is an address: an allowlist takes host names only")
+    return host
+
+
+_ENCODED = {"type": "object", "properties": {"base64": {"type": "string"}}, "required": ["base64"]}
+_SIZES = {"anyOf": [{"type": "integer"}, {"type": "string", "examples": ["512M"]}]}
+Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(_SIZES, mode="validation")]
+Text = Annotated[str, AfterValidator(_no_nul), AfterValidator(_encodable)]
+GuestPath = Annotated[str, BeforeValidator(guest_path)]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+Bytes = Annotated[
+    bytes,
+    BeforeValidator(_as_bytes),
+    PlainSerializer(_in_json, when_used="json"),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _ENCODED | {"additionalProperties": False}]}),
+]
+HostPattern = Annotated[str, AfterValidator(_host)]
+
+
+def _absolute(path: str) -> str:
+    if path and not path.startswith("/"):
+        raise ValueError(f"{path[:80]!r} is not an absolute path of a seccomp profile")
+    return path
+
+
+ProfilePath = Annotated[str, AfterValidator(_absolute)]

@@ -1,0 +1,284 @@
+"""The single orchestrator: decide, choose, open, run, diagnose, tell. Every surface comes through here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+
+from belljar import backends
+from belljar.backends.base import Backend, Preparable
+from belljar.backends.control import Control
+from belljar.core import errors, policy, routing
+from belljar.core.capabilities import Capabilities, LanguageSupport
+from belljar.core.plan import Plan
+from belljar.core.request import RunRequest
+from belljar.core.result import Event, Result
+from belljar.core.routing import Choice
+from belljar.core.settings import CONTAINER_ENGINES, Settings
+from belljar.engine import audit, language_file
+from belljar.engine.audit import Audit
+from belljar.engine.capacity import Places
+from belljar.engine.lease import Lease, Listener, hear
+from belljar.engine.tracing import span
+from belljar.settings import load as load_settings
+
+_ALWAYS_SPOKEN = ("python", "bash")
+
+
+def _log_setup(step: str) -> None:
+    logging.getLogger("belljar").warning("setting up, once: %s", step)
+
+
+class Engine:
+    """Holds the settings, the backends and the listeners. No state of the process: make as many as you like."""
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        extra: Sequence[Backend] = (),
+        sinks: Sequence[Listener] = (),
+        on_setup: Callable[[str], object] = _log_setup,
+        on_box: Callable[[Lease, bool], object] = lambda lease, opened: None,
+    ) -> None:
+        self.settings = settings or load_settings()
+        self.languages = language_file.load(self.settings.language_file)
+        self._extra = {backend.name: backend for backend in extra}
+        self._backends: dict[str, Backend] = {}
+        self._offers: dict[str, Capabilities] = {}
+        self._spoken: dict[str, tuple[LanguageSupport, ...]] = {}
+        self._sinks = tuple(sinks)
+        self.on_setup = on_setup  # told each step of what a backend needs once, which may take minutes
+        self._on_box = on_box  # told when a box is open, and when it is about to be closed
+        self._places = Places(self.settings.max_containers)
+        self._audit = Audit(self.settings.audit_log) if self.settings.audit_log else None
+
+    # --- what there is ---
+
+    def backend(self, name: str) -> Backend:
+        if name in self._extra:
+            return self._extra[name]
+        if name not in self._backends:
+            self._backends[name] = backends.load(name, self.settings, self.languages)
+        return self._backends[name]
+
+    async def offer(self, name: str, *, again: bool = False) -> Capabilities:
+        if again or name not in self._offers:
+            self._offers[name] = await self.backend(name).probe()
+        return self._offers[name]
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The names of all backends, in the order of preference."""
+        names = (*self._extra, *(name for name in backends.NAMES if name not in self._extra))
+        return _in_order(names, self.settings.container.engine)
+
+    async def offers(self) -> tuple[Capabilities, ...]:
+        """Every backend's word on itself, in the order of preference."""
+        return tuple([await self.offer(name) for name in self.known])
+
+    async def spoken(self, name: str) -> tuple[LanguageSupport, ...]:
+        if name not in self._spoken:
+            self._spoken[name] = await self.backend(name).languages()
+        return self._spoken[name]
+
+    async def all_spoken(self) -> list[tuple[str, LanguageSupport]]:
+        """What can be run here: the languages of each backend that is available, in the order of preference."""
+        able = [offer.backend for offer in await self.offers() if offer.available]
+        return [(name, row) for name in able for row in await self.spoken(name)]
+
+    # --- running ---
+
+    async def run(
+        self, request: RunRequest, *, listener: Listener | None = None, control: Control | None = None, id: str = ""
+    ) -> Result:
+        """One request in a sandbox of its own, which has the `id` that is given, or a new one.
+
+        With `retry="stronger"`, code that failed for want of something that its backend lacks (a package, a process,
+        a thread, a socket) runs once more on the next backend that can take it: by the same policy, with isolation no
+        weaker, and only where `auto` chose, because a backend asked for by name is never changed. The result is that
+        of the last run alone, and `reasons` tells of the first. The listener hears the first run only when it has
+        ended and stands; the engine's sinks hear both as they go.
+        """
+        plan, choice = await self._choose(request, id=id)
+        if request.retry == "stronger" and plan.backend == "auto":
+            return await self._run_or_retry(request, plan, choice, listener, control)
+        async with self._lease(plan, choice) as lease:
+            return await lease.run(request, listener=listener, control=control)
+
+    async def _run_or_retry(
+        self, request: RunRequest, plan: Plan, choice: Choice, listener: Listener | None, control: Control | None
+    ) -> Result:
+        held: list[Event] = []
+        async with self._lease(plan, choice) as lease:
+            first = await lease.run(request, listener=held.append, control=control)
+        failure = first.error
+        if failure and failure.context.get("stronger"):
+            try:
+                plan, choice = await self._choose(request, id=plan.id, after=lease.offer)
+            except errors.BelljarError as error:
+                told = (*first.reasons, f"not run again: {error.message}")
+                first = first.model_copy(update={"reasons": told})
+                held[-1] = held[-1].model_copy(update={"result": first})
+            else:
+                before = f"{first.backend} ran it first: {failure.message}"
+                async with self._lease(plan, Choice(choice.backend, (before, *choice.reasons))) as lease:
+                    return await lease.run(request, listener=listener, control=control)
+        for event in held:
+            await hear(listener, event)
+        return first
+
+    @asynccontextmanager
+    async def open(self, request: RunRequest, *, keep_files: bool = False, id: str = "") -> AsyncIterator[Lease]:
+        """A sandbox for several requests. It stays where it is: its files cannot be run again elsewhere."""
+        if request.retry != "never":
+            raise errors.InvalidRequest("retry: an open sandbox stays where it is", fix="use `run`, or name a backend")
+        plan, choice = await self._choose(request, id=id, keep_files=keep_files)
+        async with self._lease(plan, choice) as lease:
+            yield lease
+
+    async def _choose(
+        self, request: RunRequest, *, id: str, keep_files: bool = False, after: Capabilities | None = None
+    ) -> tuple[Plan, Choice]:
+        """What is allowed, and where; `after` a run on one backend, only on those next in line and no weaker."""
+        try:
+            with span("policy"):
+                plan, choice = await self._weigh(request, keep_files=keep_files, after=after)
+        except errors.BelljarError as error:
+            kind = "refused" if isinstance(error, errors.PolicyDenied) else "failed"
+            about = {"run": id} if id else {}
+            await self.record(kind, **about, error=error.kind, message=error.message, **audit.asked(request))
+            raise
+        return plan.model_copy(update={"id": id}) if id else plan, choice
+
+    async def _weigh(self, request: RunRequest, *, keep_files: bool, after: Capabilities | None) -> tuple[Plan, Choice]:
+        language = None
+        if request.code is not None:  # by its own name: policy and routing know no aliases
+            language = self.languages.get(request.language)
+            request = request.model_copy(update={"language": language.name})
+        plan = policy.decide(_resolved(request), self.settings, keep_files=keep_files, language=language)
+        if after is not None and after.guarantees is not None:
+            strict = max(plan.isolation, after.guarantees.isolation, key=lambda isolation: isolation.rank)
+            plan = plan.model_copy(update={"isolation": strict})
+        return plan, routing.choose(plan, await self._candidates(plan, after=after))
+
+    @asynccontextmanager
+    async def _lease(self, plan: Plan, choice: Choice) -> AsyncIterator[Lease]:
+        backend, offer = self.backend(choice.backend), await self.offer(choice.backend)
+        async with AsyncExitStack() as stack:
+            leaving = stack.enter_context(ExitStack())
+            await stack.enter_async_context(self._places)
+            await self.record("created", run=plan.id, backend=choice.backend, reasons=choice.reasons)
+            stack.push_async_callback(self._record_end, plan.id)
+            async with self.recording_failure(run=plan.id):
+                with span("start", run=plan.id, backend=choice.backend):
+                    box = await stack.enter_async_context(backend.open(plan))
+            lease = Lease(self, plan, box, offer, choice.reasons)
+            self._on_box(lease, True)
+            stack.callback(self._on_box, lease, False)
+            stack.callback(leaving.enter_context, span("cleanup", run=plan.id))  # ends when all of it is gone
+            yield lease
+
+    @property
+    def full(self) -> bool:
+        """There are as many sandboxes as there may be: another would wait."""
+        return self._places.full
+
+    @property
+    def audited(self) -> bool:
+        return self._audit is not None
+
+    async def record(self, kind: str, **facts: Any) -> None:
+        """In the audit log, if there is one. It is there when this returns; if it cannot be, nothing goes on."""
+        if self._audit:
+            await self._audit.record(kind, **facts)
+
+    @asynccontextmanager
+    async def recording_failure(self, **about: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except errors.BelljarError as error:
+            await self._record_late("failed", **about, error=error.kind, message=error.message)
+            raise
+
+    async def record_result(self, result: Result, **about: str) -> None:
+        if result.error and result.error.context.get("signal") == "SIGSYS":
+            await self._record_late("seccomp", **about, message="ended by the kernel for a system call that is closed")
+        failure = result.error.error_type if result.error else None
+        await self._record_late(
+            "finished", **about, status=result.status, exit_code=result.exit_code, error=failure,
+            duration_ms=result.duration_ms,
+        )  # fmt: skip
+
+    async def _record_end(self, run: str) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._record_late("destroyed", run=run)
+
+    async def _record_late(self, kind: str, **facts: Any) -> None:
+        """What has happened has happened: a record that cannot be made any more takes no result away."""
+        try:
+            await self.record(kind, **facts)
+        except errors.BelljarError as error:
+            logging.getLogger("belljar").error("%s of %s: %s", kind, facts["run"], error)
+
+    async def _candidates(self, plan: Plan, after: Capabilities | None = None) -> tuple[Capabilities, ...]:
+        """For `auto` the offers up to the first that suits, for a named backend its own: nobody waits for the rest."""
+        known = self.known
+        if plan.backend in (*known, *backends.NEVER_CHOSEN):
+            return (await self._named_offer(plan.backend),)
+        if plan.backend != "auto":
+            return tuple(Capabilities(backend=name, available=False) for name in known)
+        offers: list[Capabilities] = []
+        for name in known[known.index(after.backend) + 1 :] if after else known:
+            offers.append(await self.offer(name))
+            if routing.suits(plan, offers[-1]):
+                break
+        return tuple(offers)
+
+    async def _named_offer(self, name: str) -> Capabilities:
+        """A backend that was asked for by name is made ready if that is all it needs; `auto` makes nobody wait."""
+        offer = await self.offer(name)
+        if not offer.available and offer.setup:
+            await self.setup(name)
+            offer = await self.offer(name)
+        return offer
+
+    async def setup(self, name: str) -> None:
+        """Does what a backend needs once, and asks it again what it can do."""
+        backend = self.backend(name)
+        if isinstance(backend, Preparable):
+            await backend.setup(self.on_setup)
+        await self.offer(name, again=True)
+
+    async def tell(self, event: Event, listener: Listener | None) -> None:
+        for one in (*self._sinks, listener):
+            await hear(one, event)
+
+    async def require_language(self, name: str, backend: str) -> None:
+        if name in _ALWAYS_SPOKEN or backend in self._extra:
+            return
+        for support in await self.spoken(backend):
+            if support.name == name and not support.available:
+                raise errors.NotAvailable(f"{name} cannot be run by {backend} here", fix=support.fix)
+
+
+def _in_order(names: Sequence[str], preferred: str) -> tuple[str, ...]:
+    """The same names, the container engines among them with the preferred one first."""
+    engines = [name for name in names if name in CONTAINER_ENGINES]
+    order = iter(sorted(engines, key=lambda name: name != preferred))
+    return tuple(next(order) if name in engines else name for name in names)
+
+
+def _resolved(request: RunRequest) -> RunRequest:
+    """A granted folder by its real name: policy judges names, and a link could be called anything."""
+    if request.workspace is None:
+        return request
+    path = request.workspace.path
+    if os.path.islink(path.rstrip("/")):
+        raise errors.PolicyDenied(f"workspace.path: {path} is a link", fix="grant the folder it points to by its name")
+    real = request.workspace.model_copy(update={"path": os.path.realpath(path)})
+    return request.model_copy(update={"workspace": real})

@@ -1,0 +1,159 @@
+"""An open box with the decisions that led to it: every run in it is announced, heard, diagnosed and recorded here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from belljar.backends.base import Box, Emit
+from belljar.backends.control import Control
+from belljar.core import errors, policy, routing
+from belljar.core.capabilities import Capabilities, Guarantees
+from belljar.core.plan import Command, Plan
+from belljar.core.request import Limits, RunRequest
+from belljar.core.result import Event, EventKind, Failure, Result, Status
+from belljar.core.values import WORKSPACE
+from belljar.engine import audit
+from belljar.engine.tracing import span
+
+if TYPE_CHECKING:
+    from belljar.engine.engine import Engine
+
+Listener = Callable[[Event], Awaitable[None] | None]
+
+
+async def hear(listener: Listener | None, event: Event) -> None:
+    if listener is not None and inspect.isawaitable(answer := listener(event)):
+        await answer
+
+
+class Lease:
+    """An open box with the decisions that led to it."""
+
+    def __init__(self, engine: Engine, plan: Plan, box: Box, offer: Capabilities, reasons: tuple[str, ...]) -> None:
+        self.engine = engine
+        self.plan = plan
+        self.box = box
+        self.offer = offer
+        self.reasons = reasons
+
+    async def run(
+        self, request: RunRequest, *, listener: Listener | None = None, control: Control | None = None, id: str = ""
+    ) -> Result:
+        async def work(emit: Emit) -> Result:
+            return await self.box.run(await self.command(request), emit, control or Control())
+
+        return await self.conduct(request, work, listener=listener, id=id)
+
+    async def conduct(
+        self, request: RunRequest, work: Callable[[Emit], Awaitable[Result]], *, listener: Listener | None, id: str
+    ) -> Result:
+        """What `work` comes to, with all that is to be told of it before, meanwhile and after. `id`: its own name,
+        where the box has another because it is a session's."""
+        run = id or self.box.id
+        async with self.engine.recording_failure(**self._about(run)):
+            await self._announce(request, run)
+            emit = self.emitter(listener, run)
+            with span("run", run=run, backend=self.offer.backend, language=self._language(request)) as seen:
+                result = await work(emit)
+                seen.set(status=result.status)
+            result = await self._finish(request, result)
+            await emit("finished", "", result=result)
+        return result
+
+    def _about(self, run: str) -> dict[str, str]:
+        """Who looks for a run finds its session, and the other way round."""
+        return {"run": run} if run == self.box.id else {"run": run, "session": self.box.id}
+
+    async def command(self, request: RunRequest) -> Command:
+        """The request as one program with its files: a snippet becomes its language's main file."""
+        limits = self.limits(request)
+        own_files = {name: data for name, data in request.files.items() if name not in self.plan.files}
+        if request.command is not None and not self.offer.commands:
+            raise errors.PolicyDenied(f"{self.offer.backend} runs code, not commands", fix="ask for backend=native")
+        if request.command is not None:
+            return Command(
+                argv=request.command, env=request.env, stdin=request.stdin, cwd=request.workdir, limits=limits,
+                files=own_files, type=request.type,
+            )  # fmt: skip
+        if request.code is None:
+            raise errors.InvalidRequest("code: give `code` or `command`")
+        language = self.engine.languages.get(request.language)
+        if self.offer.languages is not None and language.name not in self.offer.languages:
+            raise errors.NotAvailable(
+                f"{self.offer.backend} does not speak {language.name}", fix="ask for backend=native"
+            )
+        policy.check_language(language, self.plan.egress, self.offer)
+        await self.engine.require_language(language.name, self.offer.backend)
+        main, env, argv = language.filename, dict(language.env), language.argv
+        if main in request.files:
+            raise errors.InvalidRequest(f"files: {main!r} is where the code goes", fix="rename the file")
+        argv = tuple(f"{self.plan.inputs}/{main}" if word == main else word for word in argv)
+        if self.plan.workspace:
+            env.setdefault("PYTHONPATH", WORKSPACE)
+        return Command(
+            argv=argv, env=env | dict(request.env), stdin=request.stdin, cwd=request.workdir, limits=limits,
+            language=language.name, files={main: request.code.encode(), **own_files}, fixed=request.deterministic,
+            type=request.type,
+        )  # fmt: skip
+
+    async def _announce(self, request: RunRequest, run: str) -> None:
+        """To the audit log, before anything is run."""
+        if not self.engine.audited:
+            return
+        facts = audit.asked(request) | {"limits": self.limits(request).model_dump(exclude_none=True)}
+        await self.engine.record("requested", **self._about(run), backend=self.offer.backend, **facts)
+
+    def limits(self, request: RunRequest) -> Limits:
+        language = None if request.code is None else self.engine.languages.get(request.language)
+        return policy.command_limits(request, self.plan, self.engine.settings, language)
+
+    async def _finish(self, request: RunRequest, result: Result) -> Result:
+        """The backend's raw result with its files, its diagnosis, and where and why it ran."""
+        reasons = self.reasons + result.reasons
+        changes: dict[str, Any] = {}
+        if request.collect:
+            collected = await self.box.get(request.collect)
+            changes["files"] = collected.files
+            reasons += tuple(f"not collected: {left_out}" for left_out in collected.left_out)
+        failure = self.diagnose(request, result)
+        changes |= {"error": failure, "backend": self.offer.backend, "reasons": reasons}
+        return result.model_copy(update=changes | {"guarantees": self._guarantees()})
+
+    def _guarantees(self) -> Guarantees | None:
+        promise, hosts = routing.promise(self.plan, self.offer), sorted(self.plan.egress.hosts)
+        if promise and self.plan.egress.mode == "open":
+            return promise.model_copy(update={"network": "open: whatever the network that was set up for it reaches"})
+        if promise is None or not hosts:
+            return promise
+        return promise.model_copy(update={"network": f"only {', '.join(hosts)}, through a filtering proxy"})
+
+    def diagnose(self, request: RunRequest, result: Result) -> Failure | None:
+        if result.status is Status.SUCCESS:
+            return None
+        from belljar.core import diagnose  # its tables cost 20 ms, and most runs succeed
+
+        language, limits = self._language(request), self.limits(request)
+        return diagnose.diagnose(result, language=language, limits=limits, backend=self.offer.backend)
+
+    def _language(self, request: RunRequest) -> str:
+        return "" if request.command else self.engine.languages.get(request.language).name
+
+    async def _record(self, event: Event) -> None:
+        if event.kind in ("limit", "denied"):
+            await self.engine.record(event.kind, **self._about(event.run), message=event.text)
+        elif event.result is not None:
+            await self.engine.record_result(event.result, **self._about(event.run))
+
+    def emitter(self, listener: Listener | None, run: str) -> Any:
+        sequence = 0
+
+        async def emit(kind: EventKind, text: str, result: Result | None = None) -> None:
+            nonlocal sequence
+            sequence += 1
+            event = Event(run=run, seq=sequence, kind=kind, text=text, result=result)
+            await self._record(event)
+            await self.engine.tell(event, listener)
+
+        return emit

@@ -1,0 +1,392 @@
+"""Control groups, version 1 and 2, behind one small face. Version 1 is what the knobs table calls `1`.
+
+A `Group` is one sandbox: made with its limits, joined by the launcher, read at the end, killed, removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from belljar.core.request import Limits
+from belljar.core.result import Usage
+
+PREFIX = "belljar-"
+_LEAF = "belljar.own"  # not PREFIX: nobody's sandbox
+_PERIOD_US = 100_000
+_CONTROLLERS = {1: ("memory", "pids", "cpu", "cpuacct", "blkio"), 2: ("memory", "pids", "cpu", "io")}
+_LIMIT_OF = {"memory": "memory", "pids": "pids", "cpu": "cpus", "blkio": "io", "io": "io"}
+
+
+class GroupTotals(NamedTuple):
+    memory_peak: int | None
+    cpu_ms: float | None
+    oom_kills: int
+    forks_refused: int
+
+
+class Group:
+    """One sandbox's control group: one directory (version 2) or one for each controller (version 1)."""
+
+    def __init__(self, version: int, dirs: Mapping[str, Path]) -> None:
+        self.version = version
+        self._dirs = dirs
+        self.paths = tuple(dict.fromkeys(dirs.values()))
+
+    @property
+    def doors(self) -> tuple[Path, ...]:
+        """Files that take "0" to let the writing process in.
+
+        Moving a whole process takes a kernel-wide lock that costs a grace period (12 ms here); a single
+        thread moving itself does not, and the launcher is one. Version 2 has no such side door.
+        """
+        return tuple(path / ("tasks" if self.version == 1 else "cgroup.procs") for path in self.paths)
+
+    def limit(self, limits: Limits, device: str | None = None) -> None:
+        for controller, name, value in _knobs(self.version, limits, device):
+            if (folder := self._dirs.get(controller)) is None:
+                continue
+            try:
+                _write(f"{folder}/{name}", value)
+            except OSError:
+                # Swap and socket accounting are missing on many kernels; any other limit is a promise.
+                if not name.startswith(("memory.swap", "memory.memsw", "memory.kmem", "memory.oom.group")):
+                    raise
+        if self.version == 2 and "cpu" in self._dirs:
+            # No group above can now lose the cpu controller while this one lives: systemd would take it away.
+            with suppress(OSError):
+                _write(f"{self._dirs['cpu']}/cgroup.subtree_control", "+cpu")
+
+    def usage(self) -> GroupTotals:
+        if self.version == 2:
+            cpu = self._table("memory", "cpu.stat").get("usage_usec")  # there without the cpu controller too
+            return GroupTotals(
+                self._number("memory", "memory.peak"),
+                None if cpu is None else cpu / 1000,
+                self._table("memory", "memory.events").get("oom_kill", 0),
+                self._table("pids", "pids.events").get("max", 0),
+            )
+        cpu_ns = self._number("cpuacct", "cpuacct.usage")
+        return GroupTotals(
+            self._number("memory", "memory.max_usage_in_bytes"),
+            None if cpu_ns is None else cpu_ns / 1e6,
+            self._table("memory", "memory.oom_control").get("oom_kill", 0),
+            self._table("pids", "pids.events").get("max", 0),
+        )
+
+    def figures(self) -> Usage:
+        """What is used now. The page cache of files is not counted: it is given back when memory is wanted."""
+        if self.version == 2:
+            cpu, held = self._table("memory", "cpu.stat").get("usage_usec"), self._number("memory", "memory.current")
+            milliseconds, prefix = None if cpu is None else cpu / 1000, ""
+        else:
+            cpu, held = self._number("cpuacct", "cpuacct.usage"), self._number("memory", "memory.usage_in_bytes")
+            milliseconds, prefix = None if cpu is None else cpu / 1e6, "total_"
+        if held is not None:
+            stat = self._table("memory", "memory.stat")
+            held = max(0, held - stat.get(f"{prefix}inactive_file", 0) - stat.get(f"{prefix}active_file", 0))
+        read, written = self._disk()
+        return Usage(milliseconds, held, disk_read=read, disk_write=written)
+
+    def _disk(self) -> tuple[int | None, int | None]:
+        """Bytes from and to all disks; unknown without the controller."""
+        if (text := self._text("io", "io.stat")) is not None:  # "8:0 rbytes=1 wbytes=2 …"
+            return _sum(r"\brbytes=(\d+)", text), _sum(r"\bwbytes=(\d+)", text)
+        if (text := self._text("blkio", "blkio.throttle.io_service_bytes")) is not None:  # "8:0 Read 1"
+            return _sum(r" Read (\d+)", text), _sum(r" Write (\d+)", text)
+        return None, None
+
+    def pids(self) -> list[int]:
+        """The processes in it. They join all directories or none, so the first one tells."""
+        with suppress(OSError):
+            return [int(pid) for pid in (self.paths[0] / "cgroup.procs").read_text().split()]
+        return []
+
+    def kill(self) -> None:
+        """Ends everything in the group; called until `pids` is empty, since a fork may race one pass."""
+        with suppress(OSError):
+            if self.version == 2 and (switch := self.paths[0] / "cgroup.kill").exists():
+                switch.write_text("1")
+                return
+        for pid in self.pids():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def remove(self) -> bool:
+        """True when nothing of it is left. False: something in it has not died yet; try again."""
+        gone = True
+        for path in self.paths:
+            try:
+                os.rmdir(path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                gone = False
+        return gone
+
+    def destroy(self, seconds: float = 15.0) -> bool:
+        """Kills and removes, patiently. For orphans and for the end of a box."""
+        deadline = time.monotonic() + seconds
+        while not self.remove():
+            if time.monotonic() > deadline:
+                return False
+            self.kill()
+            time.sleep(0.002)
+        return True
+
+    def _text(self, controller: str, name: str) -> str | None:
+        with suppress(OSError, KeyError):
+            return _read(f"{self._dirs[controller]}/{name}")
+        return None
+
+    def _number(self, controller: str, name: str) -> int | None:
+        with suppress(OSError, ValueError, KeyError):
+            return int(_read(f"{self._dirs[controller]}/{name}"))
+        return None
+
+    def _table(self, controller: str, name: str) -> dict[str, int]:
+        with suppress(OSError, ValueError, KeyError):
+            rows = (line.split() for line in _read(f"{self._dirs[controller]}/{name}").splitlines())
+            return {row[0]: int(row[1]) for row in rows if len(row) == 2}
+        return {}
+
+
+class Cgroups:
+    """Where groups can be made here, found once by `detect`."""
+
+    def __init__(self, version: int, bases: Mapping[str, Path], line: Sequence[Path] = ()) -> None:
+        self.version = version
+        self.bases = bases
+        self._line = line  # version 2: the groups from the top down that hand controllers to ours
+
+    @property
+    def limits(self) -> frozenset[str]:
+        """The limits that are really enforced: memory, pids, cpus, io."""
+        return frozenset(_LIMIT_OF[name] for name in self.bases if name in _LIMIT_OF)
+
+    def create(self, name: str, limits: Limits, device: str | None = None) -> Group:
+        try:
+            return self._create(name, limits, device)
+        except OSError:
+            if not self._line:
+                raise
+            _hand_down(self._line)  # systemd takes back what none of its own units asked for
+            return self._create(name, limits, device)
+
+    def _create(self, name: str, limits: Limits, device: str | None) -> Group:
+        bases = self.bases if device else {k: base for k, base in self.bases.items() if k != "blkio"}
+        group = Group(self.version, {controller: base / (PREFIX + name) for controller, base in bases.items()})
+        try:
+            for path in group.paths:
+                os.mkdir(path)
+            group.limit(limits, device)
+        except BaseException:
+            group.destroy()
+            raise
+        return group
+
+    def orphans(self, is_dead: Callable[[str], bool]) -> list[Group]:
+        """Groups whose owner (the part of the name before the last dash) is dead."""
+        found = {path.name for base in set(self.bases.values()) for path in base.glob(PREFIX + "*")}
+        return [self._group(name) for name in sorted(found) if is_dead(name.removeprefix(PREFIX).rpartition("-")[0])]
+
+    def _group(self, name: str) -> Group:
+        return Group(self.version, {controller: base / name for controller, base in self.bases.items()})
+
+
+def detect(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Cgroups | str:
+    """Where this process may make groups, or a sentence saying why it may not."""
+    try:
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError as error:
+        return f"no control groups: {error}"
+    if (root / "cgroup.controllers").exists():
+        own = next((path for number, _, path in lines if number == "0"), "/")
+        return _detect_v2(root, own)
+    return _detect_v1(root, lines)
+
+
+def _detect_v1(root: Path, lines: list[list[str]]) -> Cgroups | str:
+    bases = {}
+    for _, controllers, path in lines:
+        for controller in controllers.split(","):
+            base = root / controller / path.lstrip("/")
+            if controller in _CONTROLLERS[1] and os.access(base, os.W_OK) and base.is_dir():
+                bases[controller] = base
+    if "memory" not in bases or "pids" not in bases:
+        return "no right to make control groups (version 1 gives it to root only)"
+    return Cgroups(1, bases)
+
+
+def _detect_v2(root: Path, own: str) -> Cgroups | str:
+    """Its own group if it may hand controllers down, else the nearest ancestor that may; last, room is made."""
+    start = root / own.lstrip("/")
+    line = [base for base in reversed((start, *start.parents)) if base.is_relative_to(root) and _is_ours(base)]
+    if found := _nearest(line):
+        return found
+    if start in line and _make_room(start) and (found := _nearest(line)):
+        return found
+    return (
+        "no control group was delegated to this process: start it with "
+        "`systemd-run --user --scope -p Delegate=yes …`, or as root"
+    )
+
+
+def _is_ours(base: Path) -> bool:
+    return os.access(base, os.W_OK) and os.access(base / "cgroup.procs", os.W_OK)
+
+
+def _nearest(line: Sequence[Path]) -> Cgroups | None:
+    _hand_down(line)
+    for number, base in reversed(list(enumerate(line, 1))):
+        given = set(_words(base / "cgroup.subtree_control")) & set(_words(base / "cgroup.controllers"))
+        if {"memory", "pids"} <= given:
+            return Cgroups(2, {name: base for name in _CONTROLLERS[2] if name in given}, line[:number])
+    return None
+
+
+def _hand_down(line: Sequence[Path]) -> None:
+    """From the top: a group can hand down only what it was given, and systemd gives no cpu and no io unasked.
+
+    Memory goes first, and without it nothing: a group that holds processes refuses it, but would take pids and
+    cpu and turn into the root of a threaded tree, in which no process can enter any group below.
+    """
+    for base in line:
+        given = _words(base / "cgroup.controllers")
+        for controller in _CONTROLLERS[2]:
+            with suppress(OSError):
+                if controller in given and controller not in _words(base / "cgroup.subtree_control"):
+                    (base / "cgroup.subtree_control").write_text(f"+{controller}")
+            if "memory" not in _words(base / "cgroup.subtree_control"):
+                break
+
+
+def _make_room(base: Path) -> bool:
+    """Moves a delegated group's processes (us among them) into a leaf of it, so that it may hand controllers down.
+
+    So it is in a service with Delegate=yes and in a container, where all that is ours is the group we are in.
+    """
+    is_root = not (base / "cgroup.type").exists()
+    if is_root or not {"memory", "pids"} <= set(_words(base / "cgroup.controllers")):
+        return False
+    door = base / _LEAF / "cgroup.procs"
+    with suppress(OSError):
+        for _ in range(10):  # one that forks meanwhile has its child still here
+            pids = _words(base / "cgroup.procs")
+            if not pids or "0" in pids:  # 0: of a pid namespace that we do not see
+                return not pids
+            door.parent.mkdir(exist_ok=True)
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    door.write_text(pid)
+    return False
+
+
+# Plain system calls: these run a dozen times in every run, and pathlib would double its own cost.
+def _write(path: str, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def _read(path: str) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 1 << 16).decode()
+    finally:
+        os.close(fd)
+
+
+def _sum(pattern: str, text: str) -> int:
+    return sum(map(int, re.findall(pattern, text)))
+
+
+def _words(path: Path) -> list[str]:
+    with suppress(OSError):
+        return path.read_text().split()
+    return []
+
+
+def _knobs(version: int, limits: Limits, device: str | None) -> list[tuple[str, str, str]]:
+    memory, quota = str(limits.memory), max(1000, int(limits.cpus * _PERIOD_US))
+    if version == 2:
+        knobs = [
+            ("memory", "memory.max", memory),
+            ("memory", "memory.swap.max", "0"),
+            ("memory", "memory.oom.group", "1"),
+            ("pids", "pids.max", str(limits.pids)),
+            ("cpu", "cpu.max", f"{quota} {_PERIOD_US}"),
+        ]
+        rates = {"rbps": limits.io_bps, "wbps": limits.io_bps, "riops": limits.io_iops, "wiops": limits.io_iops}
+        if device and any(rates.values()):
+            knobs.append(("io", "io.max", " ".join([device, *(f"{k}={v}" for k, v in rates.items() if v)])))
+        return knobs
+    knobs = [
+        ("memory", "memory.limit_in_bytes", memory),
+        ("memory", "memory.memsw.limit_in_bytes", memory),
+        ("memory", "memory.kmem.tcp.limit_in_bytes", memory),  # what waits in sockets is counted apart
+        ("pids", "pids.max", str(limits.pids)),
+        ("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
+        ("cpu", "cpu.cfs_quota_us", str(quota)),
+    ]
+    for name, value in (("bps", limits.io_bps), ("iops", limits.io_iops)):
+        if device and value:
+            knobs += [
+                ("blkio", f"blkio.throttle.{way}_{name}_device", f"{device} {value}") for way in ("read", "write")
+            ]
+    return knobs
+
+
+def group_of(pid: int, name: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Group | None:
+    """The group that somebody else made for a process; None unless the group has this name, so that it is the one."""
+    with suppress(OSError, ValueError):
+        rows = [row.split(":", 2) for row in (proc / str(pid) / "cgroup").read_text().splitlines()]
+        if (root / "cgroup.controllers").exists():
+            found = {
+                kind: root / path.lstrip("/") for number, _, path in rows if number == "0" for kind in _CONTROLLERS[2]
+            }
+            version = 2
+        else:
+            found = {kind: root / kind / path.lstrip("/") for _, kinds, path in rows for kind in kinds.split(",")}
+            version = 1
+        ours = {kind: path for kind, path in found.items() if name in str(path) and path.is_dir()}
+        return Group(version, ours) if "memory" in ours else None
+    return None
+
+
+def killed_for_memory(name: str, log: str = "/dev/kmsg") -> bool:
+    """Whether the kernel's log tells of the OOM killer in a group of this name, for one that is gone already."""
+    with suppress(OSError):
+        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            while True:  # a record each; BlockingIOError after the last
+                with suppress(BrokenPipeError):  # it was overwritten before it was read
+                    record = os.read(fd, 1 << 13)
+                    if not record or (b"oom-kill:" in record and name.encode() in record):
+                        return bool(record)
+        finally:
+            os.close(fd)
+    return False
+
+
+def disk_of(path: str) -> str | None:
+    """`major:minor` of the whole disk below a path, as throttling wants it; None for what has no disk."""
+    number = os.stat(path).st_dev
+    entry = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not entry.exists():
+        return None
+    entry = entry.resolve()
+    if (entry / "partition").exists():
+        entry = entry.parent
+    return (entry / "dev").read_text().strip()

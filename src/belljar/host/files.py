@@ -1,0 +1,372 @@
+"""Files into and out of a box. Everything that leaves one is hostile: no link is followed, no device or
+pipe is opened, and count, depth and size are capped before anything is read."""
+
+from __future__ import annotations
+
+import ctypes
+import fnmatch
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
+
+from belljar.core import errors
+from belljar.core.result import Collected, Entry, File
+from belljar.core.values import MIB, format_size, guest_path
+
+MAX_DEPTH = 32
+MAX_ENTRIES = 10_000
+MANY = 1_000_000  # for a folder of the user's own
+MAX_COLLECTED = 64 * MIB
+# Windows lacks some of these, and has no use for this module but to import it.
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _SAFE
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _SAFE
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
+
+
+class _Node(NamedTuple):
+    path: str
+    folder: int  # an open descriptor of the directory that holds it, valid during the step
+    name: str
+    stat: os.stat_result
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    """A folder of the host as a descriptor, which stays the same folder whatever happens to its name."""
+    fd = os.open(path, _DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0))
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def below(root: int, path: str) -> Iterator[int]:
+    """A folder below an open one, as a descriptor; no link is followed."""
+    with _folder(root, path.split("/"), make=False) as fd:
+        yield fd
+
+
+def unnamed() -> int:
+    """A file without a name, in memory where that can be: nothing to leave behind."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("belljar", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def seal(fd: int) -> None:
+    """From here on nobody changes an unnamed file, whatever descriptor they hold; where the kernel can do that."""
+    with suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+
+
+def write(root: int, files: Sequence[File], *, owner: int | None = None) -> None:
+    """Writes files below an open directory, as `owner` if given: then with that uid's rights and no more."""
+    with _acting_as(owner):
+        for file in files:
+            parts = guest_path(file.path).split("/")
+            with _folder(root, parts[:-1]) as folder:
+                _replace(folder, parts[-1], file)
+
+
+def collect(root: int, patterns: Sequence[str], *, most: int = MAX_ENTRIES, limit: int = MAX_COLLECTED) -> Collected:
+    """The regular files below an open directory that match, within the caps, and what was left out and why."""
+    files: list[File] = []
+    left_out: list[str] = []
+    budget = limit
+    for node in _walk(root, left_out, most):
+        if stat.S_ISDIR(node.stat.st_mode) or not matches(node.path, patterns):
+            continue
+        if not stat.S_ISREG(node.stat.st_mode):
+            left_out.append(f"{node.path}: {kind(node.stat.st_mode)}, only regular files leave a sandbox")
+        elif node.stat.st_size > budget:
+            left_out.append(f"{node.path}: {format_size(node.stat.st_size)} is over what may be collected")
+        elif (content := _read(node, budget)) is None:
+            left_out.append(f"{node.path}: changed while it was read")
+        else:
+            budget -= len(content)
+            files.append(File(path=node.path, content=content, executable=bool(node.stat.st_mode & 0o100)))
+    return Collected(tuple(files), tuple(left_out))
+
+
+def entries(root: int, *, most: int = MAX_ENTRIES) -> tuple[Entry, ...]:
+    found = (Entry(node.path, kind(node.stat.st_mode), node.stat.st_size) for node in _walk(root, [], most))
+    return tuple(sorted(found))
+
+
+def tree(path: str, *, limit: int) -> tuple[File, ...]:
+    """A host folder's regular files as they are, for a grant by copy; over the limit is a refusal."""
+    files: list[File] = []
+    left = limit
+    with opened(path) as root:
+        for node in _walk(root, [], most=MANY):
+            if not stat.S_ISREG(node.stat.st_mode):
+                continue
+            content = _read(node, left)
+            if content is None:
+                raise errors.PolicyDenied(
+                    f"workspace: {path} holds more than the disk limit of {format_size(limit)}",
+                    fix="raise `disk`, or run Belljar as the folder's owner, so that no copy is needed",
+                )
+            left -= len(content)
+            files.append(File(path=node.path, content=content, executable=bool(node.stat.st_mode & 0o100)))
+    return tuple(files)
+
+
+def copy_back(root: int, before: Sequence[File], path: str, limit: int) -> Collected:
+    """What a guest changed in its copy of a host folder, which lies below an open one."""
+    after = collect(root, ["**"], most=MANY, limit=limit)
+    return Collected(after.files, bring_back(after, before, path))
+
+
+def bring_back(after: Collected, before: Sequence[File], path: str) -> tuple[str, ...]:
+    """Changes to a copy of a host folder, written there by us, file by file, following no link; what was left out."""
+    was = {file.path: file for file in before}
+    left_out = list(after.left_out)
+    unseen = {left.partition(": ")[0] for left in left_out}
+    gone = was.keys() - {file.path for file in after.files} - unseen
+    if any(name.endswith("/") for name in unseen):  # a folder of which not all was looked at: nothing says it is gone
+        gone = set()
+    with opened(path) as target:
+        discard(target, sorted(gone, reverse=True))
+        for file in after.files:
+            if was.get(file.path) != file:
+                left_out += _copy_one(target, file)
+    return tuple(left_out)
+
+
+def _copy_one(target: int, file: File) -> list[str]:
+    try:
+        clear(target, [folder] if (folder := file.path.rpartition("/")[0]) else [], folders=True)
+        write(target, [file])
+    except (OSError, errors.BelljarError) as error:
+        return [f"{file.path}: {error}"]
+    return []
+
+
+def clear(root: int, paths: Iterable[str], *, folders: bool = False) -> None:
+    """Removes what is in the way of a file (or folder) at each path: links, pipes, files where folders must be."""
+    for path in paths:
+        parts = path.split("/")
+        with suppress(FileNotFoundError), ExitStack() as stack:
+            folder = root
+            for depth, part in enumerate(parts):
+                mode = os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
+                last = depth == len(parts) - 1
+                if last and stat.S_ISDIR(mode) and not folders:
+                    raise errors.ExecutionFailed(
+                        f"{path} is a folder, and a file was to be there", fix="remove it first"
+                    )
+                if not (stat.S_ISDIR(mode) or (last and stat.S_ISREG(mode) and not folders)):
+                    os.unlink(part, dir_fd=folder)
+                if not last:
+                    folder = os.open(part, _DIRECTORY, dir_fd=folder)
+                    stack.callback(os.close, folder)
+
+
+def make_folder(root: int, path: str, *, owner: int | None = None) -> None:
+    with _acting_as(owner), _folder(root, path.split("/")):
+        pass
+
+
+def missing(root: int, paths: Iterable[str]) -> list[str]:
+    """Those paths, and folders on the way to them, that do not exist below an open directory; deepest first."""
+    wanted = {"/".join(path.split("/")[: depth + 1]) for path in paths for depth in range(path.count("/") + 1)}
+    return sorted((path for path in wanted if not _exists(root, path)), key=lambda path: -path.count("/"))
+
+
+def discard(root: int, paths: Sequence[str]) -> None:
+    """Removes files and empty folders, deepest first, as `missing` listed them before somebody made them."""
+    for path in paths:
+        parts = path.split("/")
+        with suppress(OSError, errors.InvalidRequest), _folder(root, parts[:-1], make=False) as folder:
+            try:
+                os.unlink(parts[-1], dir_fd=folder)
+            except IsADirectoryError:
+                os.rmdir(parts[-1], dir_fd=folder)
+
+
+def erase(root: int, name: str, *, owner: int | None = None) -> bool:
+    """Removes a whole tree below an open directory, however deep, following no link; False if something remains.
+
+    Each folder found is first moved to the top, so that neither the depth of the tree nor a name's length counts.
+    """
+    waiting = [name]
+    with suppress(OSError), _acting_as(owner):
+        while waiting:
+            folder = waiting[-1]
+            with suppress(FileNotFoundError):
+                waiting[-1:-1] = _flatten(root, folder)
+                os.rmdir(folder, dir_fd=root)
+            waiting.remove(folder)
+    return not waiting
+
+
+def _flatten(root: int, name: str) -> list[str]:
+    """Unlinks a folder's files and moves its folders up to the root, under new names."""
+    moved = []
+    folder = os.open(name, _DIRECTORY, dir_fd=root)
+    try:
+        for entry in os.listdir(folder):
+            try:
+                os.unlink(entry, dir_fd=folder)
+            except IsADirectoryError:
+                moved.append(f".gone-{os.urandom(8).hex()}")
+                os.rename(entry, moved[-1], src_dir_fd=folder, dst_dir_fd=root)
+    finally:
+        os.close(folder)
+    return moved
+
+
+def _exists(root: int, path: str) -> bool:
+    try:
+        os.stat(path, dir_fd=root, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _acting_as(owner: int | None) -> Iterator[None]:
+    """This thread's file rights become the owner's: root has none in a filesystem mounted by the guest's uid."""
+    if owner is None:
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.setfsgid(owner)
+    libc.setfsuid(owner)
+    try:
+        yield
+    finally:
+        libc.setfsuid(os.geteuid())
+        libc.setfsgid(os.getegid())
+
+
+def matches(path: str, patterns: Sequence[str]) -> bool:
+    """A pattern without a slash matches names at any depth (`./name` only the topmost); `*` stays within a
+    name, `**` does not."""
+    return any(_match(path.split("/"), p.removeprefix("./").split("/") if "/" in p else ["**", p]) for p in patterns)
+
+
+def _match(parts: list[str], pattern: list[str]) -> bool:
+    places = {0}  # how many parts each way of matching has used up so far; a set, so that no pattern takes long
+    for word in pattern:
+        if word == "**":
+            places = set(range(min(places, default=len(parts) + 1), len(parts) + 1))
+        else:
+            places = {i + 1 for i in places if i < len(parts) and fnmatch.fnmatchcase(parts[i], word)}
+    return len(parts) in places
+
+
+@contextmanager
+def _folder(root: int, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
+    """Opens (making what is missing) the folder below root, one name at a time, so that no link is followed."""
+    current = os.dup(root)
+    try:
+        for part in parts:
+            try:
+                following = os.open(part, _DIRECTORY, dir_fd=current)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                os.mkdir(part, 0o755, dir_fd=current)
+                following = os.open(part, _DIRECTORY, dir_fd=current)
+            os.close(current)
+            current = following
+        yield current
+    except NotADirectoryError:
+        raise errors.InvalidRequest(f"path: {'/'.join(parts)!r} is not a folder in the sandbox") from None
+    finally:
+        os.close(current)
+
+
+def _replace(folder: int, name: str, file: File) -> None:
+    """The whole file or nothing: written under another name, then renamed over what was there (a link itself,
+    never what it points to)."""
+    draft = f".belljar-{os.urandom(6).hex()}"
+    fd = os.open(
+        draft, _CREATE, (0o755 if file.executable else 0o644) & ~(0o222 if file.read_only else 0), dir_fd=folder
+    )
+    try:
+        try:
+            view = memoryview(file.content)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        with suppress(NotADirectoryError, FileNotFoundError):
+            os.rmdir(name, dir_fd=folder)  # an empty folder may give way, a full one may not
+        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft, dir_fd=folder)
+        raise
+
+
+def _walk(root: int, left_out: list[str], most: int = MAX_ENTRIES) -> Iterator[_Node]:
+    """Depth first, so that no more folders are open at once than the tree is deep."""
+    seen = 0
+
+    def visit(folder: int, prefix: str, depth: int) -> Iterator[_Node]:
+        nonlocal seen
+        for name in sorted(os.listdir(folder)):
+            seen += 1
+            if seen > most:
+                if seen == most + 1:
+                    left_out.append(f"{prefix or './'}: more than {most} entries, the rest was not looked at")
+                return
+            path = prefix + name
+            try:
+                guest_path(path)
+                facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except (OSError, ValueError):
+                left_out.append(f"{path.encode('utf-8', 'backslashreplace').decode()!r}: an unusable name")
+                continue
+            yield _Node(path, folder, name, facts)
+            if stat.S_ISDIR(facts.st_mode) and depth >= MAX_DEPTH:
+                left_out.append(f"{path}: lies {MAX_DEPTH} folders deep, what is in it was not looked at")
+            elif stat.S_ISDIR(facts.st_mode):
+                try:
+                    inner = os.open(name, _DIRECTORY, dir_fd=folder)
+                except OSError:
+                    left_out.append(f"{path}: cannot be opened")
+                    continue
+                try:
+                    yield from visit(inner, path + "/", depth + 1)
+                finally:
+                    os.close(inner)
+
+    yield from visit(root, "", 1)
+
+
+def _read(node: _Node, limit: int) -> bytes | None:
+    """The content, or None if it is no regular file any more, or longer than allowed."""
+    try:
+        fd = os.open(node.name, _READ, dir_fd=node.folder)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        chunks: list[bytes] = []
+        size = 0
+        while chunk := os.read(fd, 1 << 20):
+            size += len(chunk)
+            if size > limit:
+                return None
+            chunks.append(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(fd)
+
+
+def kind(mode: int) -> str:
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "pipe"}
+    return kinds.get(stat.S_IFMT(mode), "device or socket")

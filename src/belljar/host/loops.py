@@ -1,0 +1,34 @@
+"""Small pieces of event-loop plumbing: errors out of task groups, and calls from other threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio.lowlevel
+
+
+@contextmanager
+def lone_errors() -> Iterator[None]:
+    """A task group's single exception as itself, not in a group: callers catch what was raised."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        raise error from error.__cause__
+
+
+def in_this_loop(function: Callable[[], object]) -> Callable[[], None]:
+    """The function as one that any thread may call: it is then run in the event loop we are in now."""
+    loop: Any = anyio.lowlevel.current_token().native_token
+    thread = threading.get_ident()
+    from_outside = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon  # asyncio's, or trio's
+
+    def call() -> None:
+        function() if threading.get_ident() == thread else from_outside(function)
+
+    return call

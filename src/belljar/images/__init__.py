@@ -1,0 +1,1 @@
+"""Container images: pull policy, lock, signatures, scans, builds."""

@@ -1,0 +1,163 @@
+"""What is kept of images on disk: the lock file, the records of scans and signatures, the ids of what was built here;
+and the pinned programs that vouch for them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import anyio.to_thread
+from pydantic import ValidationError
+
+from belljar.core import errors
+from belljar.core.model import Model
+from belljar.core.values import MIB
+from belljar.host import process
+from belljar.images.rules import MAX_LOCK, Lock, Pin, ScanRecord, SignatureRecord, is_digest, read_lock, write_lock
+
+_MAX_RECORD = 1 * MIB
+_Record = TypeVar("_Record", bound=Model)
+
+
+class Store:
+    def __init__(self, folder: Path, lock_file: Path) -> None:
+        self.folder = folder
+        self.lock_file = lock_file
+
+    # --- the lock ---
+
+    def lock(self) -> Lock:
+        """No file is an empty lock; a file that cannot be read is a refusal."""
+        try:
+            with self.lock_file.open("rb") as file:
+                data = file.read(MAX_LOCK + 1)
+        except FileNotFoundError:
+            return Lock()
+        except OSError as error:
+            raise errors.ImageRefused(
+                f"{self.lock_file}: {error.strerror}", fix="make the file readable", context={"rule": "lock"}
+            ) from None
+        return read_lock(data.decode("utf-8", "replace") if len(data) <= MAX_LOCK else "", str(self.lock_file))
+
+    def save_lock(self, lock: Lock) -> None:
+        try:
+            _replace(self.lock_file, write_lock(lock).encode(), 0o644)
+        except OSError as error:
+            raise errors.InvalidRequest(f"{self.lock_file}: {error.strerror}", fix="name another lock file") from None
+
+    # --- scans and signatures ---
+
+    def scan(self, image_id: str) -> ScanRecord | None:
+        """The record of an image; one that is damaged, or of another image, is none."""
+        record = self._kept(ScanRecord, "scans", image_id)
+        return record if record and record.id == image_id else None
+
+    def save_scan(self, record: ScanRecord) -> None:
+        _replace(self._record("scans", record.id), record.model_dump_json().encode(), 0o600)
+
+    def signature(self, digest: str) -> SignatureRecord | None:
+        record = self._kept(SignatureRecord, "signatures", digest)
+        return record if record and record.digest == digest else None
+
+    def save_signature(self, record: SignatureRecord) -> None:
+        _replace(self._record("signatures", record.digest), record.model_dump_json().encode(), 0o600)
+
+    def _kept(self, shape: type[_Record], kind: str, digest: str) -> _Record | None:
+        try:
+            with self._record(kind, digest).open("rb") as file:
+                data = file.read(_MAX_RECORD + 1)
+            return shape.model_validate_json(data) if len(data) <= _MAX_RECORD else None
+        except (OSError, ValidationError):
+            return None
+
+    # --- what was built here ---
+
+    def note_built(self, image_id: str) -> None:
+        _replace(self._record("built", image_id), b"", 0o600)
+
+    def note_fetched(self, image_id: str) -> None:
+        """It came from a registry: whatever was built here is there by now."""
+        self._record("built", image_id).unlink(missing_ok=True)
+
+    def built(self) -> frozenset[str]:
+        with suppress(OSError):
+            return frozenset(f"sha256:{path.name}" for path in (self.folder / "built").iterdir())
+        return frozenset()
+
+    def forget(self, *digests: str) -> None:
+        """All that is known of an image, by its id and the digests it had in registries."""
+        for digest in digests:
+            for kind in ("scans", "signatures", "built"):
+                self._record(kind, digest).unlink(missing_ok=True)
+
+    def _record(self, kind: str, digest: str) -> Path:
+        if not is_digest(digest):
+            raise errors.ExecutionFailed(f"the engine calls an image {digest[:80]!r}, which is not an id")
+        return self.folder / kind / digest.removeprefix("sha256:")
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    """The whole file or nothing, also when two of us write at once."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), mode)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def new_pin(digest: str, *, in_registry: bool, by: str = "") -> Pin:
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return Pin(digest=digest, of="registry" if in_registry else "engine", at=at, by=by or _account())
+
+
+def _account() -> str:
+    with suppress(ImportError, KeyError, AttributeError):
+        import pwd
+
+        return pwd.getpwuid(os.geteuid()).pw_name
+    return "unknown"
+
+
+class Distrusted(Exception):
+    """A program that is absent, or is not the one that was pinned; the text says which."""
+
+
+async def run_pinned(argv: Sequence[str], sha256: str, *, deadline: float, limit: int) -> process.Output:
+    """Runs a program if its bytes are the ones the administrator pinned.
+
+    Between the check and the start somebody who may write the file could change it, but who may write there has won
+    already: the path belongs in a folder of root's.
+    """
+    program = argv[0]
+    if not os.path.isabs(program):
+        raise Distrusted(f"{program!r} is not an absolute path")
+    if not sha256:
+        raise Distrusted(f"the sha256 of {program} is not pinned")
+    try:
+        found = await anyio.to_thread.run_sync(_sha256, program)
+    except OSError as error:
+        raise Distrusted(f"{program}: {error.strerror}") from None
+    if found != sha256:
+        raise Distrusted(f"{program} has changed: its sha256 is {found}, and {sha256} is pinned")
+    try:
+        return await process.output(argv, deadline=deadline, limit=limit)
+    except TimeoutError:
+        raise errors.BackendTimeout(
+            f"{program} took longer than {deadline:g} s", fix="raise images.tool_timeout"
+        ) from None
+    except OSError as error:
+        raise Distrusted(f"{program} cannot be started: {error.strerror}") from None
+
+
+def _sha256(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""What client and service both speak: the bodies of requests and answers, and the records."""

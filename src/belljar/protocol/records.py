@@ -1,0 +1,129 @@
+"""What the service keeps and tells: frozen, like all data that crosses a boundary."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Literal
+
+from pydantic import Field
+
+from belljar.core.model import Model
+from belljar.core.result import Result
+
+State = Literal["queued", "running", "finished", "failed", "refused", "lost"]
+FINAL: frozenset[State] = frozenset({"finished", "failed", "refused", "lost"})
+Scope = Literal["run", "read", "sessions", "files", "admin"]
+SCOPES: tuple[Scope, ...] = ("run", "read", "sessions", "files", "admin")
+
+
+def new_id(kind: str = "bj") -> str:
+    """Unique across machines."""
+    return f"{kind}-{uuid.uuid4().hex[:16]}"
+
+
+class Caller(Model):
+    """Who asks, what they may do, and how much of it."""
+
+    name: str
+    scopes: frozenset[Scope] = frozenset()
+    key: str = Field("", description="the id of the API key, if it was one")
+    rate: str = Field("", description='such as "60/minute"; empty: the setting')
+    concurrency: int = Field(0, ge=0, description="runs at once; 0: the setting")
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+
+class Key(Model):
+    """An API key without its secret."""
+
+    id: str
+    name: str
+    digest: str = Field(repr=False, description="SHA-256 of the secret")
+    scopes: frozenset[Scope]
+    created: float
+    expires: float | None = None
+    revoked: float | None = None
+    rate: str = ""
+    concurrency: int = 0
+
+
+class RunRecord(Model):
+    """One run from its request to its end. `finished` has a `result`; `failed` and `refused` have a `problem`."""
+
+    id: str
+    caller: str
+    instance: str = Field("", description="the process that owns it")
+    state: State = "queued"
+    language: str = ""
+    backend: str = ""
+    sha256: str = Field("", description="of the code or command")
+    fingerprint: str = Field("", description="of the whole request, if its result may be served again")
+    session: str = ""
+    created: float
+    started: float | None = None
+    ended: float | None = None
+    position: int | None = Field(None, description="in the queue, 1 is next")
+    result: Result | None = None
+    problem: dict[str, Any] | None = None
+
+    @property
+    def box(self) -> str:
+        """The sandbox that it ran in: its own, or its session's."""
+        return self.session or self.id
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL
+
+
+class LogLine(Model):
+    """One line of output, in the mission's words, with a number that counts from 1 within its run."""
+
+    container_id: str
+    number: int
+    timestamp: float
+    stream: Literal["stdout", "stderr", "display", "limit", "denied", "gap"]
+    message: str
+    partial: bool = Field(False, description="no end of line followed: it goes on, or was never ended")
+
+
+class Sample(Model):
+    """One second of a sandbox. Counters count from its start."""
+
+    container_id: str
+    at: float
+    cpu_percent: float
+    memory_mb: float
+    network_rx_bytes: int | None = None
+    network_tx_bytes: int | None = None
+    disk_read_bytes: int | None = None
+    disk_write_bytes: int | None = None
+    uptime_seconds: float
+
+
+class Alert(Model):
+    container_id: str
+    at: float
+    kind: Literal["cpu", "memory", "network"]
+    message: str
+    over: bool = Field(False, description="it has ended")
+
+
+class Figures(Model):
+    """What a sandbox used, second by second, and what was alarming about it."""
+
+    container_id: str
+    latest: Sample | None
+    samples: tuple[Sample, ...]
+    alerts: tuple[Alert, ...]
+
+
+class SessionRecord(Model):
+    id: str
+    kind: Literal["session", "sandbox"]
+    caller: str
+    backend: str
+    created: float
+    expires: float
+    turns: int = 0

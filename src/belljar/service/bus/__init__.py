@@ -1,0 +1,1 @@
+"""Lines and events for other processes: in memory, Redis, NATS."""

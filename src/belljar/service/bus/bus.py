@@ -1,0 +1,302 @@
+"""Where lines and events go for others to hear: inside this process, over Redis, or over NATS.
+
+Who publishes never waits and never fails. A broker that is down is told in `status`, what it would have got is kept
+within bounds (the oldest go first, counted in `dropped`), and it gets that once it is back, in order:
+
+LocalBus    one process; nothing can be down
+RedisBus    lines: pub/sub, which has no memory; a message whose answer got lost with the connection is sent again
+NatsBus     events: a JetStream stream keeps them, each one once
+
+A subscriber that was slow, or whose broker was away, reads `{"gap": n}` or `{"gap": None}` where something is missing.
+All of it is for one event loop: `publish` is called where the bus was opened.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self, TypedDict
+from urllib.parse import SplitResult, urlsplit
+
+import anyio
+from anyio.abc import TaskGroup
+
+from belljar.core import errors
+from belljar.core.values import MIB
+from belljar.service.bus.queues import Inbox, Listeners, Outbox, Signal, check_wanted, encode
+
+_log = logging.getLogger("belljar")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to connect
+_READY = 3.0  # seconds that a subscriber waits for a broker at most; after that it is told of a gap
+
+
+class Bus(Protocol):
+    name: str
+
+    @property
+    def status(self) -> str: ...  # empty when well
+    @property
+    def dropped(self) -> int: ...  # messages that nobody will get
+    @property
+    def waiting(self) -> int: ...  # messages that are not out yet; once it is closed: that nobody got
+
+    def publish(self, subject: str, body: dict[str, Any]) -> None: ...
+    def subscribe(self, subject: str) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class LocalBus:
+    """For one process. A message without a subscriber is gone, as with the others."""
+
+    name = "local"
+    status = ""
+    waiting = 0
+
+    def __init__(self, *, inbox_count: int = 1000, inbox_size: int = 4 * MIB) -> None:
+        self.dropped = 0
+        self._inbox = inbox_count, inbox_size
+        self._listeners = Listeners()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closed = True
+        for inbox in self._listeners:
+            inbox.close()
+
+    def publish(self, subject: str, body: dict[str, Any]) -> None:
+        inboxes = self._listeners.hearing(subject)
+        payload = encode(subject, body) if inboxes and not self._closed else b""
+        if payload is None or self._closed:
+            self.dropped += 1
+            return
+        for inbox in inboxes:
+            inbox.put(payload)
+
+    @asynccontextmanager
+    async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        check_wanted(subject)
+        inbox = Inbox(subject, *self._inbox)
+        self._listeners.add(inbox)
+        if self._closed:
+            inbox.close()
+        try:
+            yield inbox
+        finally:
+            self._listeners.remove(inbox)
+
+
+class Link:
+    """A connection that is made again whenever it breaks. `problem` is empty while it stands."""
+
+    def __init__(
+        self, whose: str, tell: Callable[[], None], *, secrets: tuple[str, ...] = (), problem: str = ""
+    ) -> None:
+        self.problem = problem
+        self.failed = False
+        self._whose = whose
+        self._tell = tell
+        self._secrets = secrets
+        self._pause = _FIRST_PAUSE
+        self._now = Signal()
+
+    def nudge(self) -> None:
+        """The broker is back, somebody else saw it."""
+        self._now.set()
+
+    def well(self) -> None:
+        if self.failed:
+            _log.info("%s: connected again", self._whose)
+        self.problem, self.failed, self._pause = "", False, _FIRST_PAUSE
+        self._tell()
+
+    async def keep(self, work: Callable[[], Awaitable[None]]) -> None:
+        """`work` connects, calls `well` and goes on until something breaks."""
+        while True:
+            try:
+                await work()
+                words = "the connection was closed"
+            except Exception as error:  # whatever it was, the next attempt may do
+                words = self._words(error)
+            if not self.failed:
+                _log.warning("%s: %s; what is published is kept within bounds", self._whose, words)
+            self.problem, self.failed = f"{self._whose}: {words}", True
+            self._tell()
+            with anyio.move_on_after(self._pause * random.uniform(0.8, 1.2)):
+                await self._now.wait()
+            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+    def _words(self, error: BaseException) -> str:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        words = error.message if isinstance(error, errors.BelljarError) else str(error)
+        words = words or type(error).__name__
+        for secret in self._secrets:
+            words = words.replace(secret, "***")
+        return words[:300]
+
+
+class Address(NamedTuple):
+    """Where a broker is, fit to be shown, and what of its URL is not."""
+
+    shown: str
+    secrets: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, url: str, name: str, schemes: tuple[str, ...]) -> Address:
+        try:
+            parts = urlsplit(url.strip())
+            shown = _shown(parts, schemes)
+        except ValueError as error:  # which never quotes the password
+            raise errors.InvalidRequest(
+                f"the URL of {name} makes no sense: {error}", fix=f"write it as {schemes[0]}://HOST:PORT"
+            ) from None
+        return cls(shown, tuple(secret for secret in (parts.password, parts.username) if secret))
+
+
+def _shown(parts: SplitResult, schemes: tuple[str, ...]) -> str:
+    if parts.scheme not in schemes:
+        raise ValueError(f"it starts with none of {', '.join(f'{scheme}://' for scheme in schemes)}")
+    if parts.scheme == "unix":
+        if not parts.path:
+            raise ValueError("it names no socket")
+        return f"unix://{parts.path}"
+    try:
+        port = parts.port
+    except ValueError:
+        raise ValueError("its port is no number up to 65535") from None
+    if not parts.hostname:
+        raise ValueError("it names no host")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}" + (f":{port}" if port else "")
+
+
+class Bounds(TypedDict, total=False):
+    """How much a bus keeps of what is to be sent, and for each subscriber; how many seconds it takes to close."""
+
+    count: int
+    size: int
+    inbox_count: int
+    inbox_size: int
+    closing: float
+
+
+class BrokerBus:
+    """What the buses with a broker share: the outbox, the background, the end."""
+
+    name = "broker"
+    _tasks: TaskGroup
+
+    def __init__(
+        self, *, count: int = 10_000, size: int = 16 * MIB, inbox_count: int = 1000, inbox_size: int = 4 * MIB,
+        closing: float = 3.0,
+    ) -> None:  # fmt: skip
+        self._outbox = Outbox(count, size)
+        self._listeners = Listeners()
+        self._inbox = inbox_count, inbox_size
+        self._closing = closing
+        self._closed = False
+        self._links: list[Link] = []
+        self._posted = Signal()  # there is something to send
+        self._progress = Signal()  # something was sent, or a connection came or went
+        self._unsendable = 0
+
+    @property
+    def status(self) -> str:
+        return next((link.problem for link in self._links if link.problem), "")
+
+    @property
+    def dropped(self) -> int:
+        return self._outbox.dropped + self._unsendable
+
+    @property
+    def waiting(self) -> int:
+        return len(self._outbox)
+
+    def publish(self, subject: str, body: dict[str, Any]) -> None:
+        payload = None if self._closed else encode(subject, body)
+        if payload is None:
+            self._unsendable += 1
+            return
+        self._outbox.add(subject, payload)
+        self._posted.set()
+
+    async def __aenter__(self) -> Self:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._start(self._tasks)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """A broker that is well gets the rest, for some seconds; one that is down is not waited for."""
+        with anyio.move_on_after(self._closing, shield=True):
+            while self._outbox and not any(link.failed for link in self._links):
+                await self._progress.wait()
+        self._closed = True
+        if self.waiting:
+            _log.warning("%s: closed with %d messages left that nobody got", self.name, self.waiting)
+        for inbox in self._listeners:
+            inbox.close()
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)  # what the body raised is not for a group of exceptions
+
+    def _start(self, tasks: TaskGroup) -> None:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """Waits for the broker, unless it is known to be down: then the subscriber is told of a gap once it is back."""
+        check_wanted(subject)
+        inbox = Inbox(subject, *self._inbox)
+        self._listeners.add(inbox)
+        try:
+            self._joined(inbox)
+            if self._closed:
+                inbox.close()
+            elif not any(link.failed for link in self._links):
+                with anyio.move_on_after(_READY):
+                    await inbox.ready.wait()
+            inbox.late = not inbox.ready.is_set()
+            yield inbox
+        finally:
+            self._listeners.remove(inbox)
+            self._parted(inbox)
+
+    def _joined(self, inbox: Inbox) -> None:
+        raise NotImplementedError
+
+    def _parted(self, inbox: Inbox) -> None:
+        raise NotImplementedError
+
+
+class Buses(NamedTuple):
+    """What the service needs: one for lines of output, one for events."""
+
+    lines: Bus
+    events: Bus
+
+
+@asynccontextmanager
+async def open_bus(*, redis: str = "", nats: str = "") -> AsyncIterator[Buses]:
+    """Both buses, open. Without a URL a bus is local; a URL that makes no sense, or a library that is missing, raises;
+    a broker that is down does not."""
+    lines: Bus = LocalBus()
+    events: Bus = LocalBus()
+    if redis:
+        from belljar.service.bus.redis import RedisBus
+
+        lines = RedisBus(redis)
+    if nats:
+        from belljar.service.bus.nats import NatsBus
+
+        events = NatsBus(nats)
+    async with lines, events:
+        yield Buses(lines, events)

@@ -1,0 +1,147 @@
+"""HTTP and WebSocket: routes that parse, ask and answer. What they ask is `core` and `sessions`.
+
+Three voices, kept apart: a guest's failure is a 200 with its status; a refusal is a 4xx of kind policy_denied,
+unauthorized or busy; our own failure is a 5xx. Every error is a problem (RFC 9457).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from importlib.util import find_spec
+from itertools import islice
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from belljar import __version__
+from belljar.core import errors
+from belljar.core.settings import Settings
+from belljar.protocol.bodies import Problem
+from belljar.service.auth import gate
+from belljar.service.health import Health
+from belljar.service.http import runs
+from belljar.service.http import sessions as api_sessions
+from belljar.service.http.guard import Guard, problem
+from belljar.service.http.openapi import Documented
+from belljar.service.http.shortcut import Shortcut
+from belljar.service.service import Service
+from belljar.service.sessions import Sessions
+
+_log = logging.getLogger("belljar")
+_MCP = find_spec("mcp") is not None
+_TOLD = 20  # mistakes of one request
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": what, "content": {"application/problem+json": {}}}
+    for status, what in (
+        (400, "not HTTP, or not JSON"),
+        (401, "nobody knows who asks"), (403, "refused"), (404, "there is no such thing"),
+        (409, "not in this state"), (413, "larger than the server takes"), (422, "the request makes no sense"),
+        (429, "over a quota: Retry-After says when"), (499, "aborted"), (500, "our failure"),
+        (503, "not available, or busy: Retry-After says when"), (504, "an engine did not answer"),
+    )
+}  # fmt: skip
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The whole service as an ASGI application; its lifespan opens and closes everything."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service = Service(settings)
+        sessions = Sessions(service)
+        app.state.service, app.state.sessions, app.state.health = service, sessions, Health(service)
+        async with service, sessions, _models(service, sessions) as app.state.mcp:
+            yield
+
+    app = Documented(
+        title="Belljar", version=__version__, lifespan=lifespan, responses=_PROBLEMS,
+        docs_url=None, redoc_url=None, openapi_url="/openapi.json",
+        description="Runs code that nobody has read yet, where it can do no harm, and returns a typed answer.",
+    )  # fmt: skip
+    app.include_router(runs.router)
+    app.include_router(api_sessions.router)
+    app.include_router(runs.about)
+    if _MCP:
+        from belljar.service.mcp.http import PATH, entrance
+
+        app.router.routes.append(Route(PATH, entrance, include_in_schema=False))
+    app.add_exception_handler(errors.BelljarError, _refuse)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _bug)
+    app.add_middleware(Shortcut, refuse=_answer)  # behind the door
+    app.add_middleware(_Door)  # behind the guard
+    app.add_middleware(Guard, settings=settings)
+    return app
+
+
+class _Door:
+    """Who asks is known before a byte of a body is read: FastAPI parses it before it looks at a dependency."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/api/"):
+            try:
+                scope["caller"] = await gate.known(scope["app"].state.service, Headers(scope=scope))
+            except errors.BelljarError as error:
+                answer = _answer(error)
+                answer.headers["Connection"] = "close"  # the rest of the body is not read
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _models(service: Service, sessions: Sessions) -> AbstractAsyncContextManager[Any]:
+    """What answers MCP, where its library is installed."""
+    if not _MCP:
+        return nullcontext()
+    from belljar.service.mcp.http import mcp_app
+
+    return mcp_app(service, sessions)
+
+
+def _answer(error: errors.BelljarError) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, errors.Unauthorized) else {}
+    if isinstance(error, errors.Busy):
+        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    return JSONResponse(problem(error), error.http_status, headers=headers, media_type="application/problem+json")
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.BelljarError)
+    return _answer(error)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    found = list(islice(error.errors(), _TOLD))
+    told = []
+    for item in found:
+        where = ".".join(str(step) for step in item["loc"] if step not in ("body", "query", "path"))
+        told.append(f"{where or 'body'}: {str(item['msg']).removeprefix('Value error, ')}")
+    fields = [".".join(map(str, item["loc"])) for item in found]
+    return _answer(errors.InvalidRequest("; ".join(told), context={"fields": fields}))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = Problem(title=error.detail, status=error.status_code, detail=error.detail, kind="http")
+    body = told.model_dump(mode="json")
+    return JSONResponse(body, error.status_code, headers=error.headers, media_type="application/problem+json")
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    _log.exception("a bug of ours in %s %s", request.method, request.scope.get("route"))
+    return _answer(
+        errors.ExecutionFailed("something broke in Belljar itself", fix="its log says what: please report it")
+    )

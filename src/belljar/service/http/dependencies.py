@@ -1,0 +1,131 @@
+"""What every route needs: the service behind the application, and a caller who may ask."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
+
+from fastapi import Depends, Header, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+
+from belljar.core import errors
+from belljar.protocol.records import Caller, RunRecord, Scope
+from belljar.service.auth import gate
+from belljar.service.claims import Claims
+from belljar.service.run_lifecycle import Run
+from belljar.service.service import Service
+from belljar.service.sessions import Sessions
+
+T = TypeVar("T")
+
+
+# Coroutines, though they wait for nothing: FastAPI sends plain functions to a thread, which takes a millisecond.
+async def _service(connection: HTTPConnection) -> Service:
+    return cast(Service, connection.app.state.service)
+
+
+async def _sessions(connection: HTTPConnection) -> Sessions:
+    return cast(Sessions, connection.app.state.sessions)
+
+
+TheService = Annotated[Service, Depends(_service)]
+TheSessions = Annotated[Sessions, Depends(_sessions)]
+Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
+
+
+def headers_of(connection: HTTPConnection) -> Headers:
+    """All of them: what a WebSocket offers as its subprotocols, the server has taken out of its headers."""
+    offered = ", ".join(connection.scope.get("subprotocols") or ())
+    if not offered or "sec-websocket-protocol" in connection.headers:
+        return connection.headers
+    return Headers(raw=[*connection.headers.raw, (b"sec-websocket-protocol", offered.encode("latin-1"))])
+
+
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_STRUCTURE = 1 << 20  # bytes of JSON besides its texts: each empty list is three bytes, and sixty as an object
+
+
+class Parsed(APIRoute):
+    """Of a route that takes JSON: sixty-four megabytes of brackets would be gigabytes of lists."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            if request.method == "POST":
+                body = await request.body()
+                if len(body) > _STRUCTURE and len(_STRINGS.sub(b"", body)) > _STRUCTURE:
+                    raise errors.InvalidRequest("the body is no request: more of it is structure than any has")
+            return await handle(request)
+
+        return bounded
+
+
+class Allowed:
+    """A dependency: who asks, if they have the scope."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    async def __call__(self, connection: HTTPConnection, service: TheService) -> Caller:
+        caller = connection.scope.get("caller") or await gate.known(service, connection.headers)
+        await gate.require(service, caller, self._scope)
+        return cast(Caller, caller)
+
+
+Runner = Annotated[Caller, Depends(Allowed("run"))]
+Reader = Annotated[Caller, Depends(Allowed("read"))]
+SessionHolder = Annotated[Caller, Depends(Allowed("sessions"))]
+FileUser = Annotated[Caller, Depends(Allowed("files"))]
+
+
+class Sent(NamedTuple):
+    """A POST that makes something of a session: once, however often it comes with its idempotency key."""
+
+    claims: Claims
+    caller: str
+    key: str
+    fingerprint: str
+
+    async def once(self, work: Callable[[], Awaitable[T]], session: Callable[[T], str]) -> T:
+        """What `work` returns; `session` tells from it whose answer that is."""
+        if not self.key:
+            return await work()
+        return await self.claims.once(self.caller, self.key, self.fingerprint, work, session)
+
+
+async def _sent(request: Request, sessions: TheSessions, caller: SessionHolder, idempotency_key: Key = None) -> Sent:
+    key, path = idempotency_key or "", request.url.path.encode()
+    fingerprint = hashlib.sha256(path + b"\0" + await request.body()).hexdigest() if key else ""
+    return Sent(sessions.claims, caller.name, key, fingerprint)
+
+
+TheRequest = Annotated[Sent, Depends(_sent)]
+
+
+TAKEN_IN: dict[int | str, dict[str, Any]] = {202: {"model": RunRecord, "description": "with wait=false: taken in"}}
+
+
+async def answer(run: Run, request: Request, *, wait: bool, key: str | None) -> Response:
+    """`Executed`, or what is known of the run. A client that goes away ends what only it wanted: without a key."""
+    if not wait:
+        return JSONResponse(run.record.model_dump(mode="json"), 202)
+    if not key and not run.done.is_set():
+        _stop_when_gone(run, request)
+    text = (await run.result()).model_dump_json()
+    return Response(f'{{"id":"{run.id}",{text[1:]}', media_type="application/json")
+
+
+def _stop_when_gone(run: Run, request: Request) -> None:
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":  # said after an answer, too
+            pass
+        if not run.done.is_set():
+            run.stop()
+
+    request.app.state.service.start_soon(watch)

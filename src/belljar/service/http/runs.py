@@ -1,0 +1,142 @@
+"""Routes of runs, their logs and figures, and of what this server is and can do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response, WebSocket
+from fastapi.responses import PlainTextResponse
+
+from belljar.core.capabilities import Capabilities
+from belljar.core.values import MIB
+from belljar.protocol.bodies import Alive, Execute, Executed, Language, LogPage, Ready, SeenImage
+from belljar.protocol.records import Figures, RunRecord, State
+from belljar.service import image_list
+from belljar.service.auth import gate
+from belljar.service.http import streams
+from belljar.service.http.dependencies import (
+    TAKEN_IN,
+    Key,
+    Parsed,
+    Reader,
+    Runner,
+    TheService,
+    TheSessions,
+    answer,
+    headers_of,
+)
+from belljar.service.telemetry.log_lines import with_gaps
+from belljar.service.telemetry.metrics import CONTENT_TYPE
+
+router = APIRouter(prefix="/api/sandbox", tags=["runs"], route_class=Parsed)
+about = APIRouter(tags=["about"])
+
+After = Annotated[int, Query(ge=0, le=2**62, description="the last number you have")]
+
+
+@router.post("/execute", response_model=Executed, responses=TAKEN_IN)
+async def execute(
+    body: Execute, request: Request, service: TheService, caller: Runner, idempotency_key: Key = None
+) -> Response:
+    """Run a snippet or a command in a sandbox of its own. A guest that fails is an answer like any other."""
+    run = await service.submit(body.request(), caller, key=idempotency_key or "", cached=body.cached)
+    return await answer(run, request, wait=body.wait, key=idempotency_key)
+
+
+@router.get("/runs")
+async def list_runs(
+    service: TheService, caller: Reader, state: State | None = None, language: str | None = None,
+    before: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+) -> list[RunRecord]:  # fmt: skip
+    """Your runs, the newest first, without their results."""
+    return await service.history(caller, state=state, language=language, before=before, limit=limit)
+
+
+@router.get("/runs/{id}")
+async def inspect_run(id: str, service: TheService, caller: Reader) -> RunRecord:
+    """One run, with its result or its problem when it is over."""
+    return await service.record(id, caller)
+
+
+@router.post("/runs/{id}/cancel")
+async def cancel_run(id: str, service: TheService, caller: Runner) -> RunRecord:
+    """End it and everything it started; what it had printed is kept."""
+    return await service.cancel(id, caller)
+
+
+@router.get("/{id}/logs", response_model=LogPage, responses={200: {"content": {"text/event-stream": {}}}})
+async def read_logs(
+    id: str, request: Request, service: TheService, caller: Reader, after: After = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^\d{1,18}$")] = None,
+) -> Any:  # fmt: skip
+    """The lines after a number. Asked for `text/event-stream`, the answer goes on to the end of the run."""
+    record = await service.record(id, caller)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return streams.Listener(service, id, caller, request.headers, max(after, int(last_event_id or 0)))
+    await service.store.flush(id)
+    lines = await service.store.lines(id, after, limit, room=8 * MIB)
+    return LogPage(lines=tuple(with_gaps(after, lines)), state=record.state)
+
+
+@router.websocket("/{id}/logs")
+async def watch_logs(socket: WebSocket, id: str, service: TheService, after: After = 0) -> None:
+    """One line a message; the socket is closed with the run's state as the reason when it is over."""
+    headers = headers_of(socket)
+    caller = await gate.admit(service, headers, "read")
+    await service.record(id, caller)
+    await streams.watch(service, id, caller, headers, after, socket)
+
+
+@router.get("/{id}/metrics")
+async def read_metrics(
+    id: str, service: TheService, sessions: TheSessions, caller: Reader, after: float = 0
+) -> Figures:
+    """What a sandbox used, second by second, and what was alarming about it: of a run, or of an open session."""
+    id = id if sessions.holds(id, caller) else (await service.record(id, caller)).box
+    await service.store.flush(id)
+    samples = await service.store.samples(id, after)
+    latest = service.sampler.latest(id) or (samples[-1] if samples else None)
+    return Figures(container_id=id, latest=latest, samples=tuple(samples), alerts=tuple(await service.store.alerts(id)))
+
+
+# --- about the server ---
+
+
+@about.get("/api/languages")
+async def languages(service: TheService, caller: Reader) -> list[Language]:
+    """What can be run here, and by which backend."""
+    return [Language(backend=name, **row.model_dump()) for name, row in await service.engine.all_spoken()]
+
+
+@about.get("/api/backends")
+async def backends(service: TheService, caller: Reader) -> list[Capabilities]:
+    """Every backend: does it work here, why not, and what it guarantees."""
+    return [offer.model_copy(update={"modules": None}) for offer in await service.engine.offers()]
+
+
+@about.get("/api/images")
+async def images(service: TheService, caller: Reader) -> list[SeenImage]:
+    """Images of this server's container engines, as last seen."""
+    return await image_list.images(service.engine, service.store)
+
+
+@about.get("/healthz")
+async def alive() -> Alive:
+    """This process answers."""
+    return Alive()
+
+
+@about.get("/readyz", responses={503: {"description": "it cannot run anything now"}})
+async def ready(request: Request, response: Response) -> Ready:
+    """A real tiny run on the default backend, not older than some seconds."""
+    told: Ready = await request.app.state.health.look()
+    response.status_code = 200 if told.ready else 503
+    return told
+
+
+@about.get("/metrics", response_class=PlainTextResponse)
+async def prometheus(service: TheService, caller: Reader) -> Response:
+    """For Prometheus."""
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE)

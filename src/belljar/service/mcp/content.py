@@ -1,0 +1,286 @@
+"""What a model reads of a run, a file or a problem: MCP content. Pure, and bounded, for guests write most of it.
+
+An answer stays below 1 MiB: that is what the official client takes of one event, and no model wants to read more.
+Text for the model is harmless on a terminal, where some clients print it. An image is checked before it is called one:
+a picture that a model's API cannot decode would spoil the whole conversation, not only this answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
+from pydantic import Field
+
+from belljar.core import errors
+from belljar.core.capabilities import LanguageSupport
+from belljar.core.model import Model
+from belljar.core.result import Entry, MimeBundle, Result
+from belljar.host.capture import neutralise
+from belljar.protocol.bodies import Executed, Language, Listed
+from belljar.protocol.records import SessionRecord
+
+TEXT_LIMIT = 16_000  # characters of a stream or a value; what is cut is said where it was
+FILE_LIMIT = 64 * 1024  # bytes of a file in one answer
+IMAGE_LIMIT = 600_000  # base64 characters of all images of an answer together
+_IMAGES = 8
+_LIST_LIMIT = 1000
+_PATHS_LIMIT = 100_000
+_DEEPEST = 20
+_FACTS = 8  # entries of a failure's context, or of a run's reasons
+_MAGIC = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
+
+
+class Turned(Executed):
+    """The result of a turn, and the session to go on with."""
+
+    session_id: str
+
+
+class FileText(Model):
+    """A file, or as much of it as one answer takes: `text`, or `base64` where it is not UTF-8."""
+
+    path: str
+    size: int = Field(description="bytes of the whole file")
+    text: str | None = None
+    base64: str | None = None
+    next_offset: int | None = Field(None, description="read on from here; null: this was the rest of it")
+
+
+class Written(Model):
+    path: str
+    size: int
+
+
+class Folder(Model):
+    files: tuple[Listed, ...]
+    left_out: int = Field(0, description="entries that did not fit into the answer")
+
+
+class Closed(Model):
+    session_id: str
+    closed: bool = True
+
+
+class Languages(Model):
+    languages: tuple[Language, ...]
+
+
+# --- runs ---
+
+
+def of_run(result: Result, id: str, session_id: str | None = None) -> CallToolResult:
+    """A guest's failure is an answer like any other: `isError` is kept for refusals and for our own failures."""
+    images, bundles, notes = _split(result.results)
+    told = result.model_copy(
+        update={
+            "stdout": cut(result.stdout), "stderr": cut(result.stderr), "results": bundles, "files": (),
+            "truncated": result.truncated or max(len(result.stdout), len(result.stderr)) > TEXT_LIMIT,
+            "error": _short_failure(result), "reasons": tuple(cut(why, 500) for why in result.reasons[:_FACTS]),
+        }
+    )  # fmt: skip
+    data = told.model_dump(mode="json") | {"id": id}
+    if session_id is not None:
+        data["session_id"] = session_id
+    return CallToolResult(content=[_text(_prose(told, notes)), *images], structured_content=data)
+
+
+def _short_failure(result: Result) -> Any:
+    if result.error is None:
+        return None
+    context = {
+        cut(name, 100): plain if (plain := _plain(value, 2000)) is not None else "(left out)"
+        for name, value in list(result.error.context.items())[:_FACTS]
+    }
+    short = {"message": cut(result.error.message, 4000), "suggestion": cut(result.error.suggestion, 2000)}
+    return result.error.model_copy(update=short | {"context": context})
+
+
+def _prose(result: Result, notes: list[str]) -> str:
+    parts = [result.stdout.rstrip("\n")] if result.stdout.strip() else []
+    if result.stderr.strip():
+        parts.append(f"[stderr]\n{result.stderr.rstrip()}")
+    parts += [f"[result] {bundle['text/plain']}" for bundle in result.results if "text/plain" in bundle]
+    parts += notes
+    if not result.ok:
+        code = f", exit code {result.exit_code}" if result.exit_code is not None else ""
+        parts.append(f"[{result.status}{code}]")
+    if result.error:
+        parts.append(f"{result.error.error_type}: {result.error.message}\nSuggestion: {result.error.suggestion}")
+    if result.truncated:
+        parts.append("[the output was cut]")
+    return "\n".join(parts) or "(it ran, and printed nothing)"
+
+
+def _split(results: Iterable[MimeBundle]) -> tuple[list[ContentBlock], tuple[MimeBundle, ...], list[str]]:
+    """Images as blocks of their own, and bundles that say where their images went: one copy is enough."""
+    images: list[ContentBlock] = []
+    bundles: list[MimeBundle] = []
+    notes: list[str] = []
+    room = IMAGE_LIMIT
+    words = TEXT_LIMIT
+    for bundle in results:
+        kept: MimeBundle = {}
+        for mime, value in bundle.items():
+            if mime in _MAGIC:
+                good = room > 0 and len(images) < _IMAGES and is_image(mime, value, room)
+                if good:
+                    images.append(ImageContent(type="image", data=value, mime_type=mime))
+                    room -= len(value)
+                    kept[mime] = f"(image {len(images)} of this answer)"
+                else:
+                    notes.append(f"[an {mime} was left out: it is broken or too large; save it smaller]")
+            elif words > 0 and (plain := _plain(value, words)) is not None:
+                kept[cut(mime, 100)] = plain
+                words -= len(json.dumps(plain))
+        if any(mime in kept for mime in _MAGIC):
+            kept.pop("text/plain", None)  # "<Figure size 640x480 …>" tells nothing to who sees it
+        bundles.append(kept)
+    return images, tuple(bundles[:64]), notes[:3]
+
+
+def is_image(mime: str, value: object, room: int = IMAGE_LIMIT) -> bool:
+    """Whether this is base64 of what it says to be."""
+    if not isinstance(value, str) or len(value) > room:
+        return False
+    try:
+        return base64.b64decode(value, validate=True).startswith(_MAGIC[mime])
+    except ValueError:
+        return False
+
+
+def _plain(value: object, room: int) -> Any:
+    """A value of a guest's bundle that every JSON reader takes, or None."""
+    if isinstance(value, str):
+        return cut(value, room)
+    if not _shallow(value, _DEEPEST):
+        return None
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError):  # half a surrogate pair is a ValueError too
+        return None
+    return value if len(text) <= room else None
+
+
+def _shallow(value: object, deepest: int) -> bool:
+    if not isinstance(value, dict | list | tuple):
+        return True
+    inside = value.values() if isinstance(value, dict) else value
+    return deepest > 0 and all(_shallow(item, deepest - 1) for item in inside)
+
+
+# --- files and the rest ---
+
+
+def of_file(path: str, content: bytes, offset: int) -> CallToolResult:
+    part = content[offset : offset + FILE_LIMIT]
+    text, used = _decoded(content, part)
+    end = offset + used
+    after = end if end < len(content) else None
+    told = FileText(
+        path=path, size=len(content), text=text, next_offset=after,
+        base64=None if text is not None else base64.b64encode(part).decode(),
+    )  # fmt: skip
+    blocks: list[ContentBlock] = [_text(_file_prose(told))]
+    if text is None and offset == 0:
+        blocks += _picture(content)
+    return CallToolResult(content=blocks, structured_content=told.model_dump(mode="json"))
+
+
+def _decoded(content: bytes, part: bytes) -> tuple[str | None, int]:
+    """The part as text, without a character that its end cuts in two; None where the file is not text."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return None, len(part)
+    if b"\0" in part:
+        return None, len(part)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(part)
+    return text, len(part) - len(decoder.getstate()[0])
+
+
+def _file_prose(file: FileText) -> str:
+    if file.text is None:
+        return f"{cut(file.path, 300)}: {file.size} bytes that are not text (base64 in the structured answer)"
+    more = f"\n[{file.size} bytes in all: read on with offset={file.next_offset}]" if file.next_offset else ""
+    return (file.text or "(empty)") + more
+
+
+def _picture(content: bytes) -> list[ContentBlock]:
+    if len(content) > IMAGE_LIMIT * 3 // 4:
+        return []
+    mime = next((mime for mime, magic in _MAGIC.items() if content.startswith(magic)), None)
+    data = base64.b64encode(content).decode()
+    return [ImageContent(type="image", data=data, mime_type=mime)] if mime else []
+
+
+def of_folder(entries: Iterable[Entry]) -> CallToolResult:
+    kept: list[Listed] = []
+    room, left_out = _PATHS_LIMIT, 0
+    for entry in entries:
+        room -= len(entry.path)
+        if room < 0 or len(kept) >= _LIST_LIMIT:
+            left_out += 1
+        else:
+            kept.append(Listed(path=_encodable(entry.path), kind=entry.kind, size=entry.size))
+    rows = [f"{row.size:>10}  {row.path}{'' if row.kind == 'file' else f'  ({row.kind})'}" for row in kept]
+    rows += [f"[{left_out} more were left out]"] if left_out else []
+    return of_model(Folder(files=tuple(kept), left_out=left_out), "\n".join(rows) or "(there are no files)")
+
+
+def of_session(record: SessionRecord) -> CallToolResult:
+    words = f"session_id: {record.id}\nA {record.kind} on {record.backend}; it ends when nobody uses it for a while."
+    return of_model(record, words)
+
+
+def of_languages(rows: Iterable[tuple[str, LanguageSupport]]) -> CallToolResult:
+    told = Languages(languages=tuple(Language(backend=name, **row.model_dump()) for name, row in rows))
+    here = [f"{row.name} {row.version} ({row.backend})" for row in told.languages if row.available]
+    missing = {row.name: row.fix for row in told.languages}
+    for row in told.languages:
+        if row.available:
+            missing.pop(row.name, None)
+    gone = [f"not here: {name}{f' ({fix})' if fix else ''}" for name, fix in missing.items()]
+    return of_model(told, "\n".join([*here, *gone]))
+
+
+def of_model(model: Model, words: str) -> CallToolResult:
+    return CallToolResult(content=[_text(words)], structured_content=model.model_dump(mode="json"))
+
+
+def of_problem(error: errors.BelljarError) -> CallToolResult:
+    """Refused, or our own failure: what happened and what to do, for the model to read.
+
+    The same as data is in `_meta`: clients hold whatever is in `structuredContent` against the tool's schema.
+    """
+    words = f"{error.kind}: {error.message}" + (f"\nFix: {error.fix}" if error.fix else "")
+    if isinstance(error, errors.Busy):
+        words += f"\nTry again in {max(1, round(error.retry_after))} s."
+    told = {name: plain for name, value in error.as_dict().items() if (plain := _plain(value, 4000)) is not None}
+    return CallToolResult(content=[_text(cut(words, 8000))], is_error=True, _meta={"belljar/problem": told})
+
+
+# --- text ---
+
+
+def _text(words: str) -> TextContent:
+    return TextContent(type="text", text=neutralise(words))
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Its beginning and its end: what a program did first, and how it ended."""
+    text = _encodable(text)
+    if len(text) <= limit:
+        return text
+    half = max(limit // 2 - 30, 1)
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters …]\n{text[-half:]}"

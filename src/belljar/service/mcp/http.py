@@ -1,0 +1,140 @@
+"""The MCP server over streamable HTTP: `mcp_app` for an application's lifespan, and `entrance` for its route `/mcp`.
+
+Every request says who it is from, by the same rules as the rest of the API: without a credential that we know, a 401.
+What that caller may do is each tool's question. An MCP session belongs to who began it: for others it does not exist.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+import anyio
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.mcpserver import Context
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from belljar.core import errors
+from belljar.core.settings import Settings
+from belljar.protocol.records import SCOPES, Caller
+from belljar.service.auth import gate
+from belljar.service.http.guard import Guard, problem
+from belljar.service.http.streams import still_known
+from belljar.service.mcp.tools import create_server, granted
+from belljar.service.service import Service
+from belljar.service.sessions import Sessions
+from belljar.service.telemetry.log_lines import BEAT
+
+PATH = "/mcp"
+_CALLER = "belljar.caller"  # in the scope of a request that came through the door
+
+
+class McpApp:
+    """An ASGI callable, while `mcp_app` is open."""
+
+    def __init__(self, service: Service, sessions: Sessions, hosts: tuple[str, ...] = ()) -> None:
+        self._service = service
+        server = create_server(service, sessions, _caller_of, hosts=hosts)
+        server.streamable_http_app(  # makes the transport, which is all that is wanted of it
+            max_request_body_size=service.settings.service.request_size,
+            # `guard` is in front of everything that listens, and knows the hosts and origins of the settings.
+            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+        )
+        self.transport = server.session_manager
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            caller = await gate.admit(self._service, Headers(scope=scope), *SCOPES)  # one of them is enough
+        except errors.BelljarError as error:
+            await _refuse(error, send)
+            return
+        token = AccessToken(token="", client_id=f"{caller.name}\0{caller.key}", scopes=sorted(caller.scopes))
+        known = {**scope, _CALLER: caller, "user": AuthenticatedUser(token)}
+        if scope["method"] == "GET":
+            await self._listen(known, receive, send)
+        else:
+            await self.transport.handle_request(known, receive, send)
+
+    async def _listen(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A client that only listens does so for hours: it must not hold up a server that wants to leave, nor outlive
+        its key."""
+        open_answer = False
+
+        async def watched(message: Message) -> None:
+            nonlocal open_answer
+            open_answer = message["type"] == "http.response.start" or bool(message.get("more_body"))
+            await send(message)
+
+        async def leave() -> None:
+            while not self._service.drained.is_set() and await still_known(self._service, Headers(scope=scope)):
+                with anyio.move_on_after(BEAT):
+                    await self._service.drained.wait()
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(leave)
+            await self.transport.handle_request(scope, receive, watched)
+            tasks.cancel_scope.cancel()
+        if open_answer:
+            with suppress(OSError):
+                await send({"type": "http.response.body", "body": b""})
+
+
+@asynccontextmanager
+async def mcp_app(service: Service, sessions: Sessions, hosts: tuple[str, ...] = ()) -> AsyncIterator[McpApp]:
+    """For a lifespan: `async with mcp_app(service, sessions) as app.state.mcp`. Models may ask to reach `hosts`."""
+    app = McpApp(service, sessions, hosts)
+    async with app.transport.run():
+        yield app
+
+
+class _Entrance:
+    """An object, for a function would be taken for one that wants a `Request`."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope["app"].state.mcp(scope, receive, send)
+
+
+entrance = _Entrance()  # exactly at PATH: a mount would send clients on to PATH/ first
+
+
+def _caller_of(ctx: Context[Any, Any]) -> Caller:
+    found = ctx.request_context.request
+    caller = found.scope.get(_CALLER) if found is not None else None
+    if caller is None:  # there is no way here but through the door
+        raise errors.Unauthorized("nobody knows who asks", fix="please report this")
+    return cast(Caller, caller)
+
+
+async def _refuse(error: errors.BelljarError, send: Send) -> None:
+    told = problem(error)
+    body = json.dumps(told).encode()
+    headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
+    if isinstance(error, errors.Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": told["status"], "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def create_app(settings: Settings, hosts: tuple[str, ...] = ()) -> Starlette:
+    """MCP alone, behind the same guard as the whole service."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service = Service(settings)
+        sessions = Sessions(service)
+        app.state.service = service
+        async with service, sessions, mcp_app(service, sessions, hosts) as app.state.mcp:
+            yield
+
+    granted(hosts)  # what makes no sense is said before anything is started
+    app = Starlette(routes=[Route(PATH, entrance)], lifespan=lifespan)
+    app.add_middleware(Guard, settings=settings)
+    return app

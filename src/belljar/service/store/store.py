@@ -1,0 +1,301 @@
+"""The store: runs, what they printed and measured, claims, keys, images. SQLite by default, PostgreSQL by URL.
+
+`begin` and `change` return when it is committed. `add` never waits. What cannot be written is said by `status`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio
+from sqlalchemy import Connection, Row, Select, and_, delete, exists, or_, select, update
+
+from belljar.core import errors
+from belljar.core.result import Status
+from belljar.core.settings import Settings
+from belljar.core.values import MIB
+from belljar.host.loops import lone_errors
+from belljar.protocol.records import Alert, Key, LogLine, RunRecord, Sample
+from belljar.service.store import database, retention, statements, tables, writer
+
+T = TypeVar("T")
+_OPEN = ("queued", "running")
+_PAGE = 200
+_AGAIN = 0.1
+_FLUSH_SECONDS = 5.0
+_LONG = 60.0  # for what nobody waits for on the way to a run
+
+
+def store_url(settings: Settings) -> str:
+    """Where records are kept."""
+    return settings.service.store or f"sqlite:///{settings.data_dir}/records.db"
+
+
+class Store:
+    def __init__(
+        self, url: str, *, outbox: bool = False, buffer_items: int = 50_000, buffer_bytes: int = 32 * MIB
+    ) -> None:
+        self.database = database.connect(url)
+        self.outbox = outbox
+        self.origin = ""
+        buffer = writer.Buffer(buffer_items, buffer_bytes)
+        self._writer = writer.Writer(self.database, outbox=outbox, buffer=buffer)
+        self._stack = AsyncExitStack()
+
+    @property
+    def status(self) -> str:
+        """Empty when all is well."""
+        return self._writer.status
+
+    @property
+    def dropped(self) -> int:
+        """What `add` could not take, and what could not be written."""
+        return self._writer.buffer.dropped
+
+    @property
+    def buffered(self) -> int:
+        return self._writer.buffer.count
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.database.close)
+            await self._open()
+            stack.enter_context(lone_errors())  # what goes wrong within is nobody's group
+            group = await stack.enter_async_context(anyio.create_task_group())
+            await group.start(self._writer.run)
+            stack.push_async_callback(self._finish)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    async def _open(self) -> None:
+        deadline = time.monotonic() + writer.PATIENCE
+        while True:
+            try:
+                if isinstance(self.database, database.Sqlite):
+                    self.database.create()
+                await self.database.write(database.migrate)
+                self.origin = await self.database.write(_origin)
+                return
+            except Exception as error:
+                waits = self.database.judge(error) is database.Trouble.DOWN and time.monotonic() < deadline
+                if not waits or isinstance(error, errors.BelljarError):
+                    raise self.database.explain(error) from error
+            await anyio.sleep(_AGAIN)
+
+    async def _finish(self) -> None:
+        with anyio.CancelScope(shield=True):
+            try:
+                await self.flush()
+            except errors.BelljarError:
+                self._writer.buffer.dropped += self.buffered
+            finally:
+                self._writer.stop()
+
+    # --- runs
+
+    async def begin(self, record: RunRecord) -> None:
+        await self._writer.begin(tables.run_row(record))
+
+    async def change(self, id: str, **fields: Any) -> None:
+        """If the store cannot be reached, this raises, and yet the change is made once it can be."""
+        values = tables.run_values(fields)
+        if values and not await self._writer.change(id, values):
+            raise errors.NotFound(f"there is no run {id[:80]}", fix="belljar records list")
+
+    async def run(self, id: str) -> RunRecord | None:
+        rows = await self.read(lambda db: db.execute(select(*tables.FULL).where(tables.runs.c.id == id)).all())
+        return tables.as_run(rows[0]) if rows else None
+
+    async def runs(
+        self, *, caller: str | None = None, state: str | None = None, language: str | None = None,
+        before: float | None = None, limit: int = 50,
+    ) -> list[RunRecord]:  # fmt: skip
+        """The newest first, without their results."""
+        runs = tables.runs.c
+        wanted = {runs.caller: caller, runs.state: state, runs.language: language}
+        statement = select(*tables.BRIEF).where(*[column == value for column, value in wanted.items() if value])
+        if before is not None:
+            statement = statement.where(runs.created < before)
+        statement = statement.order_by(runs.created.desc(), runs.id.desc()).limit(limit)
+        return [tables.as_run(row) for row in await self.read(lambda db: db.execute(statement).all())]
+
+    async def history(self) -> AsyncIterator[RunRecord]:
+        """All runs with their results, the oldest first."""
+        runs = tables.runs.c
+        last: tuple[float, str] | None = None
+        while True:
+            statement = select(runs.created, runs.id).order_by(runs.created, runs.id).limit(_PAGE)
+            if last is not None:
+                later = and_(runs.created == last[0], runs.id > last[1])
+                statement = statement.where(or_(runs.created > last[0], later))
+            page = await self.read(partial(_all, statement))
+            if not page:
+                return
+            for row in page:
+                if record := await self.run(row.id):  # one at a time: a result can be large
+                    yield record
+            last = (page[-1].created, page[-1].id)
+
+    async def same(self, fingerprint: str, caller: str) -> RunRecord | None:
+        runs = tables.runs.c
+        if not fingerprint:
+            return None
+        mine = (runs.fingerprint == fingerprint, runs.caller == caller, runs.state == "finished")
+        statement = select(*tables.FULL).where(*mine, runs.status == str(Status.SUCCESS))
+        statement = statement.order_by(runs.ended.desc()).limit(1)
+        rows = await self.read(lambda db: db.execute(statement).all())
+        return tables.as_run(rows[0]) if rows else None
+
+    async def lose(self, is_dead: Callable[[str], bool]) -> list[str]:
+        """What a process that is gone left open: nobody will ever say how it ended."""
+        runs = tables.runs.c
+        is_open = (runs.state.in_(_OPEN), runs.origin == "")
+        owners = await self.read(lambda db: db.scalars(select(runs.instance).where(*is_open).distinct()).all())
+        dead = [instance for instance in owners if is_dead(instance)]
+        now = time.time()
+        problem = errors.ExecutionFailed(
+            "the service died while it was under way", fix="send it again, if it does no harm twice: under a new key"
+        )
+
+        def work(db: Connection) -> list[str]:
+            ids = list(db.scalars(select(runs.id).where(*is_open, runs.instance.in_(dead)).limit(_PAGE)))
+            for id in ids:
+                values = {"state": "lost", "ended": now, "position": None, "problem": json.dumps(problem.as_dict())}
+                statements.change_run(db, id, values, outbox=self.outbox)
+            return ids
+
+        lost: list[str] = []
+        while dead and (more := await self.write(work)):
+            lost += more
+        return lost
+
+    # --- what runs say
+
+    def add(self, *items: LogLine | Sample | Alert) -> None:
+        """From the event loop's thread. What does not fit is counted in `dropped`."""
+        self._writer.add(items)
+
+    async def flush(self, id: str = writer.EVERYTHING) -> None:
+        """All that was added until now is committed; of one run, if it is named, which costs others less."""
+        await self._writer.flush(id, _FLUSH_SECONDS)
+
+    async def lines(self, id: str, after: int = 0, limit: int = 1000, *, room: float = math.inf) -> list[LogLine]:
+        """In order; no more than come to `room` characters, and one more."""
+        logs = tables.logs.c
+        statement = select(tables.logs).where(logs.container_id == id, logs.number > after)
+        statement = statement.order_by(logs.number).limit(limit)
+
+        def work(db: Connection) -> list[LogLine]:
+            found, left = list[LogLine](), room
+            for row in db.execute(statement):
+                found.append(tables.as_line(row))
+                left -= len(found[-1].message)
+                if left <= 0:
+                    break
+            return found
+
+        return await self.read(work)
+
+    async def samples(self, id: str, after: float = 0, limit: int = 3600) -> list[Sample]:
+        samples = tables.samples.c
+        statement = select(tables.samples).where(samples.container_id == id, samples.at > after)
+        statement = statement.order_by(samples.at).limit(limit)
+        return [tables.as_sample(row) for row in await self.read(lambda db: db.execute(statement).all())]
+
+    async def alerts(self, id: str | None = None, limit: int = 100) -> list[Alert]:
+        """The newest first."""
+        statement = select(tables.alerts).order_by(tables.alerts.c.at.desc(), tables.alerts.c.over.desc()).limit(limit)
+        if id is not None:
+            statement = statement.where(tables.alerts.c.container_id == id)
+        return [tables.as_alert(row) for row in await self.read(lambda db: db.execute(statement).all())]
+
+    # --- claims, keys, images
+
+    async def claim(self, caller: str, key: str, fingerprint: str, id: str) -> tuple[str, str]:
+        """Who owns a key. One whose run was never recorded (its server died in that moment) is free after a while."""
+        claims, owned = tables.claims.c, exists().where(tables.runs.c.id == tables.claims.c.id)
+        now = time.time()
+        row = {"caller": caller, "key": key, "fingerprint": fingerprint, "id": id, "created": now}
+
+        def work(db: Connection) -> tuple[str, str]:
+            stale = (claims.caller == caller, claims.key == key, claims.created < now - _LONG)
+            db.execute(delete(tables.claims).where(*stale, ~owned))
+            db.execute(statements.insert_or_leave(db, tables.claims), [row])
+            found = db.execute(select(claims.id, claims.fingerprint).where(claims.caller == caller, claims.key == key))
+            owner = found.one()
+            return owner.id, owner.fingerprint
+
+        return await self.write(work, writer.PATIENCE)
+
+    async def release(self, caller: str, key: str, id: str) -> None:
+        """A claim of a run that was turned away: the key is good for another try."""
+        claims = tables.claims.c
+        mine = (claims.caller == caller, claims.key == key, claims.id == id)
+        await self.write(lambda db: db.execute(delete(tables.claims).where(*mine)) and None, writer.PATIENCE)
+
+    async def keys(self) -> list[Key]:
+        statement = select(tables.keys).order_by(tables.keys.c.created, tables.keys.c.id)
+        return [tables.as_key(row) for row in await self.read(lambda db: db.execute(statement).all())]
+
+    async def add_key(self, key: Key) -> None:
+        await self.write(lambda db: db.execute(tables.keys.insert(), [tables.key_row(key)]) and None)
+
+    async def revoke_key(self, id: str) -> bool:
+        """False: there is no such key, or it is revoked already."""
+        keys = tables.keys.c
+        statement = update(tables.keys).where(keys.id == id, keys.revoked.is_(None)).values(revoked=time.time())
+        return await self.write(lambda db: db.execute(statement).rowcount > 0)
+
+    async def add_image(self, engine: str, reference: str, digest: str, facts: dict[str, Any]) -> None:
+        row = {"engine": engine, "reference": reference, "digest": digest, "at": time.time()}
+        row |= {"facts": json.dumps(facts, default=str)}
+        await self.write(lambda db: db.execute(statements.insert_or_replace(db, tables.images), [row]) and None)
+
+    async def images(self) -> list[dict[str, Any]]:
+        """The last seen first."""
+        rows = await self.read(lambda db: db.execute(select(tables.images).order_by(tables.images.c.at.desc())).all())
+        return [dict(row._mapping) | {"facts": json.loads(row.facts)} for row in rows]
+
+    # --- age
+
+    async def prune(self, older_than: float, *, keep: int = 0) -> dict[str, int]:
+        """Removes what ended more than so many seconds ago, except the newest `keep` runs and what is still under way.
+
+        With an outbox, what was not pushed yet stays."""
+        return await retention.prune(self, time.time() - older_than, keep)
+
+    # --- one transaction of one's own
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        try:
+            return await self.database.read(work)
+        except Exception as error:
+            raise self.database.explain(error) from error
+
+    async def write(self, work: Callable[[Connection], T], patience: float = _LONG) -> T:
+        """`work` shares its transaction with others, and may be run again after a commit that failed."""
+        value: T = await self._writer.ask(writer.Write(work), patience)
+        return value
+
+
+def _all(statement: Select[Any], db: Connection) -> Sequence[Row[Any]]:
+    return db.execute(statement).all()
+
+
+def _origin(db: Connection) -> str:
+    """Who this store is to a shared one: an id by chance, made once."""
+    db.execute(statements.insert_or_leave(db, tables.notes), [{"name": "origin", "value": uuid.uuid4().hex}])
+    return statements.read_note(db, "origin") or ""

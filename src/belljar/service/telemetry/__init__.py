@@ -1,0 +1,1 @@
+"""Metrics, samples, alerts and log lines."""

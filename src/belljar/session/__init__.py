@@ -1,0 +1,1 @@
+"""Stateful sessions: one interpreter across calls, with checkpoints and forks."""

@@ -1,0 +1,201 @@
+"""The escape suite: attacks as data, to be run on any backend, and a runner that says which of them held.
+
+>>> import anyio, belljar.testing.escape
+>>> verdicts = anyio.run(belljar.testing.escape.attack, "native")
+>>> [verdict.name for verdict in verdicts if not verdict.held]
+[]
+
+Every attack is harmless where it succeeds. "Unknown" counts as got through: only a clear refusal is a wall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from belljar.backends.base import Backend
+from belljar.core import errors
+from belljar.core.result import Result, Status
+from belljar.engine.engine import Engine
+from belljar.sandbox import Cancel, arun, default_engine
+from belljar.testing.escape.attacks import PRELUDE, Attack, Control, Verdict
+from belljar.testing.escape.bait import Bait, lay
+from belljar.testing.escape.on_files import FILES, SURROUNDINGS
+from belljar.testing.escape.on_kernel import KERNEL, MOUNTS, NAMESPACES, PRIVILEGES
+from belljar.testing.escape.on_neighbours import NEIGHBOURS
+from belljar.testing.escape.on_network import NETWORK, SIGNALS
+from belljar.testing.escape.on_outputs import NAMES, OUTPUTS, TERMINAL
+from belljar.testing.escape.on_resources import RESOURCES
+from belljar.testing.escape.on_wasm import WASM
+from belljar.testing.escape.scenarios import Range
+
+__all__ = ["ATTACKS", "Attack", "Bait", "Control", "Verdict", "attack", "carry_out", "lay"]
+
+ATTACKS: tuple[Attack, ...] = (
+    *FILES, *SURROUNDINGS, *MOUNTS, *PRIVILEGES, *NAMESPACES, *KERNEL, *NETWORK, *SIGNALS, *RESOURCES, *OUTPUTS,
+    *NAMES, *NEIGHBOURS, *TERMINAL, *WASM,
+)  # fmt: skip
+
+_AT_ONCE = 4  # attacks measure time and memory: a crowd would blur the verdicts
+_DEADLINE = 60.0
+
+
+async def attack(
+    backend: str | Backend = "auto",
+    *,
+    only: Iterable[str] | None = None,
+    on_verdict: Callable[[Verdict], Any] | None = None,
+    engine: Engine | None = None,
+    attacks: Iterable[Attack] = ATTACKS,
+) -> list[Verdict]:
+    """Puts a backend before the attacks and returns a verdict for each, in their order.
+
+    A backend that cannot run anything is an exception, never a list of walls that held.
+    """
+    engine = engine or default_engine()
+    chosen = _choose(tuple(attacks), only)
+    await _check_that_anything_runs(backend, engine)
+    verdicts: dict[str, Verdict] = {}
+    turns = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def work(one: Attack, bait: Bait) -> None:
+        async with turns:
+            verdict = verdicts[one.name] = await carry_out(one, bait, backend, engine)
+        if on_verdict:
+            on_verdict(verdict)
+
+    with lay() as bait:
+        async with anyio.create_task_group() as tasks:
+            for one in chosen:
+                tasks.start_soon(work, one, bait)
+    return [verdicts[one.name] for one in chosen]
+
+
+async def carry_out(one: Attack, bait: Bait, backend: str | Backend, engine: Engine) -> Verdict:
+    """One attack, and what became of it."""
+
+    def verdict(held: bool, detail: str) -> Verdict:
+        return Verdict(name=one.name, category=one.category, held=held, detail=detail)
+
+    bait = bait.apart()
+    lack = await _lack(one, backend, engine)
+    try:
+        with anyio.fail_after(_DEADLINE):
+            result = await _run(one, bait, backend, engine)
+            if lack:
+                return verdict(False, f"not refused, though {lack}")
+            through = await anyio.to_thread.run_sync(one.after, result, bait) if one.after else ""
+    except TimeoutError:
+        return verdict(False, f"no answer within {_DEADLINE:g} s")
+    except (errors.PolicyDenied, errors.NotAvailable) as error:
+        return verdict(bool(lack), f"not possible: {lack}" if lack else f"it was refused: {error.message}")
+    except Exception as error:  # whatever an attack does to us, the others still get their verdict
+        return verdict(False, f"it broke Belljar: {type(error).__name__}: {error}"[:300])
+    return verdict(False, through) if through else verdict(*judge(one, result, bait))
+
+
+def judge(one: Attack, result: Result, bait: Bait) -> tuple[bool, str]:
+    """Held only if the payload says so, or a limit that was meant to strike did, and no secret came back."""
+    told = (result.stdout, result.stderr, repr(result.reasons), repr(result.error), repr(result.results))
+    if any(bait.secret in text for text in told) or any(bait.secret.encode() in file.content for file in result.files):
+        return False, "the host's secret came back"
+    lines = result.stdout.splitlines()
+    for word, held in (("ESCAPED", False), ("HELD", True)):
+        for line in lines:
+            if line == word or line.startswith(f"{word} "):
+                return held, line.removeprefix(word).strip() or word.lower()
+    if result.status in one.ends:
+        return True, f"ended: {result.status.value}"
+    said = (result.stderr.strip().splitlines() or lines or ["nothing"])[-1]
+    return False, f"no verdict ({result.status.value}, exit code {result.exit_code}), it said: {said[:160]}"
+
+
+async def _lack(one: Attack, backend: str | Backend, engine: Engine) -> str:
+    """What the attack needs and the backend says it does not have; empty if nothing, or if `auto` may choose."""
+    name = backend if isinstance(backend, str) else backend.name
+    if name == "auto":
+        return ""
+    offer = await (engine.offer(name) if isinstance(backend, str) else backend.probe())
+    if "command" in one.options:
+        return "" if offer.commands else f"{name} takes no commands"
+    if one.needs_workspace and not offer.workspace:
+        return f"{name} is granted no folders"
+    spoken = offer.languages is None or one.language in offer.languages
+    return "" if spoken else f"{name} does not speak {one.language}"
+
+
+async def _run(one: Attack, bait: Bait, backend: str | Backend, engine: Engine) -> Result:
+    code = _ready(one.payload, one.language, bait)
+    options: dict[str, Any] = {"timeout": 25, **_filled(one.options, bait)}
+    if one.scenario:
+        return await one.scenario(Range(backend, engine, bait, code, options))
+    if "command" in options:
+        return await arun(backend=backend, engine=engine, **options)
+    if one.neighbour:
+        return await _beside(one, bait, backend, engine, code, options)
+    return await arun(code, language=one.language, backend=backend, engine=engine, **options)
+
+
+async def _beside(
+    one: Attack, bait: Bait, backend: str | Backend, engine: Engine, code: str, options: dict[str, Any]
+) -> Result:
+    """Runs the payload while the neighbour is there with its mark; if it could leave none, that is the verdict."""
+    ready, cancel = anyio.Event(), Cancel()
+    heard: list[str] = []
+    answers: list[Result] = []
+
+    def hear(text: str) -> None:
+        heard.append(text)
+        if "READY" in "".join(heard):
+            ready.set()
+
+    async def stay() -> None:
+        left = _ready(one.neighbour, one.language, bait)
+        answers.append(await arun(left, backend=backend, engine=engine, on_stdout=hear, cancel=cancel, timeout=25))
+        ready.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stay)
+        await ready.wait()
+        if answers:
+            return answers[0]
+        result = await arun(code, backend=backend, engine=engine, **options)
+        cancel.cancel()
+    if answers[0].status is not Status.ABORTED:
+        return answers[0].model_copy(update={"stdout": "", "stderr": "the neighbour was gone before it was looked for"})
+    return result
+
+
+def _ready(payload: str, language: str, bait: Bait) -> str:
+    return bait.fill(PRELUDE + payload if language == "python" else payload)
+
+
+def _filled(value: Any, bait: Bait) -> Any:
+    match value:
+        case str():
+            return bait.fill(value)
+        case Mapping():
+            return {bait.fill(key): _filled(inner, bait) for key, inner in value.items()}
+        case tuple():
+            return tuple(_filled(inner, bait) for inner in value)
+        case _:
+            return value
+
+
+def _choose(attacks: tuple[Attack, ...], only: Iterable[str] | None) -> tuple[Attack, ...]:
+    if only is None:
+        return attacks
+    wanted = set(only)
+    known = {one.name for one in attacks} | {one.category for one in attacks}
+    if unknown := sorted(wanted - known):
+        raise errors.InvalidRequest(f"only: no attack or category is named {', '.join(map(repr, unknown))}")
+    return tuple(one for one in attacks if one.name in wanted or one.category in wanted)
+
+
+async def _check_that_anything_runs(backend: str | Backend, engine: Engine) -> None:
+    result = await arun("print(6 * 7)", backend=backend, engine=engine)
+    if result.stdout.strip() != "42":
+        raise errors.ExecutionFailed(f"not even a harmless snippet runs here: {result.stderr.strip()[:200]}")
