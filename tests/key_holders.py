@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from belljar.core import errors
-from belljar.core.settings import Service, Settings
+from belljar.core.settings import ServiceSettings, Settings
 from belljar.protocol.records import Caller, Key
 from belljar.service.auth.access import Access, allow
 
@@ -38,7 +38,7 @@ class Keys:
 
 
 def settings(**service: Any) -> Settings:
-    return Settings(service=Service(**service))
+    return Settings(service=ServiceSettings(**service))
 
 
 def bearer(token: str) -> dict[str, str]:

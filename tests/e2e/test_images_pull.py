@@ -21,7 +21,7 @@ import pytest
 from anyio.abc import SocketAttribute
 
 from belljar.core import errors
-from belljar.core.settings import Images as Rules
+from belljar.core.settings import ImageSettings
 from belljar.images.engine import Progress
 from belljar.images.images import Images, Pulled
 from image_engine import ImageEngine, Registry, belljar, free_port, half_a_registry, podman_service, serving, socket_of
@@ -327,7 +327,7 @@ async def test_cosigns_consent_counts_for_a_while_and_only_for_that_digest_key_a
     assert [await times(images), await times(images)] == [1, 0]
     kept = images.store.signature(digest)
     assert kept is not None
-    for moment in (time.time() - Rules().signature_max_age - 1, time.time() + 60):
+    for moment in (time.time() - ImageSettings().signature_max_age - 1, time.time() + 60):
         images.store.save_signature(kept.model_copy(update={"at": moment}))
         assert await times(images) == 1
     (host.folder / "code").write_text("1")

@@ -14,7 +14,7 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 
 from belljar.core import errors
-from belljar.core.settings import Service, Settings
+from belljar.core.settings import ServiceSettings, Settings
 from belljar.core.values import GIB, MIB
 from belljar.protocol.records import Caller
 from belljar.service.admission import queue as module
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 def admission(most: int = 2, *, memory: Callable[[], int | None] = lambda: None, **service: Any) -> Admission:
     service = {"rate": "1000000/second", "cpu_overcommit": 1e6} | service
-    return Admission(Settings(max_containers=most, service=Service(**service)), memory=memory)
+    return Admission(Settings(max_containers=most, service=ServiceSettings(**service)), memory=memory)
 
 
 def caller(name: str = "ada", **quotas: Any) -> Caller:
@@ -227,7 +227,7 @@ async def test_memory_that_is_not_there_is_waited_for_and_looked_at_again_withou
 
 async def test_what_started_a_moment_ago_counts_with_all_it_may_use() -> None:
     now = 1000.0
-    limits = Settings(max_containers=10, service=Service(memory_headroom=0, cpu_overcommit=1e6))
+    limits = Settings(max_containers=10, service=ServiceSettings(memory_headroom=0, cpu_overcommit=1e6))
     gate = Admission(limits, memory=lambda: GIB, clock=lambda: now)
     async with anyio.create_task_group() as group:
         runs = Runs(gate, group)

@@ -16,7 +16,7 @@ from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.languages import BUILTIN
 from belljar.core.request import Limits
-from belljar.core.settings import Container, Settings
+from belljar.core.settings import ContainerSettings, Settings
 from belljar.engine.engine import Engine
 from belljar.host.docker_api import DOCKER, PODMAN, Address
 
@@ -124,40 +124,40 @@ def test_the_host_s_own_wall_is_read_from_what_the_kernel_says_of_the_guest(line
 
 def test_a_wall_of_the_host_s_own_is_claimed_when_seen_and_told_when_the_engine_only_speaks_of_it() -> None:
     apparmor = facts(SecurityOptions=["name=apparmor", "name=seccomp,profile=default"])
-    seen = probe.read(said("attr docker-default (enforce)"), apparmor, Container())
+    seen = probe.read(said("attr docker-default (enforce)"), apparmor, ContainerSettings())
     assert seen.walls[-1] == "AppArmor profile docker-default"
-    unseen = probe.read(said("attr"), apparmor, Container())
+    unseen = probe.read(said("attr"), apparmor, ContainerSettings())
     assert unseen.unseen == ("AppArmor or SELinux, of which the engine speaks",)
-    assert probe.read(said("attr"), facts(), Container()).unseen == ()
+    assert probe.read(said("attr"), facts(), ContainerSettings()).unseen == ()
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (Container(apparmor_profile="mine"), "attr docker-default (enforce)"),
-        (Container(apparmor_profile="mine"), "attr mine (complain)"),
-        (Container(selinux_label="type:mine_t"), "attr system_u:system_r:container_t:s0:c1,c2"),
-        (Container(selinux_label="level:s0:c1,c2"), "attr"),
+        (ContainerSettings(apparmor_profile="mine"), "attr docker-default (enforce)"),
+        (ContainerSettings(apparmor_profile="mine"), "attr mine (complain)"),
+        (ContainerSettings(selinux_label="type:mine_t"), "attr system_u:system_r:container_t:s0:c1,c2"),
+        (ContainerSettings(selinux_label="level:s0:c1,c2"), "attr"),
     ],
 )
-def test_a_named_profile_that_does_not_hold_is_an_error(options: Container, line: str) -> None:
+def test_a_named_profile_that_does_not_hold_is_an_error(options: ContainerSettings, line: str) -> None:
     with pytest.raises(errors.NotAvailable, match=r"could not prove: (AppArmor|SELinux)"):
         probe.read(said(line), facts(SecurityOptions=["name=apparmor", "name=selinux"]), options)
 
 
 def test_a_named_profile_is_passed_on_where_the_engine_has_such_walls_and_refused_where_not() -> None:
-    options = Container(apparmor_profile="mine", selinux_label="type:mine_t")
+    options = ContainerSettings(apparmor_profile="mine", selinux_label="type:mine_t")
     both = facts(SecurityOptions=["name=apparmor", "name=selinux"])
     assert probe.security(options, both) == ("apparmor=mine", "label=type:mine_t")
     with pytest.raises(errors.NotAvailable, match=r"container\.apparmor_profile is 'mine'.*no apparmor.*unset"):
         probe.security(options, facts(SecurityOptions=["name=seccomp"]))
     with pytest.raises(errors.NotAvailable, match=r"container\.selinux_label"):
-        probe.security(Container(selinux_label="type:x_t"), facts(SecurityOptions=["name=apparmor"]))
-    assert probe.security(Container(), facts()) == ()
+        probe.security(ContainerSettings(selinux_label="type:x_t"), facts(SecurityOptions=["name=apparmor"]))
+    assert probe.security(ContainerSettings(), facts()) == ()
 
 
 def test_walls_that_were_given_up_are_not_claimed_and_are_told() -> None:
-    options = Container(read_only_root=False, capabilities=("CHOWN", "NET_RAW"), io_weight=300)
+    options = ContainerSettings(read_only_root=False, capabilities=("CHOWN", "NET_RAW"), io_weight=300)
     seen = probe.read(said(bounding=1 << 13 | 1, root="rw,relatime"), facts(), options)
     held = probe.promise(facts(), seen, options, BUILTIN.values())
     assert not {"read-only root", "no capabilities"} & set(held.walls)
@@ -169,14 +169,14 @@ def test_walls_that_were_given_up_are_not_claimed_and_are_told() -> None:
 
 @pytest.mark.parametrize("name", ["effective", "bounding"])
 def test_a_capability_that_nobody_gave_back_is_an_error(name: str) -> None:
-    for options in (Container(), Container(capabilities=("CHOWN",))):
+    for options in (ContainerSettings(), ContainerSettings(capabilities=("CHOWN",))):
         with pytest.raises(errors.NotAvailable, match="could not prove: no capabilities"):
             probe.read(said(**{name: 1 << 21}), facts(), options)
 
 
 def test_a_writable_root_that_nobody_asked_for_is_an_error() -> None:
     with pytest.raises(errors.NotAvailable, match="could not prove: read-only root"):
-        probe.read(said(root="rw,relatime"), facts(), Container())
+        probe.read(said(root="rw,relatime"), facts(), ContainerSettings())
 
 
 V1 = [f"io 254:0 {rate}" for rate in (2**40, 2**40, 2**30, 2**30)]
@@ -197,8 +197,8 @@ V2 = [f"io 254:0 rbps={2**40} wbps={2**40} riops={2**30} wiops={2**30}"]
 def test_block_io_is_offered_only_where_the_guest_s_own_group_shows_all_four_limits(
     lines: list[str], held: bool
 ) -> None:
-    seen = probe.read(said(*lines), facts(), Container())
-    limits = probe.promise(facts(), seen, Container(), ()).limits
+    seen = probe.read(said(*lines), facts(), ContainerSettings())
+    limits = probe.promise(facts(), seen, ContainerSettings(), ()).limits
     assert limits["io"] == ("cgroup v2" if held else "not limited")
 
 
@@ -210,7 +210,7 @@ def test_block_io_is_offered_only_where_the_guest_s_own_group_shows_all_four_lim
     ],
 )  # fmt: skip
 def test_a_weight_of_block_io_counts_where_the_guest_s_own_group_shows_it(line: str, held: bool) -> None:
-    assert probe.read(said(line), facts(), Container(io_weight=300)).weighted is held
+    assert probe.read(said(line), facts(), ContainerSettings(io_weight=300)).weighted is held
 
 
 def test_an_engine_elsewhere_or_one_that_warns_has_no_disk_to_limit(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_an_engine_elsewhere_or_one_that_warns_has_no_disk_to_limit(tmp_path: Pa
 
 
 def containers(**options: Any) -> Containers:
-    return Containers(ELSEWHERE, Settings(container=Container(**options)))
+    return Containers(ELSEWHERE, Settings(container=ContainerSettings(**options)))
 
 
 def test_a_named_type_s_image_is_its_own_and_the_language_s_otherwise() -> None:
@@ -253,4 +253,4 @@ def test_a_type_that_wants_the_project_s_image_and_got_none_says_what_to_set() -
     ],
 )
 def test_the_preferred_container_engine_comes_first_among_its_kind(preferred: str, order: tuple[str, ...]) -> None:
-    assert Engine(Settings(container=Container(engine=preferred))).known == order
+    assert Engine(Settings(container=ContainerSettings(engine=preferred))).known == order

@@ -20,7 +20,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from belljar.core import errors
-from belljar.core.settings import Service, Settings
+from belljar.core.settings import ServiceSettings, Settings
 from belljar.service.http.guard import Authority, Guard, problem
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +57,7 @@ class Told:
 
 
 def guarded(app: Any, **service: Any) -> Guard:
-    return Guard(app, Settings(service=Service(request_size=LIMIT, **service)))
+    return Guard(app, Settings(service=ServiceSettings(request_size=LIMIT, **service)))
 
 
 async def ask(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from belljar import settings
 from belljar.core import errors
-from belljar.core.settings import Images as ImageSettings
+from belljar.core.settings import ImageSettings
 from belljar.images import engine, reports
 from belljar.images import rules as images_rules
 from belljar.images.rules import ImageFacts, Lock, Pin, Reference, ScanRecord, parse

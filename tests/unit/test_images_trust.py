@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.core.settings import Images
+from belljar.core.settings import ImageSettings
 from belljar.images.engine import Traits, network_of
 from belljar.images.rules import SignatureRecord, parse, still_signed
 from belljar.images.store import Store
@@ -54,7 +54,7 @@ def test_a_policy_is_another_one_with_another_program_word_or_key(tmp_path: Path
     key.write_text("one")
 
     def policy(sha256: str = "a" * 64, words: tuple[str, ...] = ("--key", str(key))) -> str:
-        rules = Images(cosign="/bin/cosign", cosign_sha256=sha256, cosign_arguments=words)
+        rules = ImageSettings(cosign="/bin/cosign", cosign_sha256=sha256, cosign_arguments=words)
         return Trust(rules, Store(tmp_path, tmp_path / "lock"), "")._policy()
 
     first = policy()

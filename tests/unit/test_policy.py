@@ -15,7 +15,7 @@ from belljar.core.capabilities import Capabilities, Guarantees, Isolation
 from belljar.core.languages import BUILTIN, Language
 from belljar.core.plan import Needs
 from belljar.core.request import Egress, Limits, RunRequest, Workspace
-from belljar.core.settings import Caps, Container, ContainerType, Settings
+from belljar.core.settings import Caps, ContainerSettings, ContainerType, Settings
 from belljar.core.values import GIB, MIB
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
@@ -178,7 +178,7 @@ def test_what_is_no_python_code_is_not_looked_into(fields: dict[str, Any]) -> No
 
 
 def typed(**types: ContainerType) -> Settings:
-    return Settings(container=Container(types=types))
+    return Settings(container=ContainerSettings(types=types))
 
 
 def test_a_type_s_memory_and_time_are_the_defaults_of_the_run() -> None:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from belljar.core import errors
-from belljar.core.settings import Jwt
+from belljar.core.settings import JwtSettings
 from belljar.service.auth.access import Access, new_key
 from key_holders import Keys, ask, bearer, refusal, settings
 
@@ -51,7 +51,7 @@ def token(**changes: Any) -> str:
 
 
 async def test_a_token_says_who_asks_what_they_may_and_how_much(secret_file: str) -> None:
-    access = Access(settings(jwt=Jwt(secret_file=secret_file)), Keys())
+    access = Access(settings(jwt=JwtSettings(secret_file=secret_file)), Keys())
     assert await access.required()
     sent = token(scopes=["files", "world", 3], belljar_rate="9/hour", belljar_concurrency=2)
     caller = await ask(access, bearer(sent), "read")
@@ -64,7 +64,7 @@ async def test_a_token_says_who_asks_what_they_may_and_how_much(secret_file: str
 @pytest.mark.parametrize("key, algorithm", [(RSA, "RS256"), (EC, "ES256")])
 async def test_public_keys_speak_their_own_algorithm_only(tmp_path: Path, key: Any, algorithm: str) -> None:
     file = public_file(tmp_path, key)
-    access = Access(settings(jwt=Jwt(public_key_file=file)), Keys())
+    access = Access(settings(jwt=JwtSettings(public_key_file=file)), Keys())
     assert (await ask(access, bearer(jwt.encode(claims(), key, algorithm)), "run")).name == "jwt:ada"
     other = jwt.encode(claims(), *((EC, "ES256") if key is RSA else (RSA, "RS256")))
     assert (await refusal(access, bearer(other))).http_status == 401
@@ -72,7 +72,7 @@ async def test_public_keys_speak_their_own_algorithm_only(tmp_path: Path, key: A
 
 async def test_a_token_signed_with_the_public_key_as_a_secret_is_refused(tmp_path: Path) -> None:
     file = public_file(tmp_path, RSA)
-    access = Access(settings(jwt=Jwt(public_key_file=file)), Keys())
+    access = Access(settings(jwt=JwtSettings(public_key_file=file)), Keys())
 
     def part(data: bytes) -> str:
         return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
@@ -107,7 +107,7 @@ async def test_a_token_signed_with_the_public_key_as_a_secret_is_refused(tmp_pat
 async def test_a_token_that_is_not_in_order_is_refused_with_a_reason(
     secret_file: str, changes: dict[str, Any], word: str
 ) -> None:
-    access = Access(settings(jwt=Jwt(secret_file=secret_file, issuer="us", audience="belljar")), Keys())
+    access = Access(settings(jwt=JwtSettings(secret_file=secret_file, issuer="us", audience="belljar")), Keys())
     good = {"iss": "us", "aud": "belljar"}
     assert (await ask(access, bearer(token(**good)), "run")).name == "jwt:ada"
     error = await refusal(access, bearer(token(**(good | changes))))
@@ -116,38 +116,38 @@ async def test_a_token_that_is_not_in_order_is_refused_with_a_reason(
 
 
 async def test_a_token_made_for_an_audience_is_refused_where_none_is_set(secret_file: str) -> None:
-    access = Access(settings(jwt=Jwt(secret_file=secret_file)), Keys())
+    access = Access(settings(jwt=JwtSettings(secret_file=secret_file)), Keys())
     assert "audience" in (await refusal(access, bearer(token(aud="somebody else")))).message
 
 
 async def test_a_start_without_an_audience_is_warned_of(secret_file: str, caplog: pytest.LogCaptureFixture) -> None:
-    Access(settings(jwt=Jwt(secret_file=secret_file, audience="belljar")), Keys())
+    Access(settings(jwt=JwtSettings(secret_file=secret_file, audience="belljar")), Keys())
     Access(settings(), Keys())
     assert not caplog.records
-    Access(settings(jwt=Jwt(secret_file=secret_file, issuer="us")), Keys())
+    Access(settings(jwt=JwtSettings(secret_file=secret_file, issuer="us")), Keys())
     assert [(each.levelname, "no audience" in each.message) for each in caplog.records] == [("WARNING", True)]
 
 
 async def test_a_token_with_another_signature_learns_nothing_else(secret_file: str) -> None:
-    access = Access(settings(jwt=Jwt(secret_file=secret_file)), Keys())
+    access = Access(settings(jwt=JwtSettings(secret_file=secret_file)), Keys())
     forged = jwt.encode(claims(exp=1), "f" * 32, "HS256")
     assert (await refusal(access, bearer(forged))).message == "this token is not valid"
 
 
 @pytest.mark.parametrize("given", [{}, {"scope": "rune"}, {"scope": 7}, {"scopes": "run"}, {"scopes": {"run": 1}}])
 async def test_a_token_without_scopes_that_we_know_may_nothing(secret_file: str, given: dict[str, Any]) -> None:
-    access = Access(settings(jwt=Jwt(secret_file=secret_file)), Keys())
+    access = Access(settings(jwt=JwtSettings(secret_file=secret_file)), Keys())
     assert (await refusal(access, bearer(token(**({"scope": None} | given))))).http_status == 403
 
 
 async def test_keys_and_tokens_go_together(secret_file: str) -> None:
     key, secret = new_key("ada", frozenset({"run"}))
-    access = Access(settings(jwt=Jwt(secret_file=secret_file)), Keys(key))
+    access = Access(settings(jwt=JwtSettings(secret_file=secret_file)), Keys(key))
     assert (await ask(access, bearer(secret), "run")).name == "ada"
     assert (await ask(access, bearer(token()), "run")).name == "jwt:ada"
 
 
-def wrong_jwt(tmp_path: Path) -> dict[str, Jwt]:
+def wrong_jwt(tmp_path: Path) -> dict[str, JwtSettings]:
     files = {
         "short": b"hunter2",
         "public": pem(RSA.public_key()),
@@ -162,19 +162,19 @@ def wrong_jwt(tmp_path: Path) -> dict[str, Jwt]:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     return {
-        "a short secret": Jwt(secret_file=path["short"]),
-        "a public key as secret": Jwt(secret_file=path["public"]),
-        "HS256 with a public key": Jwt(public_key_file=path["public"], algorithms=("HS256",)),
-        "HS256 too": Jwt(public_key_file=path["public"], algorithms=("RS256", "HS256")),
-        "another kind": Jwt(public_key_file=path["public"], algorithms=("ES256",)),
-        "RS256 with a secret": Jwt(secret_file=path["good"], algorithms=("RS256",)),
-        "a private key": Jwt(public_key_file=path["private"]),
-        "a small key": Jwt(public_key_file=path["small"]),
-        "an unknown kind": Jwt(public_key_file=path["edwards"]),
-        "no key at all": Jwt(public_key_file=path["good"]),
-        "both": Jwt(secret_file=path["good"], public_key_file=path["public"]),
-        "none, but an issuer": Jwt(issuer="us"),
-        "no file": Jwt(secret_file=str(tmp_path / "missing")),
+        "a short secret": JwtSettings(secret_file=path["short"]),
+        "a public key as secret": JwtSettings(secret_file=path["public"]),
+        "HS256 with a public key": JwtSettings(public_key_file=path["public"], algorithms=("HS256",)),
+        "HS256 too": JwtSettings(public_key_file=path["public"], algorithms=("RS256", "HS256")),
+        "another kind": JwtSettings(public_key_file=path["public"], algorithms=("ES256",)),
+        "RS256 with a secret": JwtSettings(secret_file=path["good"], algorithms=("RS256",)),
+        "a private key": JwtSettings(public_key_file=path["private"]),
+        "a small key": JwtSettings(public_key_file=path["small"]),
+        "an unknown kind": JwtSettings(public_key_file=path["edwards"]),
+        "no key at all": JwtSettings(public_key_file=path["good"]),
+        "both": JwtSettings(secret_file=path["good"], public_key_file=path["public"]),
+        "none, but an issuer": JwtSettings(issuer="us"),
+        "no file": JwtSettings(secret_file=str(tmp_path / "missing")),
     }
 
 

@@ -13,7 +13,7 @@ from belljar.core.capabilities import Capabilities
 from belljar.core.languages import Language
 from belljar.core.plan import Needs, Plan
 from belljar.core.request import Egress, Limits, RunRequest, Workspace
-from belljar.core.settings import EXECUTION, Caps, Container, ContainerType, Settings
+from belljar.core.settings import EXECUTION, Caps, ContainerSettings, ContainerType, Settings
 from belljar.core.values import format_size
 
 # Granting one of these, or a folder that holds it, would hand the host to the guest; of the first few, also
@@ -85,7 +85,7 @@ def check_network(language: Language, egress: Egress) -> None:
         )
 
 
-def _defaults(kind: str | None, base: Limits, options: Container, language: Language | None) -> Limits:
+def _defaults(kind: str | None, base: Limits, options: ContainerSettings, language: Language | None) -> Limits:
     """The settings' own < the language's usual type < the language's memory < the type that was named."""
     if kind:
         named = _type(kind, options)
@@ -95,7 +95,7 @@ def _defaults(kind: str | None, base: Limits, options: Container, language: Lang
     return _over(_over(base, usual), ContainerType(memory=language.memory if language else None))
 
 
-def _type(name: str, options: Container) -> ContainerType:
+def _type(name: str, options: ContainerSettings) -> ContainerType:
     if name not in options.types:
         known = ", ".join(options.types)
         raise errors.InvalidRequest(f"type: there is no container type {name!r}", fix=f"choose from: {known}")

@@ -90,7 +90,7 @@ def _confined(name: str) -> str:
     return name
 
 
-class Container(Model):
+class ContainerSettings(Model):
     """What container engines are told. `memory_limit`, `disk_quota`, `image_registry` and `image_pull_policy` may be
     written here too: they are other names of `defaults.memory`, `defaults.disk` and of two in `images`."""
 
@@ -124,7 +124,7 @@ class Container(Model):
         return self.images.get(kind, "") or (self.types[kind].image if kind in self.types else "")
 
 
-class Images(Model):
+class ImageSettings(Model):
     """Which images may be used, and who vouches for them."""
 
     image_registry: str = Field("", max_length=255, description="put before names that have no registry of their own")
@@ -154,7 +154,7 @@ class Images(Model):
     build_network: Literal["never", "on-request"] = "on-request"
 
 
-class Jwt(Model):
+class JwtSettings(Model):
     """Tokens of somebody else's making. One of `secret_file` and `public_key_file` switches them on."""
 
     secret_file: str = Field("", description="a file with the shared secret, for HS256")
@@ -164,14 +164,14 @@ class Jwt(Model):
     audience: str = ""
 
 
-class Service(Model):
+class ServiceSettings(Model):
     """What `belljar serve` does."""
 
     host: str = Field("127.0.0.1", min_length=1)
     port: int = Field(8080, ge=0, le=65535)
     hosts: tuple[str, ...] = Field((), description="names under which it may be asked, besides those of loopback")
     origins: tuple[str, ...] = Field((), description="origins of other web pages that may ask it")
-    jwt: Jwt = Jwt()
+    jwt: JwtSettings = JwtSettings()
     projects: tuple[str, ...] = Field((), description="folders below which `project_path` may lie; none: no project")
     store: str = Field("", description="sqlite:///PATH or postgresql://…; empty: SQLite in the data folder")
     shared_store: str = Field("", description="where records are pushed to as well: postgresql://…")
@@ -202,9 +202,9 @@ class Settings(Model):
     podman_socket: str = ""
     audit_log: str = Field("", description="a file; where it is set, what is not recorded there is not run")
     switched_off: str = Field("", description="the project file that says so: then nothing is run at all")
-    container: Container = Container()
-    images: Images = Images()
-    service: Service = Service()
+    container: ContainerSettings = ContainerSettings()
+    images: ImageSettings = ImageSettings()
+    service: ServiceSettings = ServiceSettings()
     data_dir: str = Field("", description="where records are kept")
     path: str = "/usr/local/bin:/usr/bin:/bin"
     home: str = "/"

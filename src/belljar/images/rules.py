@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from belljar.core import errors
 from belljar.core.model import Model
-from belljar.core.settings import Images as ImageSettings
+from belljar.core.settings import ImageSettings
 from belljar.core.values import MIB
 
 LABEL = "belljar"  # "1" on every image we build

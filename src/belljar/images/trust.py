@@ -9,7 +9,7 @@ import time
 import anyio.to_thread
 
 from belljar.core import errors
-from belljar.core.settings import Images as ImageSettings
+from belljar.core.settings import ImageSettings
 from belljar.host import process
 from belljar.images import reports
 from belljar.images import rules as images_rules

@@ -33,7 +33,7 @@ from belljar.core.capabilities import Capabilities, Guarantees, LanguageSupport
 from belljar.core.languages import Language, Languages
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Egress, Limits
-from belljar.core.settings import EXECUTION, Container, Settings
+from belljar.core.settings import EXECUTION, ContainerSettings, Settings
 from belljar.host import ownership
 from belljar.host.docker_api import Address, asking, connected, docker_address, is_outside
 from belljar.host.egress import Proxy, Resolve, Told, resolve
@@ -68,7 +68,7 @@ class Containers:
         self.name = address.flavour.name
         self._address = address
         self._settings = settings
-        self._options: Container = settings.container
+        self._options: ContainerSettings = settings.container
         self._vouched: dict[str, tuple[float, str]] = {}  # image -> until when it counts, and its id
         self._declared: dict[str, tuple[float, tuple[str, ...]]] = {}  # image -> until when it counts, and its volumes
         self._languages = languages or Languages()

@@ -16,7 +16,7 @@ from belljar.core import errors
 from belljar.core.capabilities import Guarantees, Isolation
 from belljar.core.languages import Language
 from belljar.core.request import Limits
-from belljar.core.settings import Container
+from belljar.core.settings import ContainerSettings
 from belljar.core.values import MIB
 from belljar.host import cgroups
 from belljar.host.docker_api import Address
@@ -104,7 +104,7 @@ def limits_to_show(disk: str) -> Limits:
     return _PLAIN.model_copy(update={"io_bps": _BPS, "io_iops": _IOPS}) if disk else _PLAIN
 
 
-def security(options: Container, facts: Facts) -> tuple[str, ...]:
+def security(options: ContainerSettings, facts: Facts) -> tuple[str, ...]:
     """The walls of the host's own that were named, as the engine wants them; one that it has not is no wall."""
     wanted = {"apparmor": options.apparmor_profile, "selinux": options.selinux_label}
     for name, value in wanted.items():
@@ -127,7 +127,7 @@ class Seen(NamedTuple):
     python: bool  # is there one in the image?
 
 
-def read(said: str, facts: Facts, options: Container) -> Seen:
+def read(said: str, facts: Facts, options: ContainerSettings) -> Seen:
     """What the guest printed, as walls; one that must stand and was not seen is an error."""
     own_kernel = not said.startswith(f"{facts.kernel} ")
     given_up = {_ROOT} if not options.read_only_root else set()
@@ -153,7 +153,7 @@ def read(said: str, facts: Facts, options: Container) -> Seen:
     return Seen(tuple(walls), tuple(unseen), own_kernel, _throttled(said), _weighted(said, options.io_weight), python)
 
 
-def _named(options: Container) -> Iterable[str]:
+def _named(options: ContainerSettings) -> Iterable[str]:
     """The walls of the host's own that the settings name, in the words of `confinement`."""
     if options.apparmor_profile:
         yield f"AppArmor profile {options.apparmor_profile}"
@@ -180,7 +180,7 @@ def _unproved(wall: str, said: str) -> errors.NotAvailable:
     return errors.NotAvailable(f"the probe could not prove: {wall}", context={"output": said[:2000]})
 
 
-def _check_capabilities(said: str, options: Container) -> None:
+def _check_capabilities(said: str, options: ContainerSettings) -> None:
     """Those that were given back may be there, and no other."""
     most = sum(1 << _BITS[name] for name in options.capabilities)
     for name in ("CapEff", "CapBnd"):
@@ -214,7 +214,7 @@ def _weighted(said: str, weight: int | None) -> bool:
     return any(set(line.split()) & ours for line in re.findall(r"^weight (.+)$", said, re.MULTILINE))
 
 
-def promise(facts: Facts, seen: Seen, options: Container, spoken: Iterable[Language]) -> Guarantees:
+def promise(facts: Facts, seen: Seen, options: ContainerSettings, spoken: Iterable[Language]) -> Guarantees:
     limits = {name: facts.cgroup if given else "not limited" for name, given in facts.limits.items()}
     limits |= {"io": facts.cgroup if seen.throttled else "not limited"}
     limits |= {"disk": "tmpfs size" if options.read_only_root else "not limited"}
@@ -229,7 +229,7 @@ def promise(facts: Facts, seen: Seen, options: Container, spoken: Iterable[Langu
     )  # fmt: skip
 
 
-def _given_up(options: Container, spoken: Iterable[Language], weighted: bool) -> Iterable[str]:
+def _given_up(options: ContainerSettings, spoken: Iterable[Language], weighted: bool) -> Iterable[str]:
     """What the settings took from the walls, in words."""
     if not options.read_only_root:
         yield "the root is writable (container.read_only_root): what is written there fills the engine's disk"

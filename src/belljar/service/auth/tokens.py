@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from belljar.core import errors
-from belljar.core.settings import Jwt
+from belljar.core.settings import JwtSettings
 from belljar.protocol.records import SCOPES, Caller
 from belljar.service.auth.access import is_rate
 
@@ -29,14 +29,16 @@ _FIX = "ask for a new token"
 class Tokens:
     """How tokens are checked. It shows nothing of its key."""
 
-    def __init__(self, settings: Jwt, key: bytes | RSAPublicKey | EllipticCurvePublicKey, algorithm: str) -> None:
+    def __init__(
+        self, settings: JwtSettings, key: bytes | RSAPublicKey | EllipticCurvePublicKey, algorithm: str
+    ) -> None:
         self._key = key
         self._algorithm = algorithm
         self._issuer = settings.issuer or None
         self._audience = settings.audience or None
 
     @classmethod
-    def of(cls, settings: Jwt) -> Tokens | None:
+    def of(cls, settings: JwtSettings) -> Tokens | None:
         """None, if no tokens are to be taken; `InvalidRequest`, if that cannot be told or would be unsafe."""
         if settings.secret_file and settings.public_key_file:
             raise _wrong("secret_file and public_key_file are both set", "keep one of them")
@@ -46,7 +48,7 @@ class Tokens:
         if settings.public_key_file:
             public, algorithm = _public(settings.public_key_file)
             return cls(settings, public, _agreed(settings, algorithm))
-        if settings != Jwt():
+        if settings != JwtSettings():
             raise _wrong("there is no key to check tokens with", "set secret_file or public_key_file too")
         return None
 
@@ -97,7 +99,7 @@ def _scopes(claims: dict[str, Any]) -> set[str]:
     return {*words, *(item for item in listed if isinstance(item, str))} if isinstance(listed, list) else set(words)
 
 
-def _agreed(settings: Jwt, algorithm: str) -> str:
+def _agreed(settings: JwtSettings, algorithm: str) -> str:
     """A public key is known to everybody, so taken as HS256's secret it would let anybody sign."""
     others = sorted(set(settings.algorithms) - {algorithm})
     if others:
