@@ -1,96 +1,96 @@
-"""The contract of a backend. Five verbs; what a backend lacks is data in `Capabilities`, not an exception."""
+"""The contract of a backend, as Protocols. What a backend lacks is data in `Capabilities`, not an exception."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
 from belljar.backends.control import Control
+from belljar.backends.snapshot import Snapshot
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.plan import Command, Plan
-from belljar.core.result import Collected, Entry, EventKind, File, FileTree, Result, Stream, Usage
-from belljar.host.capture import Capture
+from belljar.core.result import Collected, Entry, EventKind, File, Result, Usage
 
 Emit = Callable[[EventKind, str], Awaitable[None]]
 
 
-async def hear(capture: Capture, name: Stream, data: bytes, emit: Emit) -> None:
-    """Takes what a guest wrote to a stream and tells it; past the limit that is told, once. Empty data: its end."""
-    warned = capture.cut
-    if text := capture.feed(data):
-        await emit(name, text)
-    if capture.cut and not warned:
-        await emit("limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept")
-
-
-class Snapshot:
-    """What a session was at one moment: the written pages of its memory, and the files of its box.
-
-    `pages` is an open file (in memory): first the page numbers, then the pages. It is closed with the last user.
-    """
-
-    def __init__(
-        self, binary: str, size: int, count: int, pages: int, files: FileTree = (), folders: tuple[str, ...] = ()
-    ) -> None:
-        self.binary = binary
-        self.size = size
-        self.count = count
-        self.pages = pages
-        self.files = files
-        self.folders = folders
-        self.turns = 0  # that the session had had
-
-    @property
-    def bytes(self) -> int:
-        """How much is kept: of memory and of files."""
-        return os.fstat(self.pages).st_size + sum(len(file.content) for file in self.files)
-
-    def __del__(self) -> None:
-        with suppress(OSError, AttributeError):
-            os.close(self.pages)
-
-
 class Box(Protocol):
-    """One sandbox. `put`, `get` and `list` work when the plan said `keep_files`."""
+    """One sandbox. `put`, `get` and `list` work when its plan said `keep_files`."""
 
     id: str
 
-    async def run(self, command: Command, emit: Emit, control: Control) -> Result: ...
-    async def put(self, files: Sequence[File]) -> None: ...
-    async def get(self, patterns: Sequence[str]) -> Collected: ...
-    async def list(self) -> tuple[Entry, ...]: ...
+    async def run(self, command: Command, emit: Emit, control: Control) -> Result:
+        """Runs a command to its end.
+
+        Args:
+            command: the program with its files, environment and limits.
+            emit: is awaited with each event: `started`, what the guest prints, limits it met, hosts it was denied.
+            control: stops the command, and feeds its stdin.
+
+        Returns:
+            What came of it. A guest's failure is a result, not an exception.
+
+        Raises:
+            BackendError: the sandbox failed, not the guest.
+        """
+        ...
+
+    async def put(self, files: Sequence[File]) -> None:
+        """Writes files into /workspace, as the guest's own."""
+        ...
+
+    async def get(self, patterns: Sequence[str]) -> Collected:
+        """Reads the regular files of /workspace that match, and says what was left out and why."""
+        ...
+
+    async def list(self) -> tuple[Entry, ...]:
+        """Lists what is in /workspace."""
+        ...
 
 
 @runtime_checkable
 class Copyable(Box, Protocol):
-    """A box whose session can be copied: `Capabilities.checkpoints`."""
+    """A box whose session can be copied (`Capabilities.checkpoints`)."""
 
-    async def snapshot(self) -> Snapshot: ...
-    def check(self, snapshot: Snapshot) -> None: ...
-    async def restore(self, snapshot: Snapshot) -> None: ...
+    async def snapshot(self) -> Snapshot:
+        """Copies the session between two turns."""
+        ...
+
+    def check(self, snapshot: Snapshot) -> None:
+        """Raises the reason why `restore` could not use this snapshot, if there is one."""
+        ...
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Makes this box what the copied one was; its session then goes on from there."""
+        ...
 
 
 @runtime_checkable
 class Measurable(Protocol):
-    """A box that can tell what its command uses."""
+    """A box that can tell what its running command uses."""
 
     async def measure(self) -> Usage | None:
-        """None while no command runs, and where nothing is known. Cheap: it is asked each second."""
+        """Returns what the command uses now, or None if none runs or nothing is known. It is cheap."""
         ...
 
 
 class Backend(Protocol):
+    """A runtime that opens sandboxes."""
+
     name: str
 
     async def probe(self) -> Capabilities:
-        """Never raises; says why not and how to fix it."""
+        """Tries what works here. Never raises: it says why not, and how to fix it."""
         ...
 
-    async def languages(self) -> tuple[LanguageSupport, ...]: ...
+    async def languages(self) -> tuple[LanguageSupport, ...]:
+        """Says for each language whether it can be run here."""
+        ...
 
-    def open(self, plan: Plan) -> AbstractAsyncContextManager[Box]: ...
+    def open(self, plan: Plan) -> AbstractAsyncContextManager[Box]:
+        """Makes a sandbox by a finished plan, and removes it with all that it holds at the end."""
+        ...
 
     async def reap(self) -> int:
         """Removes what a Belljar that died left behind; returns how many sandboxes that were."""
@@ -99,8 +99,8 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Preparable(Backend, Protocol):
-    """A backend that needs something done once: `Capabilities.setup`."""
+    """A backend that needs something done once (`Capabilities.setup`)."""
 
     async def setup(self, told: Callable[[str], object]) -> None:
-        """Does it, telling each step."""
+        """Does it, and calls `told` with each step."""
         ...

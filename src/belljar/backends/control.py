@@ -1,4 +1,4 @@
-"""The caller's hand on a running command: cancellation, and its live stdin."""
+"""The caller's side of a running command: cancel it, and feed its stdin."""
 
 from __future__ import annotations
 
@@ -11,30 +11,46 @@ from belljar.core.result import Status
 
 
 class Control:
-    """The caller's hand on a running command: stop it, or (if `feed` is set) talk to its stdin."""
+    """Lets the caller stop a running command and, if `feed` is given, write to its stdin while it runs.
+
+    Attributes:
+        feed: the chunks that go to the command's stdin; None: its stdin is that of its `Command`.
+        reason: the status that the command's result gets when it is stopped.
+    """
 
     def __init__(self, feed: MemoryObjectReceiveStream[bytes] | None = None) -> None:
         self.feed = feed
         self.reason = Status.ABORTED
         self._stopped = anyio.Event()
-        self._told: list[Callable[[Status], object]] = []
+        self._callbacks: list[Callable[[Status], object]] = []
 
     def stop(self, reason: Status = Status.ABORTED) -> None:
-        """Ends the command and everything it started; its partial output is still returned."""
+        """Ends the command and everything it started; its partial output is still returned.
+
+        Only the first call counts.
+
+        Args:
+            reason: the status of the command's result.
+        """
         if not self._stopped.is_set():
             self.reason = reason
             self._stopped.set()
-            for call in self._told:
-                call(reason)
+            for callback in self._callbacks:
+                callback(reason)
 
-    def tell(self, call: Callable[[Status], object]) -> None:
-        """For who has no task to wait in `stopped`: called once, at once if it has happened already."""
-        call(self.reason) if self._stopped.is_set() else self._told.append(call)
+    def on_stop(self, callback: Callable[[Status], object]) -> None:
+        """Calls `callback` with the reason when the command is stopped; at once if it has been stopped already."""
+        if self._stopped.is_set():
+            callback(self.reason)
+        else:
+            self._callbacks.append(callback)
 
     @property
     def stopping(self) -> bool:
+        """Whether `stop` was called."""
         return self._stopped.is_set()
 
     async def stopped(self) -> Status:
+        """Waits until `stop` is called, and returns its reason."""
         await self._stopped.wait()
         return self.reason

@@ -219,7 +219,7 @@ class Sessions:
 
         async def work(listener: Listener, control: Control) -> Result:
             cancel = Cancel()
-            control.tell(lambda _: cancel.cancel())
+            control.on_stop(lambda _: cancel.cancel())
             async with held.used():
                 held.touch(turns=1)
                 return await turn.carry_out(held.handle, on_event=listener, cancel=cancel, id=name)

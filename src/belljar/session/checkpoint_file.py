@@ -13,7 +13,7 @@ from typing import IO
 
 from pydantic import Field, ValidationError
 
-from belljar.backends.base import Snapshot
+from belljar.backends.snapshot import Snapshot
 from belljar.core import errors
 from belljar.core.model import Model
 from belljar.core.result import File

@@ -22,8 +22,9 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from belljar.backends.base import Backend, Copyable, Emit, Snapshot
+from belljar.backends.base import Backend, Copyable, Emit
 from belljar.backends.control import Control
+from belljar.backends.snapshot import Snapshot
 from belljar.core import errors, policy
 from belljar.core.plan import Command
 from belljar.core.request import Limits
@@ -444,7 +445,7 @@ class _Talk:
         asked = Control()
         cancel.attach(asked)
         with anyio.CancelScope() as waiting:  # whoever gives up here is no concern of those before
-            asked.tell(lambda _: waiting.cancel())
+            asked.on_stop(lambda _: waiting.cancel())
             await self._one_at_a_time.acquire()
         if waiting.cancelled_caught:
             told = "it was cancelled before its turn came"
@@ -458,7 +459,7 @@ class _Talk:
     async def _take_turn(self, code: str, limits: Limits, emit: Emit, asked: Control) -> Result:
         self.turns += 1
         turn = self._turn = _Turn(self.turns, limits.output, emit)
-        asked.tell(lambda _: self.control.stop() if self._turn is turn else None)  # late, it would end the next one
+        asked.on_stop(lambda _: self.control.stop() if self._turn is turn else None)  # late, it would end the next one
         started = time.perf_counter()
         try:
             line = json.dumps({"turn": turn.number, "code": code, "timeout": limits.timeout})

@@ -14,8 +14,9 @@ from anyio.abc import TaskGroup
 
 from belljar.backends.apple import output as apple_output
 from belljar.backends.apple.cli import Call, Cli
-from belljar.backends.base import Emit, hear
+from belljar.backends.base import Emit
 from belljar.backends.control import Control
+from belljar.backends.outcome import hear
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, Stream

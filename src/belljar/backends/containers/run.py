@@ -15,10 +15,11 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskStatus
 
-from belljar.backends.base import Emit, hear
+from belljar.backends.base import Emit
 from belljar.backends.containers.egress_door import Door
 from belljar.backends.containers.standby import Ready
 from belljar.backends.control import Control
+from belljar.backends.outcome import hear
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, Usage

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import anyio
 import anyio.to_thread
 
-from belljar.backends.base import Emit, hear
+from belljar.backends.base import Emit
 from belljar.backends.control import Control
 from belljar.backends.native import jail
+from belljar.backends.outcome import hear
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, Stream, Usage

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from belljar.backends.base import Emit, Snapshot
+from belljar.backends.base import Emit
 from belljar.backends.control import Control
+from belljar.backends.snapshot import Snapshot
 from belljar.backends.wasm import store
 from belljar.backends.wasm.profiles import Profile
 from belljar.backends.wasm.run import GRACE, WasmRun, judge_trap
@@ -263,7 +264,7 @@ class WasmBox:
         started = time.perf_counter()
         verdict: Status | None = None
         with anyio.move_on_after(command.limits.timeout if command.limits else None) as life:
-            control.tell(lambda reason: life.cancel())
+            control.on_stop(lambda reason: life.cancel())
             async with self._turn:
                 self._conversed = True
                 if not self._restored:

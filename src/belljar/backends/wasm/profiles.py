@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from belljar.backends.base import Snapshot
+from belljar.backends.snapshot import Snapshot
 from belljar.backends.wasm.store import start
 
 # What snippets use most; none of it draws random numbers, which would then be the same in every run.

@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from belljar.backends.base import Emit, hear
+from belljar.backends.base import Emit
 from belljar.backends.control import Control
+from belljar.backends.outcome import hear
 from belljar.backends.wasm.worker_process import Worker
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, Stream
@@ -34,7 +35,7 @@ class WasmRun:
     async def go(self, request: dict[str, Any], control: Control, fds: Sequence[int]) -> Result:
         await self._emit("started", self._id)
         startup = (time.perf_counter() - self._started) * 1000
-        control.tell(self._end)
+        control.on_stop(self._end)
         try:
             async for frame in self._worker.ask(request, self.limits.timeout + GRACE, fds):
                 if "done" in frame:
