@@ -449,7 +449,7 @@ class _Talk:
             await self._one_at_a_time.acquire()
         if waiting.cancelled_caught:
             told = "it was cancelled before its turn came"
-            return Result(status=Status.ABORTED, container_id=self._lease.box.id, reasons=(told,))
+            return Result(status=Status.ABORTED, container_id=self._lease.box.id, warnings=(told,))
         try:
             self._require_life()
             return await self._take_turn(code, limits, emit, asked)
@@ -496,7 +496,7 @@ class _Talk:
         return Result(
             status=status, exit_code=code, stdout=out.text, stderr=err.text, truncated=cut,
             duration_ms=round(duration_ms, 3), results=tuple(turn.results), container_id=self._lease.box.id,
-            reasons=tuple(turn.denied),
+            denied=tuple(turn.denied),
         )  # fmt: skip
 
     def _last_words(self) -> str:
