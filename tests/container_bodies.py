@@ -12,7 +12,7 @@ from belljar.host.docker_api import DOCKER
 def body(**guest: Any) -> dict[str, Any]:
     """What Belljar itself would send."""
     facts = {"flavour": DOCKER, "image": "i", "argv": ("true",), "uid": 12345, "limits": Limits(), "owner": "o"}
-    return spec.container(spec.Guest(**facts | {"run": "r"} | guest))
+    return spec.container(spec.ContainerSpec(**facts | {"run": "r"} | guest))
 
 
 def told(name: str, path: str = "", value: Any = None) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def ours(facts: dict[str, Any]) -> Contenders:
     def settle(backend: str, one: Engine) -> None:
         """Until the container is removed, and the pool full again."""
         containers: Any = one.backend(backend)
-        containers.broom.drain(PATIENCE)
+        containers.cleanup.drain(PATIENCE)
         deadline = time.monotonic() + PATIENCE
         while one.settings.container.pool and containers.waiting < POOL:
             if time.monotonic() > deadline:

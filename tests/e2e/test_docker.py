@@ -22,7 +22,7 @@ from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.options import request
 from belljar.engine.engine import Engine
-from belljar.host.docker_api import DOCKER, Address, connected
+from belljar.host.docker_api import DOCKER, EngineAddress, connected
 from belljar.sandbox import Cancel
 from belljar.settings import load
 from engines import FLAVOURS, IMAGE, backend_of, engines, left_behind, nothing_left, run
@@ -240,4 +240,4 @@ def test_an_address_is_a_path_or_whatever_the_client_understands(monkeypatch: py
     assert settings(environ={"DOCKER_HOST": "tcp://127.0.0.1:1"}).docker_socket == "tcp://127.0.0.1:1"
     both = {"DOCKER_HOST": "tcp://127.0.0.1:1", "DOCKER_SOCKET_PATH": "/run/d.sock"}
     assert settings(environ=both).docker_socket == "/run/d.sock"
-    assert not Address(DOCKER, "tcp://127.0.0.1:1").local
+    assert not EngineAddress(DOCKER, "tcp://127.0.0.1:1").local

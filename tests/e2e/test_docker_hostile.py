@@ -49,7 +49,7 @@ async def filled(engine: Engine) -> str:
     """The name of the one that waits, once it is the only one there is."""
     with anyio.move_on_after(60):
         while True:
-            pool = backend_of(engine)._ready
+            pool = backend_of(engine).pool
             names = set(await running(engine))
             if pool and len(names) == 1 and pool.waiting == 1 and names == pool.names:
                 return names.pop()
@@ -358,4 +358,4 @@ async def test_a_crowd_of_connections_takes_few_of_our_descriptors_and_closes_no
     assert int(result.stdout) > 200, result.stderr
     assert said == ["403\n403\n403\n"], "its own list, and not that of its neighbour"
     assert taken[0] < 100
-    assert list(state_dir.glob("*.door")) == []
+    assert list(state_dir.glob("*.sock")) == []

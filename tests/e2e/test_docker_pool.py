@@ -28,7 +28,7 @@ async def alone() -> AsyncIterator[None]:
     """No test finds another's pool: all may share one event loop."""
     yield
     for engine in MADE:
-        if pool := backend_of(engine)._ready:
+        if pool := backend_of(engine).pool:
             pool.close()
         assert await none_left(engine)
     MADE.clear()
@@ -72,7 +72,7 @@ async def waiting(engine: Engine) -> set[str]:
         while True:
             found = await containers(engine)
             names = {str(each["Names"][0]).lstrip("/") for each in found if each["State"] == "running"}
-            if len(found) == len(names) == 2 and names == backend_of(engine)._ready.names:  # type: ignore[union-attr]
+            if len(found) == len(names) == 2 and names == backend_of(engine).pool.names:  # type: ignore[union-attr]
                 return names
             await anyio.sleep(0.05)
     raise AssertionError(f"not two that wait, and nothing else: {[(each['Names'], each['State']) for each in found]}")
@@ -131,8 +131,8 @@ async def test_other_limits_are_another_kind_and_never_served_by_a_container_tha
     before = await waiting(engine)
     assert (await run(engine, "x = b'x' * 2**27", memory="77M")).status == "oom_killed"
     assert before <= {str(each["Names"][0]).lstrip("/") for each in await containers(engine)}
-    shapes = {kind.body["HostConfig"]["Memory"] for garden in backend_of(engine)._ready._gardens.values()  # type: ignore[union-attr]
-              for kind in garden.kinds.values()}  # fmt: skip
+    shapes = {template.body["HostConfig"]["Memory"] for loop_pool in backend_of(engine).pool._loop_pools.values()  # type: ignore[union-attr]
+              for template in loop_pool.templates.values()}  # fmt: skip
     assert shapes == {77 * 2**20, 512 * 2**20}
 
 
@@ -164,9 +164,9 @@ async def test_a_name_that_stands_for_another_image_is_not_served_from_the_old_o
             old = await waiting(engine)
             container = await client.containers.get(next(iter(old)))
             await container.commit(repository="belljar-test/moving", tag="latest")  # another id, the same files
-            [garden] = backend_of(engine)._ready._gardens.values()  # type: ignore[union-attr]
-            await garden._weed(client)
-            garden.wanted.set()
+            [loop_pool] = backend_of(engine).pool._loop_pools.values()  # type: ignore[union-attr]
+            await loop_pool._evict(client)
+            loop_pool.wanted.set()
             assert not old & await waiting(engine)
         finally:
             await client.images.delete(name, force=True)

@@ -177,7 +177,7 @@ async def test_the_way_out_ends_with_the_run(made: Maker, state_dir: Path, upstr
     result = await belljar.arun(hold, backend=backend, net=["listed.example"], timeout=2)
     assert result.status == "timeout"
     assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= before + 1)
-    assert list(state_dir.glob("*.door")) == []
+    assert list(state_dir.glob("*.sock")) == []
 
 
 @given(st.binary(max_size=300))

@@ -90,7 +90,7 @@ async def test_the_pool_fills_and_serves_through_the_proxy() -> None:
         engine = behind(path, pool=1)
         for number in range(3):
             assert (await run(engine, f"print({number})")).stdout == f"{number}\n"
-        pool = backend_of(engine)._ready
+        pool = backend_of(engine).pool
         assert pool
         pool.close()
         assert await nothing_left(engine)
@@ -98,7 +98,7 @@ async def test_the_pool_fills_and_serves_through_the_proxy() -> None:
 
 def walled(flavour: Flavour = DOCKER) -> dict[str, Any]:
     limits = belljar.Limits()
-    guest = spec.Guest(flavour, IMAGE, ("true",), 12345, limits, "o", "r")
+    guest = spec.ContainerSpec(flavour, IMAGE, ("true",), 12345, limits, "o", "r")
     return spec.container(guest)
 
 

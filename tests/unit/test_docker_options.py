@@ -11,16 +11,16 @@ import pytest
 from belljar.backends.containers import probe, spec
 from belljar.backends.containers.backend import Containers
 from belljar.backends.containers.probe import Facts, confinement
-from belljar.backends.containers.spec import Guest, Options
+from belljar.backends.containers.spec import ContainerSpec, Options
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.languages import BUILTIN
 from belljar.core.request import Limits
 from belljar.core.settings import ContainerSettings, Settings
 from belljar.engine.engine import Engine
-from belljar.host.docker_api import DOCKER, PODMAN, Address
+from belljar.host.docker_api import DOCKER, PODMAN, EngineAddress
 
-ELSEWHERE = Address(DOCKER, "tcp://192.0.2.1:2375")  # so that no namespace of this machine is compared
+ELSEWHERE = EngineAddress(DOCKER, "tcp://192.0.2.1:2375")  # so that no namespace of this machine is compared
 STATUS = """\
 uid 1900000007
 CapInh:\t0000000000000000
@@ -45,7 +45,7 @@ def said(*lines: str, kernel: str = "6.1.0", effective: int = 0, bounding: int =
 
 
 def walls(options: Options, limits: Limits | None = None, flavour: Any = DOCKER) -> dict[str, Any]:
-    guest = Guest(flavour, "app:1", ("true",), 1000, limits or Limits(), "me", "bj-1", options=options)
+    guest = ContainerSpec(flavour, "app:1", ("true",), 1000, limits or Limits(), "me", "bj-1", options=options)
     return {**spec.container(guest), **spec.container(guest)["HostConfig"]}
 
 
@@ -215,7 +215,7 @@ def test_a_weight_of_block_io_counts_where_the_guest_s_own_group_shows_it(line: 
 
 def test_an_engine_elsewhere_or_one_that_warns_has_no_disk_to_limit(tmp_path: Path) -> None:
     assert facts(DockerRootDir="/").disk == ""
-    here, root = Address(DOCKER, "unix:///x.sock"), {"DockerRootDir": str(tmp_path)}
+    here, root = EngineAddress(DOCKER, "unix:///x.sock"), {"DockerRootDir": str(tmp_path)}
     for warning in ("WARNING: No blkio throttle.read_bps_device support", "WARNING: No io.max (rbps) support"):
         assert probe.facts(here, "docker", root | {"Warnings": [warning]}).disk == ""
     assert probe.facts(here, "docker", {"DockerRootDir": "/nowhere"}).disk == ""

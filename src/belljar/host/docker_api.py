@@ -55,7 +55,7 @@ PODMAN = Flavour(
 )
 
 
-class Address(NamedTuple):
+class EngineAddress(NamedTuple):
     """Where an engine listens; the version of its API is known once it has answered."""
 
     flavour: Flavour
@@ -72,16 +72,16 @@ class Address(NamedTuple):
         return self.url or f"{DEFAULT_SOCKET} or the current context"
 
 
-def docker_address(place: str) -> Address:
+def docker_address(place: str) -> EngineAddress:
     """What the settings say; their default leaves room for a context."""
     if place == DEFAULT_SOCKET:
-        return Address(DOCKER, f"unix://{place}" if Path(place).exists() else "")
-    return Address(DOCKER, _url(place))
+        return EngineAddress(DOCKER, f"unix://{place}" if Path(place).exists() else "")
+    return EngineAddress(DOCKER, _url(place))
 
 
-def podman_address(place: str) -> Address:
+def podman_address(place: str) -> EngineAddress:
     mine = f"/run/user/{os.geteuid()}/podman/podman.sock" if os.geteuid() else "/run/podman/podman.sock"
-    return Address(PODMAN, _url(place or mine))
+    return EngineAddress(PODMAN, _url(place or mine))
 
 
 def _url(place: str) -> str:
@@ -100,7 +100,7 @@ def is_outside(url: str) -> bool:
 
 
 @asynccontextmanager
-async def connected(address: Address) -> AsyncIterator[Docker]:
+async def connected(address: EngineAddress) -> AsyncIterator[Docker]:
     """A client for as long as it is needed; nothing is said yet."""
     try:
         import aiodocker
@@ -166,7 +166,7 @@ async def asking(
         yield
 
 
-class Wire:
+class ProgramStreams:
     """The standard streams of a program inside, over one connection."""
 
     def __init__(self, stream: Any) -> None:
@@ -174,7 +174,7 @@ class Wire:
 
     @classmethod
     @asynccontextmanager
-    async def to(cls, stream: Any, what: str) -> AsyncIterator[Wire]:
+    async def open(cls, stream: Any, what: str) -> AsyncIterator[ProgramStreams]:
         async with AsyncExitStack() as stack:
             async with asking(what, errors.StartFailed):
                 await stream._init()  # connects now: nothing may be started before somebody listens

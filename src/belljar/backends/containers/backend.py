@@ -21,10 +21,10 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from belljar.backends.containers import egress_door, spec
+from belljar.backends.containers import egress_relay, spec
 from belljar.backends.containers import probe as docker_proof
 from belljar.backends.containers.box import DockerBox, Host
-from belljar.backends.containers.cleanup import Broom, Litter, remove
+from belljar.backends.containers.cleanup import Cleanup, Leftovers, remove
 from belljar.backends.containers.pool import Pool
 from belljar.backends.containers.probe import Facts
 from belljar.backends.control import Control
@@ -35,7 +35,7 @@ from belljar.core.plan import Command, Plan
 from belljar.core.request import Egress, Limits
 from belljar.core.settings import EXECUTION, ContainerSettings, Settings
 from belljar.host import ownership
-from belljar.host.docker_api import Address, asking, connected, docker_address, is_outside
+from belljar.host.docker_api import EngineAddress, asking, connected, docker_address, is_outside
 from belljar.host.egress import Proxy, Resolve, Told, resolve
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Containers:
 
     def __init__(
         self,
-        address: Address,
+        address: EngineAddress,
         settings: Settings,
         languages: Languages | None = None,
         resolver: Resolve = resolve,
@@ -82,8 +82,8 @@ class Containers:
         self._offer: Capabilities | None = None
         self._proved = 0.0
         self._locks: WeakKeyDictionary[Any, anyio.Lock] = WeakKeyDictionary()  # one for each event loop
-        self.broom = Broom(address, self.reap, self._options.reap_interval)
-        self._ready: Pool | None = None
+        self.cleanup = Cleanup(address, self.reap, self._options.reap_interval)
+        self.pool: Pool | None = None
 
     # --- what it can do here ---
 
@@ -144,7 +144,7 @@ class Containers:
             raise errors.NotAvailable(
                 f"{self.name} {version.get('Version')} is too old", fix="Docker 20.10, Podman 4, or later is needed"
             )
-        self.broom.address = address
+        self.cleanup.address = address
         found = docker_proof.facts(address, f"{self.name} {version.get('Version')}", said)
         docker_proof.security(self._options, found)
         return found
@@ -152,9 +152,9 @@ class Containers:
     async def _egress(
         self, client: Docker, facts: Facts, notes: list[str]
     ) -> frozenset[Literal["none", "listed", "open"]]:
-        """None; listed hosts, where a door can be built; an open one where the administrator named a network."""
+        """None; listed hosts, where a relay can be built; an open one where the administrator named a network."""
         offered: set[Literal["none", "listed", "open"]] = {"none"}
-        if objection := self._no_door(facts):
+        if objection := self._no_egress_relay(facts):
             notes.append(f"no listed hosts: {objection}")
         else:
             offered.add("listed")
@@ -169,7 +169,7 @@ class Containers:
                 notes.append(f"no open network (container.network_mode): {error.message}"[:200])
         return frozenset(offered)
 
-    def _no_door(self, facts: Facts) -> str:
+    def _no_egress_relay(self, facts: Facts) -> str:
         """Why listed hosts cannot be offered; empty if they can."""
         if facts.address.outside:
             return "the engine is outside of the container that Belljar is in"
@@ -181,7 +181,7 @@ class Containers:
             return f"the image {self.image_for(None)} has no python3, which the way out needs"
         if not _SHARED_KERNEL.fullmatch(runtime := self._options.runtime or facts.default):
             return _own_stack(runtime)
-        if len(os.fsencode(self._state_dir)) > egress_door.LONGEST_FOLDER:
+        if len(os.fsencode(self._state_dir)) > egress_relay.LONGEST_FOLDER:
             return f"the name of the state directory {self._state_dir} is too long for a socket in it"
         try:
             ownership.prepare(self._state_dir)
@@ -332,8 +332,8 @@ class Containers:
             own_kernel = not _SHARED_KERNEL.fullmatch(runtime or facts.default)
             host = Host(
                 client, address.flavour, self.image_for, partial(self._volumes_of, client), self._trusted,
-                runtime, self._owner(), self.broom,
-                self._pool(facts) if pooled else None, self._proxy, self._state_dir,
+                runtime, self._owner(), self.cleanup,
+                self._open_pool(facts) if pooled else None, self._proxy, self._state_dir,
                 address.local, own_kernel,
                 small_buffers=facts.cgroup == "cgroup v1" and address.local and not own_kernel, copies=copies,
                 options_for=partial(self.options_for, plan),
@@ -352,17 +352,17 @@ class Containers:
         resolver, private = self._network
         return Proxy(allowed, told, resolver=resolver, private=private)
 
-    def _pool(self, facts: Facts) -> Pool:
-        if self._ready is None:
+    def _open_pool(self, facts: Facts) -> Pool:
+        if self.pool is None:
             uids = range(0) if facts.maps_uids else range(self._first_uid, self._first_uid + ownership.UIDS)
-            self._ready = Pool(facts.address, self.broom, self._options.pool, self._options.pool_idle, uids)
-            finalize(self, self._ready.close)
-        return self._ready
+            self.pool = Pool(facts.address, self.cleanup, self._options.pool, self._options.pool_idle, uids)
+            finalize(self, self.pool.close)
+        return self.pool
 
     @property
     def waiting(self) -> int:
         """How many containers of the pool are up and wait."""
-        return self._ready.waiting if self._ready else 0
+        return self.pool.waiting if self.pool else 0
 
     def _runtime(self, plan: Plan) -> str | None:
         """What the plan names, else ours, else the first that is as strict as asked."""
@@ -399,10 +399,10 @@ class Containers:
 
     async def _reap(self, client: Docker) -> int:
         """Removes the containers, and then the volumes, whose owner is dead."""
-        egress_door.reap(self._state_dir)
-        left, self.broom.left = self.broom.left, []  # what would not go earlier; the engine may have been restarted
-        for litter in left:
-            self.broom.take(litter)
+        egress_relay.reap(self._state_dir)
+        left, self.cleanup.left = self.cleanup.left, []  # what would not go earlier; the engine may have been restarted
+        for leftovers in left:
+            self.cleanup.remove_later(leftovers)
         filters = {"label": [f"{spec.LABEL}=1"]}
         async with asking("the list of containers"):
             containers = [each._container for each in await client.containers.list(all=True, filters=filters)]
@@ -413,14 +413,14 @@ class Containers:
         folders = [str(each["Name"]) for each in volumes if _is_orphan(each.get("Labels"), False)]
         async with anyio.create_task_group() as tasks:
             for each in dead:
-                tasks.start_soon(self._put_away, client, Litter([each]))
-        await self._put_away(client, Litter((), folders))
+                tasks.start_soon(self._put_away, client, Leftovers([each]))
+        await self._put_away(client, Leftovers((), folders))
         return len(dead)
 
-    async def _put_away(self, client: Docker, litter: Litter) -> None:
-        """What an engine does not let go of at once is left to the broom, which asks again."""
-        if not await remove(client, litter):
-            self.broom.take(litter)
+    async def _put_away(self, client: Docker, leftovers: Leftovers) -> None:
+        """What an engine does not let go of at once is left to the cleanup, which asks again."""
+        if not await remove(client, leftovers):
+            self.cleanup.remove_later(leftovers)
 
 
 def _is_orphan(labels: Mapping[str, str] | None, running: bool) -> bool:

@@ -19,11 +19,11 @@ import anyio.to_thread
 from belljar.backends.base import Emit
 from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers import spec
-from belljar.backends.containers.cleanup import Broom, Litter
-from belljar.backends.containers.egress_door import Door
+from belljar.backends.containers.cleanup import Cleanup, Leftovers
+from belljar.backends.containers.egress_relay import EgressRelay
 from belljar.backends.containers.pool import Pool
 from belljar.backends.containers.run import DockerRun, Job
-from belljar.backends.containers.standby import Ready
+from belljar.backends.containers.standby import Standby
 from belljar.backends.control import Control
 from belljar.core import errors
 from belljar.core.plan import INPUTS, Command, Plan
@@ -31,7 +31,7 @@ from belljar.core.request import Egress, Limits
 from belljar.core.result import Collected, Entry, File, FileTree, Result, Usage
 from belljar.core.values import MIB, WORKSPACE
 from belljar.host import egress, files
-from belljar.host.docker_api import Flavour, Wire, asking
+from belljar.host.docker_api import Flavour, ProgramStreams, asking
 from belljar.host.egress import Proxy, Told
 from belljar.host.loops import lone_errors
 
@@ -54,7 +54,7 @@ class Host(NamedTuple):
     trusted: Callable[[str], Awaitable[str]]  # an image's name -> what to run, by the rules for images
     runtime: str | None
     owner: str
-    broom: Broom
+    cleanup: Cleanup
     pool: Pool | None
     proxy: Callable[[Egress, Told], Proxy]
     state_dir: Path
@@ -74,7 +74,7 @@ class DockerBox:
         self._holder: DockerContainer | None = None
         self._volumes: dict[str, str] = {}
         self._copied: FileTree = ()
-        self._litter: list[str] = []
+        self._leftovers: list[str] = []
         self._one_at_a_time = anyio.Lock()
         self._current: DockerRun | None = None
 
@@ -99,7 +99,7 @@ class DockerBox:
                         body = spec.container(self._holder_facts(image, declared))
                         holder = await self._host.client.containers.create(body, name=name)
                 attached = holder.attach(stdin=True, stdout=True, stderr=True)
-                await stack.enter_async_context(Wire.to(attached, "the holder's streams"))
+                await stack.enter_async_context(ProgramStreams.open(attached, "the holder's streams"))
                 async with asking("the sandbox's folders could not be held", errors.StartFailed):
                     await holder.start()
                 self._holder = holder
@@ -108,7 +108,7 @@ class DockerBox:
                 yield
         finally:
             self._holder = None
-            self._host.broom.take(Litter([name], list(self._volumes)))
+            self._host.cleanup.remove_later(Leftovers([name], list(self._volumes)))
 
     async def _make_volumes(self) -> None:
         for name in self._volumes:
@@ -116,10 +116,10 @@ class DockerBox:
             async with asking("the sandbox's folders could not be made", errors.StartFailed):
                 await self._host.client.volumes.create(body)  # type: ignore[no-untyped-call]
 
-    def _holder_facts(self, image: str, declared: tuple[str, ...]) -> spec.Guest:
+    def _holder_facts(self, image: str, declared: tuple[str, ...]) -> spec.ContainerSpec:
         room = 3 * self.plan.limits.disk + 64 * MIB  # what is written through it counts as its own
         limits = self.plan.limits.model_copy(update={"memory": room, "pids": 64})
-        return spec.Guest(
+        return spec.ContainerSpec(
             self._host.flavour, image, ("/bin/sh", "-c", spec.HOLD), spec.KEEPER, limits,
             self._host.owner, self.id, runtime=self._host.runtime, volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, own_kernel=self._host.own_kernel, declared=declared,
@@ -189,8 +189,8 @@ class DockerBox:
                 result = await self._run(command, emit, control)
             finally:
                 self._current = None
-                self._host.broom.take(Litter(self._litter))
-                self._litter = []
+                self._host.cleanup.remove_later(Leftovers(self._leftovers))
+                self._leftovers = []
             if self.copies and self.plan.workspace and self.plan.workspace.write:
                 left_out = await self._copy_back()
                 result = result.model_copy(update={"left_out": tuple(f"not copied back: {what}" for what in left_out)})
@@ -204,57 +204,59 @@ class DockerBox:
         image = await self._host.trusted(self._image(command))
         declared = await self._host.volumes_of(image)
         body = self._body(command, command.limits or self.plan.limits, bool(given), image, declared)
-        door = await self._door() if self.plan.egress.mode == "listed" else None
+        relay = await self._relay() if self.plan.egress.mode == "listed" else None
         pool = None if self._holder or self.plan.workspace or control.stopping else self._host.pool
         waiting = pool.claim(body) if pool else None
         try:
             if waiting is not None:
-                run = self._current = DockerRun(self._job(command, given, body, door, waiting), emit, control)
+                run = self._current = DockerRun(self._job(command, given, body, relay, waiting), emit, control)
                 try:
                     return await run.go()
                 except errors.BelljarError:
                     if run.begun:
                         raise  # else it had died while it waited, and the guest was never there
-            self._current = DockerRun(self._job(command, given, body, door), emit, control)
+            self._current = DockerRun(self._job(command, given, body, relay), emit, control)
             return await self._current.go()
         except errors.ImageNotFound as error:
             image = self._image(command)
             raise errors.ImageNotFound(error.message, fix=f"belljar images pull {image}") from None
 
     def _job(
-        self, command: Command, given: dict[str, bytes], body: dict[str, Any], door: Door | None,
-        waiting: Ready | None = None,
+        self, command: Command, given: dict[str, bytes], body: dict[str, Any], relay: EgressRelay | None,
+        waiting: Standby | None = None,
     ) -> Job:  # fmt: skip
         name = waiting.name if waiting else f"{self.id}-{secrets.token_hex(4)}"
 
-        async def create() -> Ready:
-            self._litter.append(name)
-            return waiting or await Ready.create(self._host.client, name, body)
+        async def create() -> Standby:
+            self._leftovers.append(name)
+            return waiting or await Standby.create(self._host.client, name, body)
 
-        async def deliver(ready: Ready) -> None:
-            if not ready.up:
-                await ready.start(local=self._host.local)
+        async def deliver(standby: Standby) -> None:
+            if not standby.up:
+                await standby.start(local=self._host.local)
             if self._holder:  # in a kept folder the last command's files have to go
                 await self._deliver(self._holder, given)
             elif given or waiting:  # a keeper that waits has to go: it counts as a process of the guest's
-                await ready.lay(docker_files.archive(_inputs(given), sticky=True), self.plan.inputs)
+                await standby.lay(docker_files.archive(_inputs(given), sticky=True), self.plan.inputs)
 
         return Job(
             self.id, spec.order(command.cwd, self._env(command), command.argv), command.stdin,
-            command.limits or self.plan.limits, create, deliver, door,
+            command.limits or self.plan.limits, create, deliver, relay,
             lambda told: self._host.proxy(self.plan.egress, told), lasting=bool(self._holder or self.plan.workspace),
         )  # fmt: skip
 
-    async def _door(self) -> Door:
+    async def _relay(self) -> EgressRelay:
         host = self._host
         image = await host.trusted(host.image_for(None))
-        return Door(host.client, host.flavour, host.broom, image, host.owner, self.id, host.state_dir, host.runtime)
+        return EgressRelay(
+            host.client, host.flavour, host.cleanup, image, host.owner, self.id, host.state_dir, host.runtime
+        )
 
     def _body(
         self, command: Command, limits: Limits, given: bool, image: str, declared: tuple[str, ...]
     ) -> dict[str, Any]:
         locked = (WORKSPACE,) if self.copies and self.plan.workspace and not self.plan.workspace.write else ()
-        guest = spec.Guest(
+        guest = spec.ContainerSpec(
             self._host.flavour, image, spec.LAUNCHER, self.uid, limits, self._host.owner, self.id,
             runtime=self._host.runtime, env=spec.GUEST_ENV, volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
@@ -295,10 +297,13 @@ async def execute(
     async with asking(what, seconds=_MOVING):
         call = await container.exec(list(argv), user=f"{uid}:{uid}", stdin=True, workdir="/")
         with lone_errors():
-            async with Wire.to(call.start(detach=False), what) as wire, anyio.create_task_group() as tasks:
-                tasks.start_soon(wire.supply, stdin)
+            async with (
+                ProgramStreams.open(call.start(detach=False), what) as streams,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(streams.supply, stdin)
                 tasks.start_soon(_watch_end, call, tasks.cancel_scope)
-                async for name, data in wire.parts():
+                async for name, data in streams.parts():
                     if name == "stderr":
                         complaint += data[: _WORDS - len(complaint)]
                     elif len(out) + len(data) > limit:

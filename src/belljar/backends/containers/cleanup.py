@@ -20,7 +20,7 @@ from weakref import WeakMethod
 import anyio
 
 from belljar.core import errors
-from belljar.host.docker_api import Address, asking, connected
+from belljar.host.docker_api import EngineAddress, asking, connected
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -31,33 +31,33 @@ _BATCH = 16
 _FAREWELL = 20.0  # the longest that the end of the process waits for it
 
 
-class Litter(NamedTuple):
+class Leftovers(NamedTuple):
     """Containers go first: a volume cannot go while one has it mounted."""
 
     containers: Sequence[str] = ()
     volumes: Sequence[str] = ()
 
 
-class Broom:
-    def __init__(self, address: Address, reap: Callable[[], Awaitable[object]], interval: float) -> None:
+class Cleanup:
+    def __init__(self, address: EngineAddress, reap: Callable[[], Awaitable[object]], interval: float) -> None:
         self.address = address
-        self._reap = WeakMethod(reap)  # a backend that nobody uses any more is not kept by its broom
+        self._reap = WeakMethod(reap)  # a backend that nobody uses any more is not kept by its cleanup
         self._interval = interval
-        self._waiting: queue.Queue[Litter] = queue.Queue()
+        self._waiting: queue.Queue[Leftovers] = queue.Queue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        self.left: list[Litter] = []  # what would not go
+        self.left: list[Leftovers] = []  # what would not go
         atexit.register(self.drain, _FAREWELL)
 
-    def take(self, litter: Litter) -> None:
+    def remove_later(self, leftovers: Leftovers) -> None:
         """Returns at once."""
-        if not (litter.containers or litter.volumes):
+        if not (leftovers.containers or leftovers.volumes):
             return
-        self._waiting.put(litter)
+        self._waiting.put(leftovers)
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name="belljar-broom", daemon=True)
+                self._thread = threading.Thread(target=self._work, name="belljar-cleanup", daemon=True)
                 self._thread.start()
 
     def drain(self, seconds: float) -> bool:
@@ -95,22 +95,22 @@ class Broom:
         if reap := self._reap():
             await reap()
 
-    async def _sweep(self, batch: Sequence[Litter]) -> None:
+    async def _sweep(self, batch: Sequence[Leftovers]) -> None:
         async with connected(self.address) as client, anyio.create_task_group() as tasks:
-            for litter in batch:
-                tasks.start_soon(self._remove, client, litter)
+            for leftovers in batch:
+                tasks.start_soon(self._remove, client, leftovers)
 
-    async def _remove(self, client: Docker, litter: Litter) -> None:
-        if not await remove(client, litter):
-            self.left.append(litter)
+    async def _remove(self, client: Docker, leftovers: Leftovers) -> None:
+        if not await remove(client, leftovers):
+            self.left.append(leftovers)
 
 
-async def remove(client: Docker, litter: Litter) -> bool:
+async def remove(client: Docker, leftovers: Leftovers) -> bool:
     """Tries until the engine itself says that nothing is there any more."""
-    paths = [f"containers/{name}?force=true&v=true" for name in litter.containers]
+    paths = [f"containers/{name}?force=true&v=true" for name in leftovers.containers]
     gone = all([await _gone(client, path, f"containers/{path[11:].partition('?')[0]}/json") for path in paths])
     return all(
-        [gone, *[await _gone(client, f"volumes/{name}?force=true", f"volumes/{name}") for name in litter.volumes]]
+        [gone, *[await _gone(client, f"volumes/{name}?force=true", f"volumes/{name}") for name in leftovers.volumes]]
     )
 
 

@@ -1,7 +1,8 @@
-"""Containers that wait for their word: a few of each kind that was asked for lately, each for one run and no second.
+"""Keeps a few started containers of each kind used lately, so that a run need not wait for one to start.
 
-Off unless the administrator sets `container.pool`. What waits belongs to the event loop that made it and to the backend
-that asked for it, and goes with either; a thread that serves callers for years has one loop for all of them.
+Off unless the administrator sets `container.pool`. Each container serves one run and no second. It belongs to the event
+loop that created it and to the backend that asked for it, and is removed with either; a thread that serves callers for
+years has one loop for all of them.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from weakref import WeakKeyDictionary
 import anyio
 
 from belljar.backends.containers import spec
-from belljar.backends.containers.cleanup import Broom, Litter, remove
-from belljar.backends.containers.standby import Ready
+from belljar.backends.containers.cleanup import Cleanup, Leftovers, remove
+from belljar.backends.containers.standby import Standby
 from belljar.core import errors
 from belljar.core.values import WORKSPACE
 from belljar.host import ownership
-from belljar.host.docker_api import Address, asking, connected
+from belljar.host.docker_api import EngineAddress, asking, connected
 
 if TYPE_CHECKING:
     from aiodocker import Docker
 
-_KINDS = 4  # with more in use, the one not asked for longest makes room
+_MAX_TEMPLATES = 4  # with more in use, the one not asked for longest makes room
 _LOOK = 10.0  # seconds between two looks whether what waits is still what would be made now
 _FAREWELL = 10.0
 _RESPITE = 0.05  # seconds: the run that was just given one goes first
@@ -40,12 +41,12 @@ _POOL = "pool"  # in place of a run's id
 _OWN = ("User", "Labels")  # what each container has for itself
 
 
-class Kind:
+class PoolTemplate:
     """One way to make a container, and those that wait."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self.body = body
-        self.waiting: deque[Ready] = deque()
+        self.waiting: deque[Standby] = deque()
         self.asked = time.monotonic()
         self.failed = False  # then nobody tries again before the next look
 
@@ -53,163 +54,171 @@ class Kind:
 class Pool:
     """`claim` is all that a run needs to know."""
 
-    def __init__(self, address: Address, broom: Broom, size: int, idle: float, uids: range) -> None:
+    def __init__(self, address: EngineAddress, cleanup: Cleanup, size: int, idle: float, uids: range) -> None:
         self.address = address
-        self.broom = broom
+        self.cleanup = cleanup
         self.size = size
         self.idle = idle
         self.uids = uids  # empty: the engine maps uids itself
         self.closed = False
         self.names: set[str] = set()  # of all that wait, in whatever loop
         self._pid = os.getpid()
-        self._gardens: WeakKeyDictionary[Any, Garden] = WeakKeyDictionary()  # one for each event loop
+        self._loop_pools: WeakKeyDictionary[Any, LoopPool] = WeakKeyDictionary()  # one for each event loop
         if size:
             atexit.register(self._leave)
 
-    def claim(self, body: Mapping[str, Any]) -> Ready | None:
-        """One that waits, if there is; and in any case more of its kind are made, for the next."""
+    def claim(self, body: Mapping[str, Any]) -> Standby | None:
+        """One that waits, if there is; and in any case more of its template are made, for the next."""
         if not self.size or self.closed:
             return None
         loop = asyncio.get_running_loop()
-        garden = self._gardens.get(loop)
-        if garden is None or garden.task.done():
+        loop_pool = self._loop_pools.get(loop)
+        if loop_pool is None or loop_pool.task.done():
             self._abandon()
-            garden = self._gardens[loop] = Garden(self)
-        return garden.claim(body)
+            loop_pool = self._loop_pools[loop] = LoopPool(self)
+        return loop_pool.claim(body)
 
     def _abandon(self) -> None:
         """Lets go what waits in loops that were closed without a word to their tasks.
 
-        A garden keeps its loop, so no dictionary forgets them by itself.
+        A loop_pool keeps its loop, so no dictionary forgets them by itself.
         """
-        for loop, garden in list(self._gardens.items()):
+        for loop, loop_pool in list(self._loop_pools.items()):
             if loop.is_closed():
-                self._gardens.pop(loop, None)
-                left = sorted(self.names & garden.names)
+                self._loop_pools.pop(loop, None)
+                left = sorted(self.names & loop_pool.names)
                 self.names.difference_update(left)
-                self.broom.take(Litter(left))
+                self.cleanup.remove_later(Leftovers(left))
 
     def close(self) -> None:
         """Lets all go that wait, from whatever thread. Returns at once."""
         self.closed = True
-        for loop, garden in list(self._gardens.items()):
+        for loop, loop_pool in list(self._loop_pools.items()):
             with suppress(RuntimeError):  # a closed loop took its own with it
-                loop.call_soon_threadsafe(garden.wanted.set)
+                loop.call_soon_threadsafe(loop_pool.wanted.set)
 
     @property
     def waiting(self) -> int:
-        kinds = [kind for garden in list(self._gardens.values()) for kind in list(garden.kinds.values())]
-        return sum(len(kind.waiting) for kind in kinds)
+        templates = [
+            template for loop_pool in list(self._loop_pools.values()) for template in list(loop_pool.templates.values())
+        ]
+        return sum(len(template.waiting) for template in templates)
 
     def _leave(self) -> None:
         """At the end of the process: what a loop that nobody closed has left."""
         if os.getpid() == self._pid:  # a forked child has nothing of its own here
-            self.broom.take(Litter(sorted(self.names)))
+            self.cleanup.remove_later(Leftovers(sorted(self.names)))
 
 
-class Garden:
+class LoopPool:
     """What waits in one event loop, and the task that tends it."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.kinds: OrderedDict[str, Kind] = OrderedDict()
-        self.names: set[str] = set()  # of all it ever planted and has not given away
+        self.templates: OrderedDict[str, PoolTemplate] = OrderedDict()
+        self.names: set[str] = set()  # of all it ever created and has not given away
         self.wanted = asyncio.Event()
-        self.task = asyncio.create_task(self._tend(), name="belljar-pool")
+        self.task = asyncio.create_task(self._maintain(), name="belljar-pool")
 
-    def claim(self, body: Mapping[str, Any]) -> Ready | None:
+    def claim(self, body: Mapping[str, Any]) -> Standby | None:
         key = json.dumps({name: value for name, value in body.items() if name not in _OWN}, sort_keys=True)
-        kind = self.kinds.setdefault(key, Kind(body))
-        self.kinds.move_to_end(key)
-        kind.asked = time.monotonic()
+        template = self.templates.setdefault(key, PoolTemplate(body))
+        self.templates.move_to_end(key)
+        template.asked = time.monotonic()
         self.wanted.set()
-        while kind.waiting:
-            ready = kind.waiting.popleft()
-            self._forget([ready.name])
-            if ready.alive:
-                return ready
-            self._pool.broom.take(Litter([ready.name]))
+        while template.waiting:
+            standby = template.waiting.popleft()
+            self._forget([standby.name])
+            if standby.alive:
+                return standby
+            self._pool.cleanup.remove_later(Leftovers([standby.name]))
         return None
 
-    async def _tend(self) -> None:
+    async def _maintain(self) -> None:
         async with connected(self._pool.address) as client:
             try:
                 await anyio.sleep(_RESPITE)
-                while self.kinds and not self._pool.closed:
-                    while len(self.kinds) > _KINDS:
-                        await self._clear(client, list(self.kinds.popitem(last=False)[1].waiting))
-                    lacking = [kind for kind in self.kinds.values() if not kind.failed and self._lacks(kind)]
+                while self.templates and not self._pool.closed:
+                    while len(self.templates) > _MAX_TEMPLATES:
+                        await self._clear(client, list(self.templates.popitem(last=False)[1].waiting))
+                    lacking = [
+                        template
+                        for template in self.templates.values()
+                        if not template.failed and self._lacks(template)
+                    ]
                     if lacking:
-                        await self._plant(client, lacking[-1])
+                        await self._create(client, lacking[-1])
                         continue
                     self.wanted.clear()
                     with anyio.move_on_after(min(_LOOK, self._pool.idle)):
                         await self.wanted.wait()
                         await anyio.sleep(_RESPITE)
-                    await self._weed(client)
+                    await self._evict(client)
             finally:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(_FAREWELL):
-                    await self._clear(client, [ready for kind in self.kinds.values() for ready in kind.waiting])
+                    await self._clear(
+                        client, [standby for template in self.templates.values() for standby in template.waiting]
+                    )
 
-    def _lacks(self, kind: Kind) -> bool:
-        return len(kind.waiting) < self._pool.size
+    def _lacks(self, template: PoolTemplate) -> bool:
+        return len(template.waiting) < self._pool.size
 
-    async def _plant(self, client: Docker, kind: Kind) -> None:
+    async def _create(self, client: Docker, template: PoolTemplate) -> None:
         name = f"bj-pool-{secrets.token_hex(8)}"
         self._pool.names.add(name)
         self.names.add(name)
-        ready: Ready | None = None
+        standby: Standby | None = None
         try:
             with ExitStack() as claimed:
-                ready = await Ready.create(client, name, self._body(kind, claimed))
-                ready.holds(claimed.pop_all())
-            await ready.start(local=self._pool.address.local)
-            await ready.call_keeper(WORKSPACE)
-            kind.waiting.append(ready)
+                standby = await Standby.create(client, name, self._body(template, claimed))
+                standby.holds(claimed.pop_all())
+            await standby.start(local=self._pool.address.local)
+            await standby.call_keeper(WORKSPACE)
+            template.waiting.append(standby)
         except errors.BelljarError as error:
-            kind.failed = True
+            template.failed = True
             logging.getLogger("belljar").warning("the pool could not be filled: %s", error.message)
         finally:
-            if ready is None or ready not in kind.waiting:
+            if standby is None or standby not in template.waiting:
                 self._forget([name])
-                self._pool.broom.take(Litter([name]))
-                if ready is not None:
-                    await ready.close()
+                self._pool.cleanup.remove_later(Leftovers([name]))
+                if standby is not None:
+                    await standby.close()
 
     def _forget(self, names: Sequence[str]) -> None:
         self._pool.names.difference_update(names)
         self.names.difference_update(names)
 
-    def _body(self, kind: Kind, claimed: ExitStack) -> dict[str, Any]:
+    def _body(self, template: PoolTemplate, claimed: ExitStack) -> dict[str, Any]:
         """The same again, for another guest."""
-        maker = kind.body["Labels"][f"{spec.LABEL}.owner"]
-        body = {**kind.body, "Labels": spec.labels(maker, _POOL)}
+        maker = template.body["Labels"][f"{spec.LABEL}.owner"]
+        body = {**template.body, "Labels": spec.labels(maker, _POOL)}
         if self._pool.uids:
             uid, claim = ownership.claim_uid(self._pool.uids)
             claimed.callback(claim.close)
             body["User"] = f"{uid}:{uid}"
         return body
 
-    async def _weed(self, client: Docker) -> None:
+    async def _evict(self, client: Docker) -> None:
         """Takes out what has died, what nobody asked for, and what is not of the image any more that its name means."""
         old, up = time.monotonic() - self._pool.idle, await _running(client)
-        for key, kind in list(self.kinds.items()):
-            kind.failed = False
-            if kind.asked < old:
-                del self.kinds[key]
-                await self._clear(client, list(kind.waiting))
+        for key, template in list(self.templates.items()):
+            template.failed = False
+            if template.asked < old:
+                del self.templates[key]
+                await self._clear(client, list(template.waiting))
                 continue
-            image = await _image_id(client, str(kind.body["Image"])) if kind.waiting else ""
-            gone = [ready for ready in kind.waiting if ready.container.id not in up or ready.image != image]
-            kind.waiting = deque(ready for ready in kind.waiting if ready not in gone)
+            image = await _image_id(client, str(template.body["Image"])) if template.waiting else ""
+            gone = [standby for standby in template.waiting if standby.container.id not in up or standby.image != image]
+            template.waiting = deque(standby for standby in template.waiting if standby not in gone)
             await self._clear(client, gone)
 
-    async def _clear(self, client: Docker, gone: Sequence[Ready]) -> None:
-        for ready in gone:
-            await ready.close()
-        names = [ready.name for ready in gone]
-        if names and not await remove(client, Litter(names)):
-            self._pool.broom.take(Litter(names))
+    async def _clear(self, client: Docker, gone: Sequence[Standby]) -> None:
+        for standby in gone:
+            await standby.close()
+        names = [standby.name for standby in gone]
+        if names and not await remove(client, Leftovers(names)):
+            self._pool.cleanup.remove_later(Leftovers(names))
         self._forget(names)
 
 

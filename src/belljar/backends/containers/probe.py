@@ -19,7 +19,7 @@ from belljar.core.request import Limits
 from belljar.core.settings import ContainerSettings
 from belljar.core.values import MIB
 from belljar.host import cgroups
-from belljar.host.docker_api import Address
+from belljar.host.docker_api import EngineAddress
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
 _GROUPS = "/sys/fs/cgroup"
@@ -56,7 +56,7 @@ class Facts(NamedTuple):
     """What an engine says of itself."""
 
     version: str
-    address: Address
+    address: EngineAddress
     kernel: str
     cgroup: str
     limits: Mapping[str, bool]
@@ -68,7 +68,7 @@ class Facts(NamedTuple):
     disk: str = ""  # the device below its data, where block I/O can be limited; empty: none is known
 
 
-def facts(address: Address, version: str, said: Mapping[str, Any]) -> Facts:
+def facts(address: EngineAddress, version: str, said: Mapping[str, Any]) -> Facts:
     """From the engine's own account."""
     security = " ".join(map(str, said.get("SecurityOptions") or ()))
     default = os.path.basename(str(said.get("DefaultRuntime") or ""))  # Podman tells its path
@@ -87,7 +87,7 @@ def facts(address: Address, version: str, said: Mapping[str, Any]) -> Facts:
     )  # fmt: skip
 
 
-def _disk(address: Address, said: Mapping[str, Any]) -> str:
+def _disk(address: EngineAddress, said: Mapping[str, Any]) -> str:
     warnings = " ".join(map(str, said.get("Warnings") or ()))
     if not address.local or re.search(r"No (blkio throttle|io\.max)", warnings):
         return ""

@@ -16,8 +16,8 @@ import anyio.to_thread
 from anyio.abc import TaskStatus
 
 from belljar.backends.base import Emit
-from belljar.backends.containers.egress_door import Door
-from belljar.backends.containers.standby import Ready
+from belljar.backends.containers.egress_relay import EgressRelay
+from belljar.backends.containers.standby import Standby
 from belljar.backends.control import Control
 from belljar.backends.outcome import hear
 from belljar.core import errors
@@ -49,9 +49,9 @@ class Job(NamedTuple):
     order: bytes  # what the launcher is to run
     stdin: bytes
     limits: Limits
-    create: Callable[[], Awaitable[Ready]]  # a container that nobody has used
-    deliver: Callable[[Ready], Awaitable[None]]  # starts it if it is not up, and puts the files in place
-    door: Door | None = None  # its way out, if it was granted hosts
+    create: Callable[[], Awaitable[Standby]]  # a container that nobody has used
+    deliver: Callable[[Standby], Awaitable[None]]  # starts it if it is not up, and puts the files in place
+    relay: EgressRelay | None = None  # its way out, if it was granted hosts
     proxy: Callable[[Told], Proxy] | None = None
     lasting: bool = False  # can it touch what outlives it? Then nobody is told anything before it is dead.
 
@@ -126,7 +126,7 @@ class DockerRun:
         self._deaf = False  # did the engine not even answer when it was told to kill?
         self._listening = anyio.CancelScope()
         self._silent_since = self._started  # infinite while what was heard is told
-        self._ready: Ready
+        self._standby: Standby
 
     @property
     def begun(self) -> bool:
@@ -136,7 +136,7 @@ class DockerRun:
     async def go(self) -> Result:
         if self._control.stopping:
             return self._result(None, False, self._control.reason)
-        self._ready = await self._job.create()
+        self._standby = await self._job.create()
         try:
             with lone_errors():
                 return await self._go()
@@ -144,19 +144,19 @@ class DockerRun:
             if not self._ended:
                 with anyio.CancelScope(shield=True):
                     await self._kill()
-            await self._ready.close()
+            await self._standby.close()
 
     async def _go(self) -> Result:
         async with anyio.create_task_group() as watchers:
             watchers.start_soon(self._watch_clock)
             watchers.start_soon(self._watch_control)
             await self._deliver()
-            if self._job.door and self._verdict is None:
+            if self._job.relay and self._verdict is None:
                 await watchers.start(self._let_out)
             watchers.start_soon(self._talk)
             watchers.start_soon(self._watch_exit)
             await self._listen(watchers.start_soon)
-            if self._deaf:  # the verdict is ours; the broom asks again when the engine hears again
+            if self._deaf:  # the verdict is ours; the cleanup asks again when the engine hears again
                 self._ended = True
                 watchers.cancel_scope.cancel()
                 return self._result(None, False, self._verdict)
@@ -169,21 +169,21 @@ class DockerRun:
 
     async def _deliver(self) -> None:
         try:
-            await self._job.deliver(self._ready)
+            await self._job.deliver(self._standby)
         except errors.BelljarError:
             if self._verdict is None:
                 raise
         if self._verdict:  # its end came before its beginning
             await self._kill()
-        elif self._ready.group:
-            self._cpu_before = self._ready.group.usage().cpu_ms or 0.0
+        elif self._standby.group:
+            self._cpu_before = self._standby.group.usage().cpu_ms or 0.0
         self._delivered = True
 
     async def measure(self) -> Usage | None:
         """From the container's group; only where we cannot see that, the engine is asked."""
         if not self._delivered or self._ended:
             return None
-        group, figures = self._ready.group, None
+        group, figures = self._standby.group, None
         if group and (figures := procfs.of_group(group)):
             rx, tx = next(
                 (found for pid in group.pids() if (found := procfs.network(pid)) != (None, None)), (None, None)
@@ -192,10 +192,10 @@ class DockerRun:
         elif not group:
             figures = told_figures(await self._ask())
         # What goes through the proxy is no traffic of the container's network.
-        return figures._replace(rx=None, tx=None) if figures and self._job.door else figures
+        return figures._replace(rx=None, tx=None) if figures and self._job.relay else figures
 
     async def _ask(self) -> Any:
-        container = self._ready.container
+        container = self._standby.container
         async with asking("the container's figures", seconds=5):
             # One shot: otherwise an engine looks twice, with a second in between. Podman does not say that it is JSON.
             path, once = f"containers/{container.id}/stats", {"stream": "0", "one-shot": "1"}
@@ -207,7 +207,7 @@ class DockerRun:
             return None
 
     async def _let_out(self, *, task_status: TaskStatus[None]) -> None:
-        assert self._job.door
+        assert self._job.relay
         assert self._job.proxy
 
         async def told(words: str) -> None:
@@ -215,17 +215,17 @@ class DockerRun:
                 self._denied.append(words)
             await self._emit("denied", words)
 
-        async with self._job.door.open(self._ready) as listener:
+        async with self._job.relay.open(self._standby) as listener:
             task_status.started()
             await self._job.proxy(told).serve(listener)
 
     async def _talk(self) -> None:
-        wire = self._ready.wire
-        await wire.send(self._word + b"\n" + self._job.order + self._job.stdin)
+        streams = self._standby.streams
+        await streams.send(self._word + b"\n" + self._job.order + self._job.stdin)
         if self._control.feed is not None:
             async for data in self._control.feed:
-                await wire.send(data)
-        wire.end()
+                await streams.send(data)
+        streams.end()
 
     async def _watch_exit(self) -> None:
         """An engine that still holds input for a container that is dead does not end the conversation by itself.
@@ -234,7 +234,7 @@ class DockerRun:
         """
         await anyio.sleep(_LAST_WORDS)
         with suppress(Exception):
-            await self._ready.container.wait()
+            await self._standby.container.wait()
         rest = _LAST_WORDS
         while rest > 0:
             await anyio.sleep(rest)
@@ -244,7 +244,7 @@ class DockerRun:
 
     async def _listen(self, start_soon: Callable[..., object]) -> None:
         with self._listening:
-            async for name, data in self._ready.wire.parts():
+            async for name, data in self._standby.streams.parts():
                 self._silent_since = math.inf
                 marked, capture = self._marked[name], self._streams[name]
                 waited = not marked.begun
@@ -275,7 +275,7 @@ class DockerRun:
             self._ended = True  # its processes are dead; what is left of it is removed in a moment
             return min(int(told), _UNTOLD) if re.fullmatch(rb"\d{1,3}", told) else _UNTOLD
         async with asking("the container's end"):
-            code = (await self._ready.container.wait())["StatusCode"]
+            code = (await self._standby.container.wait())["StatusCode"]
         self._ended = True
         if not isinstance(code, int):
             raise errors.ExecutionFailed(f"the engine told no exit code: {code!r}")
@@ -287,7 +287,7 @@ class DockerRun:
 
     def _look(self) -> None:
         """The figures, while the container is still there."""
-        usage = self._ready.group.usage() if self._ready.group else None
+        usage = self._standby.group.usage() if self._standby.group else None
         if usage and (usage.memory_peak is not None or usage.cpu_ms is not None):  # else the group is gone
             self._usage = usage
 
@@ -297,12 +297,12 @@ class DockerRun:
         for pause in _LATE_WORD if code == _KILLED and self._verdict is None else (0.0,):
             await anyio.sleep(pause)
             async with asking("the container's state"):
-                if (await self._ready.container.show())["State"].get("OOMKilled") is True:
+                if (await self._standby.container.show())["State"].get("OOMKilled") is True:
                     return True
-        if code != _KILLED or self._verdict or self._ready.group is None:
+        if code != _KILLED or self._verdict or self._standby.group is None:
             return False
         # The group was gone before it could be read, and an engine that hears of it too late does not tell at all.
-        return await anyio.to_thread.run_sync(cgroups.killed_for_memory, str(self._ready.container.id))
+        return await anyio.to_thread.run_sync(cgroups.killed_for_memory, str(self._standby.container.id))
 
     async def _watch_clock(self) -> None:
         await anyio.sleep(max(0.0, self._job.limits.timeout - (time.perf_counter() - self._started)))
@@ -318,7 +318,7 @@ class DockerRun:
         await self._kill()
 
     async def _kill(self) -> None:
-        if not await self._ready.kill():
+        if not await self._standby.kill():
             self._deaf = True
             self._listening.cancel()
 

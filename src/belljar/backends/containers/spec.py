@@ -73,7 +73,7 @@ class Options(NamedTuple):
     security: tuple[str, ...] = ()  # AppArmor's profile and SELinux's label, as the engine wants them
 
 
-class Guest(NamedTuple):
+class ContainerSpec(NamedTuple):
     """All that differs from one container to the next."""
 
     flavour: Flavour
@@ -97,7 +97,7 @@ class Guest(NamedTuple):
     options: Options = Options()
 
 
-def container(guest: Guest) -> dict[str, Any]:
+def container(guest: ContainerSpec) -> dict[str, Any]:
     """The request body that creates it."""
     return {
         "Image": guest.image,
@@ -120,7 +120,7 @@ def container(guest: Guest) -> dict[str, Any]:
     }
 
 
-def _walls(guest: Guest) -> dict[str, Any]:
+def _walls(guest: ContainerSpec) -> dict[str, Any]:
     limits, options = guest.limits, guest.options
     walls = {
         "NetworkMode": f"container:{guest.beside}" if guest.beside else options.network or "none",
@@ -173,7 +173,7 @@ def _throttle(limits: Limits, disk: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _filter(guest: Guest) -> str:
+def _filter(guest: ContainerSpec) -> str:
     """The seccomp profile, by its path or as its text, as the engine wants it."""
     own, by_path = guest.options.profile, guest.flavour.profile_by_path
     if not own:
@@ -185,13 +185,13 @@ def _filter(guest: Guest) -> str:
     return own if by_path else text
 
 
-def _ulimits(guest: Guest) -> Sequence[tuple[str, int]]:
+def _ulimits(guest: ContainerSpec) -> Sequence[tuple[str, int]]:
     # gVisor counts a guest's processes itself; the host's limit would strike its kernel, and end the whole sandbox.
     own = (("nproc", guest.limits.pids + _OWN_PROCESSES),) if guest.own_kernel else guest.flavour.ulimits
     return (("core", 0), ("nofile", 1024), *own)
 
 
-def _folders(guest: Guest) -> dict[str, str]:
+def _folders(guest: ContainerSpec) -> dict[str, str]:
     """Fresh ones for this container, where none are shared. Sticky, so that what the keeper puts in stays."""
     taken = {*guest.volumes.values(), *((WORKSPACE,) if guest.workspace else ())}
     # The image's own volumes among them: the engine would put those on its disk, writable and of any size.

@@ -15,7 +15,7 @@ from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers import spec
 from belljar.core import errors
 from belljar.host import cgroups
-from belljar.host.docker_api import Wire, asking
+from belljar.host.docker_api import ProgramStreams, asking
 from belljar.host.loops import lone_errors
 
 if TYPE_CHECKING:
@@ -26,19 +26,19 @@ _MOVING = 60.0  # seconds for files to go in
 _WORDS = 4096  # kept of what a program inside complains of
 
 
-class Ready:
+class Standby:
     def __init__(self, container: DockerContainer, name: str) -> None:
         self.container = container
         self.name = name
         self.up = False
         self.image = ""  # the id
         self.group: cgroups.Group | None = None  # where this process can see it
-        self.wire: Wire
-        self._keeper: Wire | None = None
+        self.streams: ProgramStreams
+        self._keeper: ProgramStreams | None = None
         self._open = AsyncExitStack()
 
     @classmethod
-    async def create(cls, client: Docker, name: str, body: Mapping[str, Any]) -> Ready:
+    async def create(cls, client: Docker, name: str, body: Mapping[str, Any]) -> Standby:
         with anyio.CancelScope(shield=True):  # half a creation would be a container that nobody knows of
             async with asking("the container could not be created", errors.StartFailed):
                 container = await client.containers.create(body, name=name)
@@ -47,7 +47,7 @@ class Ready:
     async def start(self, *, local: bool) -> None:
         """It runs when this returns, and waits; local: are its processes on this machine?"""
         stream = self.container.attach(stdin=True, stdout=True, stderr=True)
-        self.wire = await self._open.enter_async_context(Wire.to(stream, "the container's streams"))
+        self.streams = await self._open.enter_async_context(ProgramStreams.open(stream, "the container's streams"))
         async with asking("the container could not be started", errors.StartFailed):
             await self.container.start()
             facts = await self.container.show()
@@ -61,7 +61,9 @@ class Ready:
         keeper, argv = f"{spec.KEEPER}:{spec.KEEPER}", ["/bin/sh", "-c", docker_files.LAY_AND_SAY, folder]
         async with asking("the input files", seconds=_MOVING):
             call = await self.container.exec(argv, user=keeper, stdin=True, workdir="/")
-        self._keeper = await self._open.enter_async_context(Wire.to(call.start(detach=False), "the input files"))
+        self._keeper = await self._open.enter_async_context(
+            ProgramStreams.open(call.start(detach=False), "the input files")
+        )
 
     async def lay(self, archive: bytes, folder: str) -> None:
         """Returns when the keeper says that all is in place."""
@@ -88,7 +90,7 @@ class Ready:
     @property
     def alive(self) -> bool:
         """As far as can be told without asking."""
-        return self.wire.connected and (self._keeper is None or self._keeper.connected)
+        return self.streams.connected and (self._keeper is None or self._keeper.connected)
 
     async def kill(self) -> bool:
         """Returns when the engine says that it is dead; False if it says nothing at all.

@@ -1,7 +1,7 @@
 """The way out of a container that was granted hosts: a second container, in the network of the first and no other.
 
 The guest's own container keeps its empty network: a loopback, no route, no name service. On that loopback the second
-one listens (`guest/door.py`), and carries what it hears to a socket of ours, where the filtering proxy answers. Of the
+one listens (`guest/relay.py`), and carries what it hears to a socket of ours, where the filtering proxy answers. Of the
 two only the second can see that socket.
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from belljar.backends.containers import spec
-from belljar.backends.containers.cleanup import Broom, Litter
-from belljar.backends.containers.standby import Ready
+from belljar.backends.containers.cleanup import Cleanup, Leftovers
+from belljar.backends.containers.standby import Standby
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.values import KIB, MIB
@@ -30,19 +30,19 @@ from belljar.host.egress import PORT
 if TYPE_CHECKING:
     from aiodocker import Docker
 
-_SUFFIX = ".door"
+_SUFFIX = ".sock"
 LONGEST_FOLDER = 56  # bytes: a socket's path has at most 107, and its name an owner's and a number
-_INSIDE = "/belljar.door"
+_INSIDE = "/belljar.sock"
 _LIMITS = Limits(memory=128 * MIB, pids=16, disk=64 * KIB)
 _OPENING = 30.0  # seconds
 
 
-class Door(NamedTuple):
+class EgressRelay(NamedTuple):
     """What it takes to open one; each run has its own."""
 
     client: Docker
     flavour: Flavour
-    broom: Broom
+    cleanup: Cleanup
     image: str  # any that has Python
     owner: str
     run: str
@@ -50,38 +50,38 @@ class Door(NamedTuple):
     runtime: str | None = None  # the guest's
 
     @asynccontextmanager
-    async def open(self, guest: Ready) -> AsyncIterator[socket.socket]:
+    async def open(self, guest: Standby) -> AsyncIterator[socket.socket]:
         """A listening socket that hears whatever the guest says to its proxy."""
-        name = f"{self.run}-door-{secrets.token_hex(4)}"
+        name = f"{self.run}-egress-{secrets.token_hex(4)}"
         path = self.folder / f"{self.owner}-{secrets.token_hex(4)}{_SUFFIX}"
-        ready: Ready | None = None
+        standby: Standby | None = None
         with socket.socket(socket.AF_UNIX) as listener:
             try:
                 listener.bind(str(path))
                 path.chmod(0o666)  # the folder is ours alone, and only one container is shown the file
                 listener.listen(64)
-                ready = await Ready.create(self.client, name, self._body(guest, path))
-                await ready.start(local=False)
-                await self._wait_for(ready)
+                standby = await Standby.create(self.client, name, self._body(guest, path))
+                await standby.start(local=False)
+                await self._wait_for(standby)
                 yield listener
             finally:
-                if ready:
-                    await ready.close()
-                self.broom.take(Litter([name]))
+                if standby:
+                    await standby.close()
+                self.cleanup.remove_later(Leftovers([name]))
                 path.unlink(missing_ok=True)
 
-    def _body(self, beside: Ready, path: Path) -> dict[str, object]:
+    def _body(self, beside: Standby, path: Path) -> dict[str, object]:
         argv = ("python3", "-I", "-S", "-c", _program(), str(PORT), _INSIDE)
-        guest = spec.Guest(
+        guest = spec.ContainerSpec(
             self.flavour, self.image, argv, spec.KEEPER, _LIMITS, self.owner, self.run,
             runtime=self.runtime, beside=str(beside.container.id), shown={str(path): _INSIDE},
         )  # fmt: skip
         return spec.container(guest)
 
-    async def _wait_for(self, ready: Ready) -> None:
+    async def _wait_for(self, standby: Standby) -> None:
         said = {"stdout": b"", "stderr": b""}
         with anyio.move_on_after(_OPENING):
-            async for name, data in ready.wire.parts():
+            async for name, data in standby.streams.parts():
                 said[name] += data
                 if said["stdout"].startswith(b"open\n"):
                     return
