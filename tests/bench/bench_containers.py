@@ -15,9 +15,8 @@ from typing import Any
 
 import anyio
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from belljar.backends.native.toolchains import find_bubblewrap
 from bench import (
     PEER,
     PEER_VENV,
@@ -34,6 +33,8 @@ from bench import (
     prepared,
     summary,
 )
+
+from belljar.backends.native.toolchains import find_bubblewrap
 from engines import FLAVOURS, IMAGE, engines
 
 PATIENCE_SECONDS = 180.0

@@ -19,12 +19,12 @@ from typing import Any
 
 import anyio
 from anyio.abc import SocketStream
+from bench import Part, add_part, at_most, err, machine, prepared, summary
 
 import belljar
 from belljar.backends.native.toolchains import find_bubblewrap
-from bench import Part, add_part, at_most, err, machine, prepared, summary
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from serving import Server, served
 
 WIDTHS = (10, 100)

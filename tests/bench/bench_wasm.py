@@ -17,10 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from sides_wasm import SIZES, WIDTHS, burst
-
-import belljar
-from belljar.backends.native.toolchains import find_bubblewrap
 from bench import (
     ROOT,
     UID,
@@ -38,6 +34,10 @@ from bench import (
     readable_folder,
     summary,
 )
+from sides_wasm import SIZES, WIDTHS, burst
+
+import belljar
+from belljar.backends.native.toolchains import find_bubblewrap
 
 PEER = "llm-wasm-sandbox==0.4.4"
 PEER_VENV = ROOT / ".venv-bench-llm-wasm-sandbox"

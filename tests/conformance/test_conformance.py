@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from saboteurs import SABOTEURS, Saboteur
 
 from belljar.backends import NAMES
 from belljar.backends.fake import Fake
@@ -23,6 +22,7 @@ from belljar.settings import load
 from belljar.testing import conformance
 from belljar.testing.conformance import Bench, Check, Verdict
 from engines import FLAVOURS, engines
+from saboteurs import SABOTEURS, Saboteur
 
 pytestmark = pytest.mark.anyio
 CHECKS = conformance.checks()

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 
 import pytest
-from leaky import Leaky
 
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation
 from belljar.engine.engine import Engine
 from belljar.testing import escape
 from engines import FLAVOURS, engines
+from leaky import Leaky
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from leaky import Leaky
 
 from belljar import settings
 from belljar.engine.engine import Engine
 from belljar.host import capture
 from belljar.testing import escape
+from leaky import Leaky
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from leaky import Leaky
 
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
 from belljar.engine.engine import Engine
 from belljar.testing import escape
+from leaky import Leaky
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 

@@ -25,7 +25,7 @@ from belljar.core.values import MIB
 from belljar.host import process
 
 pytestmark = pytest.mark.anyio
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "apple"
+FIXTURES = Path(__file__).parents[1] / "support" / "fixtures" / "apple"
 
 
 def fixture(name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def on(backend: str, headline: str) -> Failure:
     return diagnose(result, language="python", limits=Limits(), backend=backend)
 
 
-# What CPython 3.15 on WASI really says; tests/e2e/test_auto.py provokes them.
+# What CPython 3.15 on WASI really says; tests/sandbox/test_auto.py provokes them.
 WASM_LACKS = {
     "ModuleNotFoundError: No module named 'torch'. Site initialization is disabled, did you": "MISSING_PACKAGE",
     "ModuleNotFoundError: Unsupported platform for standard library module 'fcntl'": "MISSING_PACKAGE",

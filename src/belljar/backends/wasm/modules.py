@@ -9,7 +9,7 @@ from pathlib import Path
 
 from belljar.core import errors
 
-# Compiled into the interpreter, and not in the library's archive; `tests/e2e/test_auto.py` asks the interpreter.
+# Compiled into the interpreter, and not in the library's archive; `tests/sandbox/test_auto.py` asks the interpreter.
 BUILT_IN = frozenset(
     "_abc _ast _asyncio _bisect _blake2 _bz2 _codecs _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp _codecs_kr "
     "_codecs_tw _collections _contextvars _csv _datetime _elementtree _functools _heapq _hmac _host _imp _io _json "

@@ -19,6 +19,7 @@ import anyio
 import pytest
 
 import belljar
+import witness
 from belljar.backends.wasm.backend import Wasm
 from belljar.engine.engine import Engine
 from witness import Traces, descendants, eventually
@@ -138,7 +139,7 @@ async def test_20_000_runs_leave_memory_descriptors_threads_and_processes_as_the
     offer = await engine.offer("wasm")
     if not offer.available:
         pytest.skip(f"the soak was NOT run: wasm is missing here ({offer.why_not}): {offer.fix}")
-    env = {**os.environ, "BELLJAR_STATE_DIR": str(traces.state_dir), "PYTHONPATH": str(Path(__file__).parents[1])}
+    env = {**os.environ, "BELLJAR_STATE_DIR": str(traces.state_dir), "PYTHONPATH": str(Path(witness.__file__).parent)}
     done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

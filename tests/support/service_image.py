@@ -26,7 +26,7 @@ from belljar.core import errors
 from belljar.settings import load
 from engines import IMAGE, install, served
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SERVICE = "belljar:latest"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "belljar-tests"
 _ASK = """

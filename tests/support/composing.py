@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-FILE = Path(__file__).parents[1] / "deploy" / "docker-compose.yml"
+FILE = Path(__file__).parents[2] / "deploy" / "docker-compose.yml"
 
 
 class Compose(NamedTuple):

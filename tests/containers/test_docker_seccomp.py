@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_images_build import TOOLCHAINS, base_for
 
 from belljar.backends.containers import spec
 from belljar.core.result import Result
 from belljar.engine.engine import Engine
 from engines import FLAVOURS, IMAGE, engines, run
-from image_engine import ImageEngine
+from image_engine import TOOLCHAINS, ImageEngine, base_for
 
 pyseccomp = pytest.importorskip("pyseccomp", reason="NO call was tried: apt install libseccomp2, make setup")
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]

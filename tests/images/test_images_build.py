@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from belljar.images.engine import Progress
 from belljar.images.images import LANGUAGES
 from belljar.images.rules import parse
 from engines import IMAGE, engines
-from image_engine import ImageEngine, belljar, socket_of
+from image_engine import ImageEngine, base_for, belljar, socket_of
 from witness import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers]
@@ -24,8 +22,6 @@ _PACKAGE_MANAGERS = {
     *("apt", "apt-get", "dpkg", "dpkg-deb", "aptitude", "apk", "rpm", "dnf", "yum"),
     *("pip", "pip3", "easy_install", "npm", "npx", "yarn", "corepack", "rustup"),
 }
-TOOLCHAINS = "belljar-test/toolchains:latest"
-_INSIDE = "bash,ca-certificates,golang-go,rustc,gcc,libc6-dev"
 _PROGRAMS = {
     "python": "python3 -c 'print(40 + 2)'",
     "node": "node -e 'console.log(40 + 2)'",
@@ -38,28 +34,6 @@ _PROGRAMS = {
 @pytest.fixture
 def host(tmp_path: Path) -> ImageEngine:
     return ImageEngine(socket_of("docker"), tmp_path)
-
-
-def base_for(language: str, host: ImageEngine) -> str:
-    """The tests' own base; for compilers another one made like it, from Debian's packages, once per machine."""
-    if language not in ("go", "rust"):
-        return IMAGE
-    if host.has(TOOLCHAINS):
-        return TOOLCHAINS
-    archive = Path.home() / ".cache" / "belljar-tests" / "toolchains.tar"
-    if not archive.exists():
-        if shutil.which("mmdebstrap") is None:
-            pytest.skip(f"the {language} image was NOT built: apt install mmdebstrap, to make its base")
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        draft = archive.with_suffix(".draft.tar")
-        words = ["--quiet", "--variant=essential", f"--include={_INSIDE}", "bookworm", str(draft)]
-        done = subprocess.run(["mmdebstrap", *words], capture_output=True, text=True, timeout=900, check=False)
-        if done.returncode != 0:
-            draft.unlink(missing_ok=True)
-            pytest.skip(f"the {language} image was NOT built, its base cannot be made: {done.stderr[-300:]}")
-        draft.rename(archive)
-    host.docker("import", str(archive), TOOLCHAINS)
-    return TOOLCHAINS
 
 
 # --- our own -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import witness
 from belljar.backends.apple import backend as apple
 from belljar.containers import abuild_image, adetect, ais_container_available, arun_in_container
 from belljar.core import errors
@@ -260,7 +261,7 @@ belljar.run("import os, time\\nos.write(1, b'on')\\ntime.sleep(600)", backend=ap
 async def test_when_belljar_is_killed_its_machine_ends_by_itself(tmp_path: Path, left_nothing: None) -> None:
     state, program = tmp_path / "state", stand_ins.stand_in(tmp_path, stand_ins.docker_socket())
     before = set(machines())
-    script = _VICTIM.format(tests=str(Path(__file__).parents[1]), state=str(state), image=IMAGE, program=program)
+    script = _VICTIM.format(tests=str(Path(witness.__file__).parent), state=str(state), image=IMAGE, program=program)
     victim = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert victim.stdout
     assert victim.stdout.readline() == "on\n"

@@ -28,7 +28,7 @@ from belljar.host.docker_api import connected
 from belljar.settings import load
 
 IMAGE = "belljar-test/base:latest"
-SCRIPT = Path(__file__).parents[1] / "scripts" / "test_engines.sh"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "test_engines.sh"
 # What is put to the test, by the name of its parameter: backend, runtime, and the program it cannot do without.
 FLAVOURS = {
     "docker": ("docker", "", "docker"),
