@@ -143,7 +143,7 @@ def main() -> int:
         broken = run_all(STEPS)
     except belljar.BackendError as error:
         console.print(f"[red]No sandbox works here: {escape(str(error))}[/]\n")
-        doctor(anyio.run(belljar.Engine().offers))
+        doctor(anyio.run(belljar.Engine().backends))
         return 1
     if broken:
         console.print(f"\n[bold red]Not as claimed:[/] {'; '.join(broken)}")

@@ -50,7 +50,7 @@ def detect(*, engine: Engine | None = None) -> Detection:
 
 async def _ask(engine: Engine, name: str) -> Detected:
     try:
-        offer = await engine.offer(name)
+        offer = await engine.capabilities(name)
     except Exception as error:  # a backend of a third party may break its promise; we keep ours
         return Detected(name, False, f"its probe failed: {error!r}"[:300], "tell its authors")
     held = offer.guarantees.isolation if offer.guarantees else None

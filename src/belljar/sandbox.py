@@ -116,7 +116,7 @@ def listening(
 
 def offers(*, engine: Engine | None = None) -> tuple[Capabilities, ...]:
     """What each backend can do here, and why not: `belljar doctor` as data."""
-    return portal.call((engine or default_engine()).offers)
+    return portal.call((engine or default_engine()).backends)
 
 
 def supported_languages(*, backend: str = "auto", engine: Engine | None = None) -> tuple[str, ...]:
@@ -124,8 +124,8 @@ def supported_languages(*, backend: str = "auto", engine: Engine | None = None) 
 
     async def ask() -> tuple[str, ...]:
         chosen = engine or default_engine()
-        offers = [offer for offer in await chosen.offers() if offer.available and backend in ("auto", offer.backend)]
-        spoken = [support for offer in offers for support in await chosen.spoken(offer.backend)]
+        offers = [offer for offer in await chosen.backends() if offer.available and backend in ("auto", offer.backend)]
+        spoken = [support for offer in offers for support in await chosen.languages_of(offer.backend)]
         return tuple(dict.fromkeys(support.name for support in spoken if support.available))
 
     return portal.call(ask)
@@ -241,7 +241,7 @@ class Sandbox(portal.Twinned["SyncSandbox"]):
 
     def twice(self, id: str = "") -> Sandbox:
         """Another one, asked for in the same words, on the backend that took this one."""
-        backend = self.lease.offer.backend
+        backend = self.lease.capabilities.backend
         other = Sandbox(backend=backend, engine=self._engine, id=id)
         other._request = self._request.model_copy(update={"backend": backend})
         return other

@@ -104,7 +104,7 @@ async def test_apple_over_its_stand_in_holds_against(name: str, verdicts: dict[s
 
 
 async def test_only_walls_that_a_guest_has_seen_are_claimed(here: Engine) -> None:
-    offer = await here.offer("apple")
+    offer = await here.capabilities("apple")
     assert offer.available, offer.why_not
     assert offer.guarantees
     assert {"no root", "no capabilities", "read-only root", "no network"} <= set(offer.guarantees.walls)
@@ -126,7 +126,7 @@ async def test_a_guest_whose_kernel_is_not_the_host_s_has_one_of_its_own(
 @pytest.mark.parametrize("style", ["0.12", "1.0", "1.4"])
 async def test_every_release_s_words_are_understood(style: str, tmp_path: Path, left_nothing: None) -> None:
     engine = stand_ins.engine(tmp_path, style=style)
-    offer = await engine.offer("apple")
+    offer = await engine.capabilities("apple")
     assert (offer.available, offer.version) == (True, f"container {style}.0")
     assert (await arun("print(6 * 7)", backend="apple", engine=engine)).stdout == "42\n"
     assert await engine.backend("apple").reap() == 0
@@ -134,7 +134,7 @@ async def test_every_release_s_words_are_understood(style: str, tmp_path: Path, 
 
 async def test_the_stand_in_runs_on_podman_as_well(tmp_path: Path) -> None:
     engine = stand_ins.engine(tmp_path, program="podman")
-    offer = await engine.offer("apple")
+    offer = await engine.capabilities("apple")
     assert offer.available, offer.why_not
     result = await arun("import os\nprint(os.getuid() > 1000)", backend="apple", engine=engine, memory="128M")
     assert (result.status, result.stdout) == ("success", "True\n")
@@ -203,7 +203,7 @@ async def test_a_sandbox_of_one_image_does_not_pretend_to_speak_what_is_in_anoth
     one._images["node-execution"] = "other:1"
     engine = Engine(stand_ins.load(state_dir=str(tmp_path / "state")), extra=(one,))
     async with Sandbox(backend="apple", engine=engine) as box:
-        box.lease.engine._spoken["apple"] = ()
+        box.lease.engine._languages["apple"] = ()
         with pytest.raises(errors.NotAvailable, match="javascript runs in other:1"):
             await box.run("console.log(1)", language="javascript")
 

@@ -132,10 +132,10 @@ def peer_python(peer: str, venv: Path, module: str) -> Path:
 async def prepared() -> tuple[Any, str]:
     """Our own probe's word on this machine, and the Python that guests get."""
     engine = belljar.Engine()
-    offer = await engine.offer("native")
+    offer = await engine.capabilities("native")
     if not offer.available:
         raise RuntimeError(f"native does not work here: {offer.why_not}; {offer.fix}")
-    spoken = await engine.spoken("native")
+    spoken = await engine.languages_of("native")
     return offer, next(support.program for support in spoken if support.name == "python")
 
 

@@ -79,10 +79,10 @@ async def interpreters() -> tuple[Any, str, str | None]:
     """The native offer, and the Python and the Node that a user of this machine would start."""
     offer, python = await prepared()
     engine = belljar.Engine()
-    wasm = await engine.offer("wasm")
+    wasm = await engine.capabilities("wasm")
     if not wasm.available:
         raise RuntimeError(f"wasm does not work here: {wasm.why_not}; run `belljar setup wasm`")
-    node = [s.program for s in await engine.spoken("native") if s.name == "javascript" and s.available]
+    node = [s.program for s in await engine.languages_of("native") if s.name == "javascript" and s.available]
     return offer, python, node[0] if node else None
 
 

@@ -97,7 +97,7 @@ async def test_a_container_engine_that_was_started_for_this_conforms(
     check: Check, flavour: str, containers: Callable[[str], Engine]
 ) -> None:
     engine = containers(flavour)
-    offer = await engine.offer(engine.settings.backend)
+    offer = await engine.capabilities(engine.settings.backend)
     assert offer.available, f"{offer.why_not} (fix: {offer.fix})"
     verdict = await verdict_of(check, engine.settings.backend, engine)
     assert verdict.status == "passed", verdict.detail
@@ -107,7 +107,7 @@ async def test_a_container_engine_that_was_started_for_this_conforms(
 @pytest.mark.parametrize("backend", [name for name in NAMES if name not in ("docker", "podman")])
 @pytest.mark.parametrize("check", CHECKS, ids=named)
 async def test_a_backend_that_works_here_conforms(check: Check, backend: str, shared_engine: Engine) -> None:
-    offer = await shared_engine.offer(backend)
+    offer = await shared_engine.capabilities(backend)
     if not offer.available:
         pytest.skip(f"NOTHING of {backend} was checked: {offer.why_not} (fix: {offer.fix})")
     verdict = await verdict_of(check, backend, shared_engine)
@@ -124,7 +124,7 @@ def descendants(pid: int) -> set[int]:
 
 @pytest.mark.engine
 async def test_after_runs_that_were_cancelled_and_crowded_no_process_of_native_is_left(shared_engine: Engine) -> None:
-    offer = await shared_engine.offer("native")
+    offer = await shared_engine.capabilities("native")
     if not offer.available:
         pytest.skip(f"native: {offer.why_not}")
     before = descendants(os.getpid())

@@ -81,7 +81,7 @@ async def test_numpy_threads_and_subprocesses_run_unharmed_behind_the_profile(en
 
 async def test_kernel_isolation_is_gvisor_or_a_refusal() -> None:
     engine = engines().engine("gvisor", container={"images": {"execution": IMAGE}})
-    assert (await engine.offer("docker")).guarantees.isolation is Isolation.NAMESPACE
+    assert (await engine.capabilities("docker")).guarantees.isolation is Isolation.NAMESPACE
     result = await run(engine, "import os; print(os.uname().release)", isolation="kernel")
     assert result.guarantees
     assert result.guarantees.isolation is Isolation.KERNEL
@@ -164,7 +164,7 @@ async def test_an_image_that_is_removed_after_the_probe_is_image_not_found() -> 
     engine = engines().engine("docker", container={"images": {"execution": name}})
     async with connected(backend_of(engine)._address) as client:
         await client.images.tag(IMAGE, repo="belljar-test/passing", tag="latest")
-        assert (await engine.offer("docker")).available
+        assert (await engine.capabilities("docker")).available
         await client.images.delete(name)
     with pytest.raises(errors.ImageNotFound) as caught:
         await run(engine, "print(1)")
@@ -174,7 +174,7 @@ async def test_an_image_that_is_removed_after_the_probe_is_image_not_found() -> 
 
 async def test_an_image_that_is_not_here_is_said_by_the_probe_with_what_to_do() -> None:
     engine = engines().engine("docker", container={"images": {"execution": "belljar-test/absent:1"}})
-    offer = await engine.offer("docker")
+    offer = await engine.capabilities("docker")
     assert (offer.available, offer.why_not) == (False, "the image belljar-test/absent:1 is not here")
     assert offer.fix == "belljar images pull belljar-test/absent:1"
 
@@ -220,7 +220,7 @@ async def answering(path: Path, answer: bytes) -> AsyncIterator[Engine]:
 @pytest.mark.parametrize("what", NONSENSE)
 async def test_an_engine_that_answers_nonsense_is_not_available_and_says_so(what: str, tmp_path: Path) -> None:
     async with answering(tmp_path / "s", NONSENSE[what]) as engine:
-        offer = await engine.offer("docker")
+        offer = await engine.capabilities("docker")
         assert not offer.available
         assert offer.why_not.startswith("docker at unix://")
         with pytest.raises(errors.NotAvailable):
@@ -230,7 +230,7 @@ async def test_an_engine_that_answers_nonsense_is_not_available_and_says_so(what
 async def test_no_engine_is_not_available_with_what_to_do(tmp_path: Path) -> None:
     engine = Engine(load(docker_socket=str(tmp_path / "none.sock"), podman_socket=str(tmp_path / "none.sock")))
     for name, remedy in (("docker", "DOCKER_HOST"), ("podman", "CONTAINER_HOST")):
-        offer = await engine.offer(name)
+        offer = await engine.capabilities(name)
         assert not offer.available
         assert remedy in offer.fix
 

@@ -120,7 +120,7 @@ async def test_dockerd_killed_between_create_and_start_is_our_failure(
     struck.append(b"not yet")
     async with tapped(found.sockets["docker"], tmp_path / "s", hear):
         engine = found._replace(sockets={"docker": str(tmp_path / "s")}).engine("docker")
-        assert (await engine.offer("docker")).available
+        assert (await engine.capabilities("docker")).available
         async with found.restarting("docker"):
             struck.clear()
             with pytest.raises(errors.BackendError) as caught:
@@ -140,7 +140,7 @@ async def test_dockerd_killed_while_a_container_is_removed_is_asked_again_when_i
     struck.append(b"not yet")
     async with tapped(found.sockets["docker"], tmp_path / "s", hear):
         engine = found._replace(sockets={"docker": str(tmp_path / "s")}).engine("docker")
-        assert (await engine.offer("docker")).available
+        assert (await engine.capabilities("docker")).available
         assert await nothing_left(engine)
         async with found.restarting("docker"):
             struck.clear()
@@ -230,7 +230,7 @@ async def test_dockerd_killed_in_mid_build_is_a_typed_error_and_no_half_image_ha
 async def test_an_engine_that_stops_answering_does_not_hold_a_run_beyond_its_time(name: str, temporary: Path) -> None:
     found = engines()
     engine = found.engine(name)
-    assert (await engine.offer(name)).available
+    assert (await engine.capabilities(name)).available
     pid = int((found.folder / name / "pid").read_text())
     began = time.monotonic()
     try:
@@ -267,7 +267,7 @@ async def test_a_container_that_somebody_else_removes_in_mid_run_is_our_failure(
 async def test_a_container_that_somebody_else_pauses_still_ends_at_its_time(flavour: str, temporary: Path) -> None:
     found = engines()
     engine = found.engine(flavour)
-    assert (await engine.offer(engine.settings.backend)).available
+    assert (await engine.capabilities(engine.settings.backend)).available
 
     async def pause(_: str) -> None:
         [name] = await left_behind(engine)
@@ -312,13 +312,13 @@ async def test_a_run_on_a_full_disk_says_so_and_works_when_there_is_room(
     collect: list[str], small: Engines, temporary: Path
 ) -> None:
     engine = small.engine("docker")
-    assert (await engine.offer("docker")).available
+    assert (await engine.capabilities("docker")).available
     ballast = fill(small)
     try:
         with pytest.raises(errors.StartFailed, match="no space left on device") as caught:
             await run(engine, "print(1)", collect=collect)
         assert "make room" in caught.value.fix
-        offer = await small.engine("docker").offer("docker")
+        offer = await small.engine("docker").capabilities("docker")
         assert not offer.available
         assert "no space left on device" in offer.why_not
     finally:

@@ -125,7 +125,7 @@ def expected(flavour: str, version: str, call: tuple[str, tuple[int, ...]], prom
 @pytest.mark.parametrize("flavour", FLAVOURS)
 async def test_every_call_that_the_profile_forbids_is_refused(flavour: str) -> None:
     engine, calls = engines().engine(flavour), forbidden()
-    version = (await engine.offer(engine.settings.backend)).version
+    version = (await engine.capabilities(engine.settings.backend)).version
     result = await run(engine, code_of("clone"), stdin=asked(calls), timeout=60)
     assert result.status == "success", result.stderr
     said = zip(calls.items(), json.loads(result.stdout), strict=True)

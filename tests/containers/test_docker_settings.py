@@ -95,7 +95,7 @@ async def test_cpu_shares_reach_the_guest_s_control_group(flavour: str) -> None:
 
 async def test_limits_of_block_io_reach_the_kernel(flavour: str) -> None:
     engine = engine_with(flavour)
-    offer = await engine.offer(engine.settings.backend)
+    offer = await engine.capabilities(engine.settings.backend)
     assert offer.guarantees
     if offer.guarantees.limits["io"] == "not limited":
         pytest.skip(f"NOTHING of block I/O was checked on {flavour}: this kernel, or the disk below it, takes no limit")
@@ -187,7 +187,7 @@ async def test_a_language_s_seccomp_profile_holds_for_it_alone(flavour: str, tmp
 async def test_a_language_with_a_profile_of_its_own_is_refused_where_it_would_not_hold(tmp_path: Path) -> None:
     table = language_file(tmp_path, python={"seccomp_profile": profile_without_links(tmp_path)})
     engine = engine_with("docker", language_file=table)
-    if not (await engine.offer("native")).available:
+    if not (await engine.capabilities("native")).available:
         pytest.skip("NOTHING of native was checked: it does not work here; `belljar doctor` says why")
     with pytest.raises(errors.PolicyDenied, match=r"native.* cannot take the seccomp profile that python must have"):
         await belljar.arun(LINK, engine=engine, backend="native")
@@ -201,12 +201,12 @@ async def test_a_language_with_a_profile_of_its_own_is_refused_where_it_would_no
 
 
 async def test_a_wall_that_the_engine_does_not_have_makes_it_unavailable_in_words(flavour: str) -> None:
-    usual = await engine_with(flavour).offer(flavour)
+    usual = await engine_with(flavour).capabilities(flavour)
     assert usual.available and usual.guarantees
     if any(wall.startswith(("AppArmor", "SELinux")) for wall in usual.guarantees.walls):
         pytest.skip("NOTHING was checked of engines without AppArmor and SELinux: this machine has one of them")
     for name, value in (("apparmor_profile", "belljar"), ("selinux_label", "type:container_t")):
-        offer = await engine_with(flavour, **{name: value}).offer(flavour)
+        offer = await engine_with(flavour, **{name: value}).capabilities(flavour)
         assert not offer.available
         assert f"container.{name} is '{value}'" in offer.why_not
         assert f"unset container.{name}" in offer.fix
@@ -248,7 +248,7 @@ async def removed(client: Any, network: str) -> bool:
 
 async def test_by_default_there_is_no_network_and_none_to_ask_for(flavour: str) -> None:
     engine = engine_with(flavour, dns=["192.0.2.53"])
-    assert "open" not in (await engine.offer(flavour)).egress
+    assert "open" not in (await engine.capabilities(flavour)).egress
     assert (await run(engine, INTERFACES)).stdout == "lo\n"
     with pytest.raises(errors.PolicyDenied, match="an open network cannot be reached"):
         await run(engine, INTERFACES, egress=OPEN)
@@ -257,7 +257,7 @@ async def test_by_default_there_is_no_network_and_none_to_ask_for(flavour: str) 
 async def test_an_open_network_is_for_those_who_ask_and_only_the_one_that_was_set(flavour: str) -> None:
     async with inner_network(flavour) as name:
         engine = engine_with(flavour, network_mode=name, dns=["192.0.2.53"])
-        offer = await engine.offer(flavour)
+        offer = await engine.capabilities(flavour)
         assert offer.egress >= {"none", "open"}, offer.notes
         assert (await run(engine, INTERFACES)).stdout == "lo\n"
         result = await run(engine, INTERFACES, egress=OPEN)
@@ -304,7 +304,7 @@ async def test_two_guests_on_the_open_network_meet_and_one_without_it_stays_alon
 
 async def test_a_network_that_is_not_there_is_not_offered(flavour: str) -> None:
     engine = engine_with(flavour, network_mode="belljar-test-nowhere")
-    offer = await engine.offer(flavour)
+    offer = await engine.capabilities(flavour)
     assert offer.available
     assert "open" not in offer.egress
     assert any("container.network_mode" in note for note in offer.notes)

@@ -22,7 +22,7 @@ async def test_an_image_that_is_not_pinned_does_not_run_where_the_rules_ask_for_
     with pytest.raises(errors.BelljarError, match="not in the lock file"):
         await engine.run(request("print('never')", backend="docker"))
     await Images(engine.settings).lock([IMAGE])
-    await engine.offer("docker", again=True)
+    await engine.capabilities("docker", again=True)
     result = await engine.run(request("print('pinned')", backend="docker"))
     assert result.stdout == "pinned\n", result.stderr
 
@@ -31,7 +31,7 @@ async def test_an_absent_image_is_fetched_for_who_asks_by_name_and_auto_does_not
     settings = engines().settings("auto", container={"images": {"execution": ABSENT}})
     told: list[str] = []
     absent = Engine(settings, on_setup=told.append)
-    offer = await absent.offer("docker")
+    offer = await absent.capabilities("docker")
     assert not offer.available
     assert offer.fix == f"belljar images pull {ABSENT}"
     assert ABSENT in offer.setup

@@ -28,7 +28,7 @@ IN_A_KERNEL_OF_ITS_OWN = {
 
 @pytest.fixture(scope="session")
 async def guarantees() -> Guarantees:
-    offer = await Engine().offer("native")
+    offer = await Engine().capabilities("native")
     assert offer.available, f"native does not work here, so nothing can be shown: {offer.why_not} ({offer.fix})"
     assert offer.guarantees
     return offer.guarantees
@@ -41,7 +41,7 @@ async def verdicts(guarantees: Guarantees) -> Verdicts:
 
 @pytest.fixture(scope="session")
 async def wasm() -> Capabilities:
-    offer = await Engine().offer("wasm")
+    offer = await Engine().capabilities("wasm")
     if not offer.available:
         pytest.skip(f"NOT SHOWN: wasm does not work here: {offer.why_not} ({offer.fix})")
     return offer

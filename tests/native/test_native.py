@@ -149,7 +149,7 @@ async def test_without_control_groups_the_limits_still_hold_and_the_weakness_is_
 async def test_a_state_directory_prepared_by_somebody_else_is_refused(state_dir: Path) -> None:
     state_dir.mkdir(parents=True)
     state_dir.chmod(0o777)
-    offer = await Engine(load(state_dir=str(state_dir))).offer("native")
+    offer = await Engine(load(state_dir=str(state_dir))).capabilities("native")
     assert not offer.available
     assert "not ours alone" in offer.why_not
 
@@ -236,7 +236,7 @@ async def test_without_any_bubblewrap_auto_goes_on_with_wasm_says_so_and_is_not_
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("belljar.backends.native.backend.find_bubblewrap", lambda: [])
-    if not (await engine.offer("wasm")).available:
+    if not (await engine.capabilities("wasm")).available:
         pytest.skip("wasm is not set up: run `belljar setup wasm`, as `make test` does")
     threads = "import threading; threading.Thread(target=print).start()"
     result = await engine.run(request(threads))
@@ -268,7 +268,7 @@ async def test_the_bubblewrap_of_the_wheel_works_where_the_system_has_none(
 
 @as_root
 async def test_block_io_limits_reach_the_kernel(engine: Engine, traces: Traces) -> None:
-    offer = await engine.offer("native")
+    offer = await engine.capabilities("native")
     assert offer.guarantees
     if offer.guarantees.limits["io"] == "not limited":
         pytest.skip("this kernel has no block I/O controller")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 async def both(engine: Engine) -> None:
-    for offer in await engine.offers():
+    for offer in await engine.backends():
         if offer.backend in ("wasm", "native") and not offer.available:
             pytest.skip(f"{offer.backend} is missing here ({offer.why_not}): {offer.fix}")
 

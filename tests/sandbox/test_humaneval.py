@@ -85,7 +85,7 @@ async def _failures(backend: str, engine: Engine, problems: dict[str, str]) -> d
 
 @pytest.fixture(params=["wasm", "native"])
 async def backend(request: pytest.FixtureRequest, engine: Engine) -> str:
-    offer = await engine.offer(str(request.param))
+    offer = await engine.capabilities(str(request.param))
     if not offer.available:
         pytest.skip(f"HumanEval was NOT run on {offer.backend}: {offer.why_not} ({offer.fix})")
     return offer.backend

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from belljar import settings
 from belljar.core import errors
+from belljar.core import settings as core_settings
 from belljar.core.policy import decide
 from belljar.core.request import RunRequest
 from belljar.core.settings import GRANTABLE, TYPES, ContainerSettings, Settings
@@ -426,7 +427,7 @@ def test_our_own_profile_is_one_by_the_same_rules() -> None:
 def test_every_setting_of_containers_is_on_the_page_about_them() -> None:
     page = (Path(__file__).parents[2] / "docs" / "containers.md").read_text()
     rows = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
-    assert {*ContainerSettings.model_fields, *settings._OTHER_NAMES} <= {word.strip("`,") for word in rows.split()}
+    assert {*ContainerSettings.model_fields, *core_settings._OTHER_NAMES} <= {word.strip("`,") for word in rows.split()}
 
 
 # --- container types ---

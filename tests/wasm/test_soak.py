@@ -136,7 +136,7 @@ def _grown(samples: Sequence[Sample]) -> dict[str, str]:
 async def test_20_000_runs_leave_memory_descriptors_threads_and_processes_as_they_were(
     engine: Engine, traces: Traces
 ) -> None:
-    offer = await engine.offer("wasm")
+    offer = await engine.capabilities("wasm")
     if not offer.available:
         pytest.skip(f"the soak was NOT run: wasm is missing here ({offer.why_not}): {offer.fix}")
     env = {**os.environ, "BELLJAR_STATE_DIR": str(traces.state_dir), "PYTHONPATH": str(Path(witness.__file__).parent)}

@@ -317,12 +317,12 @@ def session(
 def doctor(as_json: Json = False) -> None:
     """Every backend: does it work here, why not, how to fix it, and what it guarantees."""
 
-    offers = _await(lambda: remote.offers(default_engine()))
+    found = _await(lambda: remote.backends(default_engine()))
     if as_json:
-        terminal.print_json({"backends": [offer.model_dump(mode="json", exclude={"modules"}) for offer in offers]})
+        terminal.print_json({"backends": [one.model_dump(mode="json", exclude={"modules"}) for one in found]})
     else:
-        terminal.doctor(offers)
-    raise typer.Exit(0 if any(offer.available for offer in offers) else 1)
+        terminal.doctor(found)
+    raise typer.Exit(0 if any(one.available for one in found) else 1)
 
 
 @app.command()
@@ -338,14 +338,14 @@ def setup(
     async def work() -> Capabilities:
         with terminal.steps() as engine.on_setup:
             await engine.setup(backend)
-        return await engine.offer(backend)
+        return await engine.capabilities(backend)
 
-    offer = _await(work)
-    if not offer.available:
-        raise errors.NotAvailable(f"{backend}: {offer.why_not}", fix=offer.fix)
-    profiles = f", profiles {', '.join(sorted(offer.profiles))}" if offer.profiles else ""
-    ready = f"ready: {offer.version}{profiles}"
-    terminal.print_json(offer.model_dump(mode="json", exclude={"modules"})) if as_json else terminal.say(ready)
+    one = _await(work)
+    if not one.available:
+        raise errors.NotAvailable(f"{backend}: {one.why_not}", fix=one.fix)
+    profiles = f", profiles {', '.join(sorted(one.profiles))}" if one.profiles else ""
+    ready = f"ready: {one.version}{profiles}"
+    terminal.print_json(one.model_dump(mode="json", exclude={"modules"})) if as_json else terminal.say(ready)
 
 
 @app.command()
@@ -367,8 +367,8 @@ def version(as_json: Json = False) -> None:
 
 async def _working(backend: str) -> str:
     """The backend to put to the test: the one named, or the first that works here."""
-    offers = await default_engine().offers()
-    return next((offer.backend for offer in offers if backend in ("auto", offer.backend) and offer.available), backend)
+    found = await default_engine().backends()
+    return next((one.backend for one in found if backend in ("auto", one.backend) and one.available), backend)
 
 
 @app.command()

@@ -50,15 +50,15 @@ async def run(engine: Engine, asked: RunRequest, *, listener: Listener | None, c
         return await client.execute(asked, listener=listener, control=control)
 
 
-async def offers(engine: Engine) -> tuple[Capabilities, ...]:
+async def backends(engine: Engine) -> tuple[Capabilities, ...]:
     if _client is None:
-        return tuple(await engine.offers())
+        return tuple(await engine.backends())
     async with _client as client:
         return await client.aoffers()
 
 
 async def languages(engine: Engine) -> list[tuple[str, LanguageSupport]]:
     if _client is None:
-        return await engine.all_spoken()
+        return await engine.supported_languages()
     async with _client as client:
         return await client.alanguages()

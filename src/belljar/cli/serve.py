@@ -68,12 +68,12 @@ def listen(app: FastAPI, settings: Settings, as_json: bool) -> None:
         ws_max_size=64 * 1024, timeout_graceful_shutdown=_LAST_SECONDS, backlog=2048,
     )  # fmt: skip
 
-    class Server(uvicorn.Server):
+    class ServerWithoutSignals(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield  # they are ours
 
-    server = Server(config)
+    server = ServerWithoutSignals(config)
     with _listening(settings) as listener:
         faster = {"use_uvloop": find_spec("uvloop") is not None}
         anyio.run(_serve, server, app, listener, as_json, backend_options=faster)

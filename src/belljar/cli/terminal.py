@@ -88,19 +88,19 @@ def problem(error: BelljarError) -> None:
         warn(f"  [cyan]→[/] {escape(error.fix)}")
 
 
-def doctor(offers: Iterable[Capabilities]) -> None:
-    for offer in offers:
-        if offer.available and offer.guarantees:
-            promise = offer.guarantees
-            say(f"[green]✓ {offer.backend}[/] works ({offer.version}); isolation: {promise.isolation}")
+def doctor(found: Iterable[Capabilities]) -> None:
+    for backend in found:
+        if backend.available and backend.guarantees:
+            promise = backend.guarantees
+            say(f"[green]✓ {backend.backend}[/] works ({backend.version}); isolation: {promise.isolation}")
             say(f"  walls    {', '.join(promise.walls)}")
             say(f"  limits   {', '.join(f'{name}: {how}' for name, how in promise.limits.items())}")
             say(f"  network  {promise.network}")
             for weakness in promise.weaker:
                 say(f"  [yellow]weaker   {escape(weakness)}[/]")
         else:
-            say(f"[red]✗ {offer.backend}[/] does not work here: {escape(offer.why_not)}")
-            say(f"  [cyan]→[/] {escape(offer.fix)}")
+            say(f"[red]✗ {backend.backend}[/] does not work here: {escape(backend.why_not)}")
+            say(f"  [cyan]→[/] {escape(backend.fix)}")
 
 
 def languages(rows: Iterable[tuple[str, LanguageSupport]]) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from belljar.core.request import Limits
 from belljar.core.result import ErrorType, Failure, Result, Status
-from belljar.core.tracebacks import READ_OUTPUT, SHELLS, Finding, find
+from belljar.core.tracebacks import READ_OUTPUT, SHELLS, ReportedError, find
 from belljar.core.values import format_size
 
 _E = ErrorType
@@ -150,17 +150,19 @@ def _signal(code: int | None) -> str | None:
     return next((s.name for s in signal.Signals if s.value == number), None)
 
 
-def _from_exit(lines: Sequence[str], facts: dict[str, Any], language: str) -> Finding:
+def _from_exit(lines: Sequence[str], facts: dict[str, Any], language: str) -> ReportedError:
     code, name, last = facts["exit_code"], facts["signal"], _last(lines)
     if name in _SIGNALS and not (language in SHELLS and last):
         kind, meaning, advice = _SIGNALS[name]
         said = f": {last}" if last else ""
-        return Finding(0, f"{name}: the program {meaning}{said}", language, {}, "\n".join(lines[-12:]), advice, kind)
+        return ReportedError(
+            0, f"{name}: the program {meaning}{said}", language, {}, "\n".join(lines[-12:]), advice, kind
+        )
     ended = "the program ended" if code is None else f"exit code {code}"
     if not last:
         advice = "look at stdout: the program chose this exit code itself" if code else "run it again"
-        return Finding(0, f"{ended}, and nothing was printed to stderr", language, {}, "", advice)
-    return Finding(0, f"{ended}: {last}", language, {}, "\n".join(lines[-12:]), READ_OUTPUT)
+        return ReportedError(0, f"{ended}, and nothing was printed to stderr", language, {}, "", advice)
+    return ReportedError(0, f"{ended}: {last}", language, {}, "\n".join(lines[-12:]), READ_OUTPUT)
 
 
 # --- what it means -----------------------------------------------------------------------------
@@ -283,7 +285,9 @@ _BY_EXIT = {
 }
 
 
-def _classify(finding: Finding, code: int | None, *, shell: bool, wasm: bool) -> tuple[ErrorType, str, dict[str, Any]]:
+def _classify(
+    finding: ReportedError, code: int | None, *, shell: bool, wasm: bool
+) -> tuple[ErrorType, str, dict[str, Any]]:
     sign, names = _sign_of(finding, wasm)
     kind, advice = (sign.kind, sign.advice) if sign else (finding.kind, finding.advice)
     if finding.kind is _E.SYNTAX_ERROR and kind is not _E.MISSING_PACKAGE:
@@ -295,7 +299,7 @@ def _classify(finding: Finding, code: int | None, *, shell: bool, wasm: bool) ->
     return kind, advice, names
 
 
-def _sign_of(finding: Finding, wasm: bool) -> tuple[_Sign | None, dict[str, Any]]:
+def _sign_of(finding: ReportedError, wasm: bool) -> tuple[_Sign | None, dict[str, Any]]:
     if wasm and (lacking := _lacking(finding.headline)):
         return lacking
     table = _BY_LANGUAGE.get(finding.reader, ())

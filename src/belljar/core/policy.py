@@ -65,14 +65,16 @@ def command_limits(request: RunRequest, plan: Plan, settings: Settings, language
     return limits(request.limits, defaults, settings.caps)
 
 
-def check_language(language: Language, egress: Egress, offer: Capabilities) -> None:
+def check_language(language: Language, egress: Egress, capabilities: Capabilities) -> None:
     """Whether code may run in a box that is open already, by what the administrators say of its language."""
     check_network(language, egress)
-    if language.seccomp_profile and not offer.runtimes:  # the profile's format is that of the runtimes of containers
+    if (
+        language.seccomp_profile and not capabilities.runtimes
+    ):  # the profile's format is that of the runtimes of containers
         raise errors.PolicyDenied(
-            f"{offer.backend} cannot take the seccomp profile that {language.name} must have here",
+            f"{capabilities.backend} cannot take the seccomp profile that {language.name} must have here",
             fix="ask for backend=docker or backend=podman",
-            context={"language": language.name, "backend": offer.backend},
+            context={"language": language.name, "backend": capabilities.backend},
         )
 
 

@@ -1,4 +1,4 @@
-"""Reads how each language reports an error: one reader for each, from lines of stderr to a `Finding`.
+"""Reads how each language reports an error: one reader for each, from lines of stderr to a `ReportedError`.
 
 The text is the guest's and hostile: patterns are bounded, and nothing is believed but where and what.
 """
@@ -18,7 +18,7 @@ READ_OUTPUT = "read stderr and stdout for what the program said"
 COMPILE = "it did not compile, so nothing ran: correct the code{where}"
 
 
-class Finding(NamedTuple):
+class ReportedError(NamedTuple):
     position: int  # the line of stderr it was found in
     headline: str
     reader: str  # whose signs to look for
@@ -33,7 +33,7 @@ _EXCEPTION = re.compile(r"(?P<exception>[A-Za-z_][\w.]{0,200})(?:: (?P<text>.*))
 _GROUP_PREFIX = re.compile(r" {2,60}[+|] ?(?=\S| {2})")
 
 
-def _python(lines: Sequence[str]) -> Finding | None:
+def _python(lines: Sequence[str]) -> ReportedError | None:
     """The last traceback: its exception, and the innermost frame that is the guest's own code."""
     found = None
     frames: list[tuple[int, dict[str, Any]]] = []
@@ -47,7 +47,7 @@ def _python(lines: Sequence[str]) -> Finding | None:
             at, facts = next(((at, f) for at, f in reversed(frames) if _is_own(f["file"])), frames[-1])
             facts |= {"line": int(facts["line"]), "exception": headline["exception"]}
             facts["source"] = _source(plain[at + 1], facts["file"])
-            found = Finding(number, line, "python", facts, "\n".join(plain[number : number + 6]), MEND)
+            found = ReportedError(number, line, "python", facts, "\n".join(plain[number : number + 6]), MEND)
             frames = []
             if grouped:  # the group is the failure; what follows are its members
                 break
@@ -82,7 +82,7 @@ _NODE_PLACE = re.compile(r"(?:file://)?(?P<file>/[^:]{1,300}):(?P<line>\d{1,9})$
 _NODE_FRAME = re.compile(r" {4,8}at (?:[^(]{0,200}\()?(?:file://)?(?P<file>/[^:]{1,300}):(?P<line>\d{1,9}):\d{1,9}\)?$")
 
 
-def _node(lines: Sequence[str]) -> Finding | None:
+def _node(lines: Sequence[str]) -> ReportedError | None:
     """An uncaught error: place, source and caret, then name and message, then the stack."""
     backwards = [(number, lines[number]) for number in reversed(range(len(lines)))]
     at = next((number for number, line in backwards if line.startswith("FATAL ERROR: ")), None)
@@ -96,7 +96,7 @@ def _node(lines: Sequence[str]) -> Finding | None:
     if headline:
         facts |= {"exception": headline["exception"], "code": headline["code"]}
     message = lines[at].strip("[]{ ") if headline else f"uncaught: {lines[at]}"
-    return Finding(at, message, "javascript", facts, "\n".join(lines[at:]), MEND)
+    return ReportedError(at, message, "javascript", facts, "\n".join(lines[at:]), MEND)
 
 
 def _node_place(lines: Sequence[str], at: int) -> dict[str, Any]:
@@ -112,18 +112,18 @@ _BASH_FORK = re.compile(r"(?P<file>[^: ]{1,200}): (?P<text>fork: .+)$")
 _EXEC = re.compile(r"(?:bwrap: execvp|prlimit: failed to execute) (?P<text>.{1,500})$")
 
 
-def _bash(lines: Sequence[str]) -> Finding | None:
+def _bash(lines: Sequence[str]) -> ReportedError | None:
     """The shell's last complaint. After a syntax error it repeats the line, in quotes."""
     source = ""
     for number in reversed(range(len(lines))):
         if started := _EXEC.match(lines[number]):
-            return Finding(number, started["text"], "bash", {}, started["text"], READ_OUTPUT)
+            return ReportedError(number, started["text"], "bash", {}, started["text"], READ_OUTPUT)
         said = _BASH.match(lines[number]) or _BASH_FORK.match(lines[number])
         if said and said["text"].startswith("`"):
             source = said["text"].strip("`'")
         elif said:
             block = "\n".join(lines[max(0, number - 5) : number + 1])
-            return Finding(number, said["text"], "bash", _place(said) | {"source": source[:200]}, block, MEND)
+            return ReportedError(number, said["text"], "bash", _place(said) | {"source": source[:200]}, block, MEND)
     return None
 
 
@@ -132,13 +132,13 @@ _GO_PANIC = re.compile(r"(?P<exception>panic|fatal error): (?P<text>.+)$")
 _GO_FRAME = re.compile(r"\t(?P<file>/[^:]{1,300}\.go):(?P<line>\d{1,9})(?: |$)")
 
 
-def _go(lines: Sequence[str]) -> Finding | None:
+def _go(lines: Sequence[str]) -> ReportedError | None:
     for number, line in enumerate(lines):
         if panic := _GO_PANIC.match(line):
             facts = {"exception": panic["exception"]} | _place(_first(_GO_FRAME, lines[number:]))
-            return Finding(number, line, "go", facts, "\n".join(lines[max(0, number - 2) :]), MEND)
+            return ReportedError(number, line, "go", facts, "\n".join(lines[max(0, number - 2) :]), MEND)
         if wrong := _GO_COMPILE.match(line):
-            return Finding(number, wrong["text"], "go", _place(wrong), line, COMPILE, _E.SYNTAX_ERROR)
+            return ReportedError(number, wrong["text"], "go", _place(wrong), line, COMPILE, _E.SYNTAX_ERROR)
     return None
 
 
@@ -149,7 +149,7 @@ _RUST_PANIC = re.compile(r"thread '[^']{0,100}'(?: \(\d{1,9}\))? (?:panicked at 
 _RUST_PANIC_PLACE = re.compile(r"(?P<file>[^\s:',]{1,300}\.rs):(?P<line>\d{1,9}):\d{1,9}:?$")
 
 
-def _rust(lines: Sequence[str]) -> Finding | None:
+def _rust(lines: Sequence[str]) -> ReportedError | None:
     """A panic, or else the compiler's first error; errors that a program prints itself have no place below."""
     for number, line in enumerate(lines):
         if _RUST_PANIC.match(line):
@@ -161,11 +161,11 @@ def _rust(lines: Sequence[str]) -> Finding | None:
             source = next(filter(None, map(_RUST_SOURCE.match, after)), None)
             facts = {"code": wrong["code"], "source": source["source"].strip()[:200] if source else ""}
             facts |= _place(next(filter(None, map(_RUST_PLACE.match, after)), None))
-            return Finding(number, line, "rust", facts, line, COMPILE, _E.SYNTAX_ERROR)
+            return ReportedError(number, line, "rust", facts, line, COMPILE, _E.SYNTAX_ERROR)
     return None
 
 
-def _rust_panic(lines: Sequence[str], number: int) -> Finding:
+def _rust_panic(lines: Sequence[str], number: int) -> ReportedError:
     """Old: `panicked at 'message', place`. New: `panicked at place:`, and the message below."""
     block = lines[number : number + 6]
     facts = {"exception": "panic"} | _place(next(filter(None, map(_RUST_PANIC_PLACE.search, block[:4])), None))
@@ -176,16 +176,16 @@ def _rust_panic(lines: Sequence[str], number: int) -> Finding:
         message = "panic: " + said[1:].rpartition("', ")[0] if "', " in said else "panic: " + said[1:]
     else:
         message = "panic: " + (block[1] if len(block) > 1 else "")
-    return Finding(number, message, "rust", facts, "\n".join(block), MEND)
+    return ReportedError(number, message, "rust", facts, "\n".join(block), MEND)
 
 
-_READERS: dict[str, Callable[[Sequence[str]], Finding | None]] = {
+_READERS: dict[str, Callable[[Sequence[str]], ReportedError | None]] = {
     "python": _python, "javascript": _node, "typescript": _node, "go": _go, "rust": _rust, "bash": _bash,
 }  # fmt: skip
 SHELLS = ("bash", "")
 
 
-def find(lines: Sequence[str], language: str) -> Finding | None:
+def find(lines: Sequence[str], language: str) -> ReportedError | None:
     """What the language's own reader finds; a shell or a command may start anything, so there the last word counts."""
     family = "python" if language.startswith("python") else language
     own = _READERS.get(family)

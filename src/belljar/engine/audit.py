@@ -46,7 +46,7 @@ class Head(NamedTuple):
         return cls(int(number), digest)
 
 
-class Verdict(NamedTuple):
+class AuditReport(NamedTuple):
     head: Head
     problems: tuple[str, ...]  # none: every line is what it was, and none is missing
     torn: int  # lines that a crash cut short: what they were about never ran
@@ -135,7 +135,7 @@ class Audit:
             with suppress(FileNotFoundError), path.open("rb") as file:
                 yield from file
 
-    def verify(self, known: Head | None = None) -> Verdict:
+    def verify(self, known: Head | None = None) -> AuditReport:
         """Looks at every line; `known` is a head that was kept elsewhere."""
         last, torn, problems = Head(), 0, list[str]()
         seen: dict[int, str] = {}
@@ -155,7 +155,7 @@ class Audit:
                 problems.append(f"{each.number - last.number} lines are missing at the end")
             elif each.number and seen.get(each.number) != each.hash:
                 problems.append(f"line number {each.number} is not what it was when its head was kept")
-        return Verdict(last, tuple(dict.fromkeys(problems)), torn)
+        return AuditReport(last, tuple(dict.fromkeys(problems)), torn)
 
     def _kept(self) -> Head | None:
         with suppress(OSError, errors.InvalidRequest):

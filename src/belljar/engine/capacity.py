@@ -11,7 +11,7 @@ import anyio
 from belljar.host.loops import in_this_loop
 
 
-class Places:
+class Capacity:
     """How many sandboxes there may be at once, over all event loops that use the engine; the rest wait in line."""
 
     def __init__(self, number: int) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import anyio
 
-from belljar import backends
+from belljar.backends import NAMES, NEVER_CHOSEN
+from belljar.backends import load as load_backend
 from belljar.backends.base import Backend, Preparable
 from belljar.backends.control import Control
 from belljar.core import errors, policy, routing
@@ -22,12 +23,12 @@ from belljar.core.routing import Choice
 from belljar.core.settings import CONTAINER_ENGINES, Settings
 from belljar.engine import audit, language_file
 from belljar.engine.audit import Audit
-from belljar.engine.capacity import Places
-from belljar.engine.lease import Lease, Listener, hear
+from belljar.engine.capacity import Capacity
+from belljar.engine.lease import Lease, Listener, notify
 from belljar.engine.tracing import span
 from belljar.settings import load as load_settings
 
-_ALWAYS_SPOKEN = ("python", "bash")
+_ALWAYS_AVAILABLE = ("python", "bash")
 
 
 def _log_setup(step: str) -> None:
@@ -49,12 +50,12 @@ class Engine:
         self.languages = language_file.load(self.settings.language_file)
         self._extra = {backend.name: backend for backend in extra}
         self._backends: dict[str, Backend] = {}
-        self._offers: dict[str, Capabilities] = {}
-        self._spoken: dict[str, tuple[LanguageSupport, ...]] = {}
+        self._capabilities: dict[str, Capabilities] = {}
+        self._languages: dict[str, tuple[LanguageSupport, ...]] = {}
         self._sinks = tuple(sinks)
         self.on_setup = on_setup  # told each step of what a backend needs once, which may take minutes
         self._on_box = on_box  # told when a box is open, and when it is about to be closed
-        self._places = Places(self.settings.max_containers)
+        self._capacity = Capacity(self.settings.max_containers)
         self._audit = Audit(self.settings.audit_log) if self.settings.audit_log else None
 
     # --- what there is ---
@@ -63,33 +64,33 @@ class Engine:
         if name in self._extra:
             return self._extra[name]
         if name not in self._backends:
-            self._backends[name] = backends.load(name, self.settings, self.languages)
+            self._backends[name] = load_backend(name, self.settings, self.languages)
         return self._backends[name]
 
-    async def offer(self, name: str, *, again: bool = False) -> Capabilities:
-        if again or name not in self._offers:
-            self._offers[name] = await self.backend(name).probe()
-        return self._offers[name]
+    async def capabilities(self, name: str, *, again: bool = False) -> Capabilities:
+        if again or name not in self._capabilities:
+            self._capabilities[name] = await self.backend(name).probe()
+        return self._capabilities[name]
 
     @property
     def known(self) -> tuple[str, ...]:
         """The names of all backends, in the order of preference."""
-        names = (*self._extra, *(name for name in backends.NAMES if name not in self._extra))
+        names = (*self._extra, *(name for name in NAMES if name not in self._extra))
         return _in_order(names, self.settings.container.engine)
 
-    async def offers(self) -> tuple[Capabilities, ...]:
-        """Every backend's word on itself, in the order of preference."""
-        return tuple([await self.offer(name) for name in self.known])
+    async def backends(self) -> tuple[Capabilities, ...]:
+        """Probes every backend and returns their capabilities, in the order of preference."""
+        return tuple([await self.capabilities(name) for name in self.known])
 
-    async def spoken(self, name: str) -> tuple[LanguageSupport, ...]:
-        if name not in self._spoken:
-            self._spoken[name] = await self.backend(name).languages()
-        return self._spoken[name]
+    async def languages_of(self, name: str) -> tuple[LanguageSupport, ...]:
+        if name not in self._languages:
+            self._languages[name] = await self.backend(name).languages()
+        return self._languages[name]
 
-    async def all_spoken(self) -> list[tuple[str, LanguageSupport]]:
+    async def supported_languages(self) -> list[tuple[str, LanguageSupport]]:
         """What can be run here: the languages of each backend that is available, in the order of preference."""
-        able = [offer.backend for offer in await self.offers() if offer.available]
-        return [(name, row) for name in able for row in await self.spoken(name)]
+        able = [backend.backend for backend in await self.backends() if backend.available]
+        return [(name, row) for name in able for row in await self.languages_of(name)]
 
     # --- running ---
 
@@ -119,7 +120,7 @@ class Engine:
         failure = first.error
         if failure and failure.context.get("stronger"):
             try:
-                plan, choice = await self._choose(request, id=plan.id, after=lease.offer)
+                plan, choice = await self._choose(request, id=plan.id, after=lease.capabilities)
             except errors.BelljarError as error:
                 told = (*first.reasons, f"not run again: {error.message}")
                 first = first.model_copy(update={"reasons": told})
@@ -129,7 +130,7 @@ class Engine:
                 async with self._lease(plan, Choice(choice.backend, (before, *choice.reasons))) as lease:
                     return await lease.run(request, listener=listener, control=control)
         for event in held:
-            await hear(listener, event)
+            await notify(listener, event)
         return first
 
     @asynccontextmanager
@@ -168,16 +169,16 @@ class Engine:
 
     @asynccontextmanager
     async def _lease(self, plan: Plan, choice: Choice) -> AsyncIterator[Lease]:
-        backend, offer = self.backend(choice.backend), await self.offer(choice.backend)
+        backend, capabilities = self.backend(choice.backend), await self.capabilities(choice.backend)
         async with AsyncExitStack() as stack:
             leaving = stack.enter_context(ExitStack())
-            await stack.enter_async_context(self._places)
+            await stack.enter_async_context(self._capacity)
             await self.record("created", run=plan.id, backend=choice.backend, reasons=choice.reasons)
             stack.push_async_callback(self._record_end, plan.id)
             async with self.recording_failure(run=plan.id):
                 with span("start", run=plan.id, backend=choice.backend):
                     box = await stack.enter_async_context(backend.open(plan))
-            lease = Lease(self, plan, box, offer, choice.reasons)
+            lease = Lease(self, plan, box, capabilities, choice.reasons)
             self._on_box(lease, True)
             stack.callback(self._on_box, lease, False)
             stack.callback(leaving.enter_context, span("cleanup", run=plan.id))  # ends when all of it is gone
@@ -186,7 +187,7 @@ class Engine:
     @property
     def full(self) -> bool:
         """There are as many sandboxes as there may be: another would wait."""
-        return self._places.full
+        return self._capacity.full
 
     @property
     def audited(self) -> bool:
@@ -226,42 +227,42 @@ class Engine:
             logging.getLogger("belljar").error("%s of %s: %s", kind, facts["run"], error)
 
     async def _candidates(self, plan: Plan, after: Capabilities | None = None) -> tuple[Capabilities, ...]:
-        """For `auto` the offers up to the first that suits, for a named backend its own: nobody waits for the rest."""
+        """Probes the named backend, or for `auto` one after the other until one suits: nobody waits for the rest."""
         known = self.known
-        if plan.backend in (*known, *backends.NEVER_CHOSEN):
-            return (await self._named_offer(plan.backend),)
+        if plan.backend in (*known, *NEVER_CHOSEN):
+            return (await self._named_capabilities(plan.backend),)
         if plan.backend != "auto":
             return tuple(Capabilities(backend=name, available=False) for name in known)
-        offers: list[Capabilities] = []
+        candidates: list[Capabilities] = []
         for name in known[known.index(after.backend) + 1 :] if after else known:
-            offers.append(await self.offer(name))
-            if routing.suits(plan, offers[-1]):
+            candidates.append(await self.capabilities(name))
+            if routing.suits(plan, candidates[-1]):
                 break
-        return tuple(offers)
+        return tuple(candidates)
 
-    async def _named_offer(self, name: str) -> Capabilities:
+    async def _named_capabilities(self, name: str) -> Capabilities:
         """A backend that was asked for by name is made ready if that is all it needs; `auto` makes nobody wait."""
-        offer = await self.offer(name)
-        if not offer.available and offer.setup:
+        capabilities = await self.capabilities(name)
+        if not capabilities.available and capabilities.setup:
             await self.setup(name)
-            offer = await self.offer(name)
-        return offer
+            capabilities = await self.capabilities(name)
+        return capabilities
 
     async def setup(self, name: str) -> None:
         """Does what a backend needs once, and asks it again what it can do."""
         backend = self.backend(name)
         if isinstance(backend, Preparable):
             await backend.setup(self.on_setup)
-        await self.offer(name, again=True)
+        await self.capabilities(name, again=True)
 
-    async def tell(self, event: Event, listener: Listener | None) -> None:
+    async def publish(self, event: Event, listener: Listener | None) -> None:
         for one in (*self._sinks, listener):
-            await hear(one, event)
+            await notify(one, event)
 
     async def require_language(self, name: str, backend: str) -> None:
-        if name in _ALWAYS_SPOKEN or backend in self._extra:
+        if name in _ALWAYS_AVAILABLE or backend in self._extra:
             return
-        for support in await self.spoken(backend):
+        for support in await self.languages_of(backend):
             if support.name == name and not support.available:
                 raise errors.NotAvailable(f"{name} cannot be run by {backend} here", fix=support.fix)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Listener = Callable[[Event], Awaitable[None] | None]
 
 
-async def hear(listener: Listener | None, event: Event) -> None:
+async def notify(listener: Listener | None, event: Event) -> None:
     if listener is not None and inspect.isawaitable(answer := listener(event)):
         await answer
 
@@ -31,11 +31,13 @@ async def hear(listener: Listener | None, event: Event) -> None:
 class Lease:
     """An open box with the decisions that led to it."""
 
-    def __init__(self, engine: Engine, plan: Plan, box: Box, offer: Capabilities, reasons: tuple[str, ...]) -> None:
+    def __init__(
+        self, engine: Engine, plan: Plan, box: Box, capabilities: Capabilities, reasons: tuple[str, ...]
+    ) -> None:
         self.engine = engine
         self.plan = plan
         self.box = box
-        self.offer = offer
+        self.capabilities = capabilities
         self.reasons = reasons
 
     async def run(
@@ -55,7 +57,7 @@ class Lease:
         async with self.engine.recording_failure(**self._about(run)):
             await self._announce(request, run)
             emit = self.emitter(listener, run)
-            with span("run", run=run, backend=self.offer.backend, language=self._language(request)) as seen:
+            with span("run", run=run, backend=self.capabilities.backend, language=self._language(request)) as seen:
                 result = await work(emit)
                 seen.set(status=result.status)
             result = await self._finish(request, result)
@@ -70,8 +72,10 @@ class Lease:
         """The request as one program with its files: a snippet becomes its language's main file."""
         limits = self.limits(request)
         own_files = {name: data for name, data in request.files.items() if name not in self.plan.files}
-        if request.command is not None and not self.offer.commands:
-            raise errors.PolicyDenied(f"{self.offer.backend} runs code, not commands", fix="ask for backend=native")
+        if request.command is not None and not self.capabilities.commands:
+            raise errors.PolicyDenied(
+                f"{self.capabilities.backend} runs code, not commands", fix="ask for backend=native"
+            )
         if request.command is not None:
             return Command(
                 argv=request.command, env=request.env, stdin=request.stdin, cwd=request.workdir, limits=limits,
@@ -80,12 +84,12 @@ class Lease:
         if request.code is None:
             raise errors.InvalidRequest("code: give `code` or `command`")
         language = self.engine.languages.get(request.language)
-        if self.offer.languages is not None and language.name not in self.offer.languages:
+        if self.capabilities.languages is not None and language.name not in self.capabilities.languages:
             raise errors.NotAvailable(
-                f"{self.offer.backend} does not speak {language.name}", fix="ask for backend=native"
+                f"{self.capabilities.backend} does not speak {language.name}", fix="ask for backend=native"
             )
-        policy.check_language(language, self.plan.egress, self.offer)
-        await self.engine.require_language(language.name, self.offer.backend)
+        policy.check_language(language, self.plan.egress, self.capabilities)
+        await self.engine.require_language(language.name, self.capabilities.backend)
         main, env, argv = language.filename, dict(language.env), language.argv
         if main in request.files:
             raise errors.InvalidRequest(f"files: {main!r} is where the code goes", fix="rename the file")
@@ -103,7 +107,7 @@ class Lease:
         if not self.engine.audited:
             return
         facts = audit.asked(request) | {"limits": self.limits(request).model_dump(exclude_none=True)}
-        await self.engine.record("requested", **self._about(run), backend=self.offer.backend, **facts)
+        await self.engine.record("requested", **self._about(run), backend=self.capabilities.backend, **facts)
 
     def limits(self, request: RunRequest) -> Limits:
         language = None if request.code is None else self.engine.languages.get(request.language)
@@ -116,11 +120,11 @@ class Lease:
             collected = await self.box.get(request.collect)
             changes |= {"files": collected.files, "left_out": result.left_out + collected.left_out}
         failure = self.diagnose(request, result)
-        changes |= {"error": failure, "backend": self.offer.backend}
+        changes |= {"error": failure, "backend": self.capabilities.backend}
         return result.model_copy(update=changes | {"guarantees": self._guarantees()})
 
     def _guarantees(self) -> Guarantees | None:
-        promise, hosts = routing.promise(self.plan, self.offer), sorted(self.plan.egress.hosts)
+        promise, hosts = routing.promise(self.plan, self.capabilities), sorted(self.plan.egress.hosts)
         if promise and self.plan.egress.mode == "open":
             return promise.model_copy(update={"network": "open: whatever the network that was set up for it reaches"})
         if promise is None or not hosts:
@@ -133,7 +137,7 @@ class Lease:
         from belljar.core import diagnose  # its tables cost 20 ms, and most runs succeed
 
         language, limits = self._language(request), self.limits(request)
-        return diagnose.diagnose(result, language=language, limits=limits, backend=self.offer.backend)
+        return diagnose.diagnose(result, language=language, limits=limits, backend=self.capabilities.backend)
 
     def _language(self, request: RunRequest) -> str:
         return "" if request.command else self.engine.languages.get(request.language).name
@@ -152,6 +156,6 @@ class Lease:
             sequence += 1
             event = Event(run=run, seq=sequence, kind=kind, text=text, result=result)
             await self._record(event)
-            await self.engine.tell(event, listener)
+            await self.engine.publish(event, listener)
 
         return emit

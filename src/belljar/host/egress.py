@@ -40,7 +40,7 @@ Told = Callable[[str], Awaitable[None]]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
-class Verdict(NamedTuple):
+class EgressDecision(NamedTuple):
     host: str
     port: int
     objection: str = ""  # empty: allowed
@@ -52,23 +52,25 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def judge(target: bytes, allowed: Egress) -> Verdict:
+def judge(target: bytes, allowed: Egress) -> EgressDecision:
     """What to say to `CONNECT target`: only a plain name on the list, and only for TLS."""
     match = _TARGET.fullmatch(target)
     if not match:
-        return Verdict(target[:60].decode("ascii", "backslashreplace"), 0, "only host names can be reached")
+        return EgressDecision(target[:60].decode("ascii", "backslashreplace"), 0, "only host names can be reached")
     host, port = match[1].decode().lower().rstrip("."), int(match[2])
     if re.fullmatch(r"[\d.]+", host):
-        return Verdict(host, port, "only host names can be reached, not addresses")
+        return EgressDecision(host, port, "only host names can be reached, not addresses")
     if not any(_matches(host, pattern) for pattern in allowed.hosts):
-        return Verdict(host, port, f"it is not on the list ({', '.join(sorted(allowed.hosts)) or 'which is empty'})")
+        return EgressDecision(
+            host, port, f"it is not on the list ({', '.join(sorted(allowed.hosts)) or 'which is empty'})"
+        )
     if port not in _PORTS:
-        return Verdict(host, port, "only port 443 can be reached")
-    return Verdict(host, port)
+        return EgressDecision(host, port, "only port 443 can be reached")
+    return EgressDecision(host, port)
 
 
-def _plain(target: bytes) -> Verdict:
-    return Verdict(target[:100].decode("ascii", "backslashreplace"), 0, "plain HTTP is not let out: use https")
+def _plain(target: bytes) -> EgressDecision:
+    return EgressDecision(target[:100].decode("ascii", "backslashreplace"), 0, "plain HTTP is not let out: use https")
 
 
 def _matches(host: str, pattern: str) -> bool:
@@ -118,7 +120,7 @@ class Proxy:
                 await upstream.send(early)
             await _relay(guest, upstream)
 
-    async def _dial(self, verdict: Verdict) -> SocketStream | str:
+    async def _dial(self, verdict: EgressDecision) -> SocketStream | str:
         """A connection to the very address that was judged, or why there is none."""
         try:
             with anyio.fail_after(_CONNECT_SECONDS):
@@ -130,7 +132,7 @@ class Proxy:
             return f"it cannot be reached: {error or 'no answer'}"
         return "it has no address"
 
-    async def _refuse(self, guest: SocketStream, verdict: Verdict) -> None:
+    async def _refuse(self, guest: SocketStream, verdict: EgressDecision) -> None:
         where = f"{verdict.host}:{verdict.port}" if verdict.port else verdict.host
         words = f"network: {where} was refused: {verdict.objection}"
         await self._told(words)

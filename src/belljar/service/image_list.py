@@ -14,7 +14,7 @@ async def images(engine: Engine, store: Store) -> list[SeenImage]:
     settings = engine.settings
     places = {"docker": docker_address(settings.docker_socket), "podman": podman_address(settings.podman_socket)}
     for name, place in places.items():
-        if not (await engine.offer(name)).available:
+        if not (await engine.capabilities(name)).available:
             continue
         for image in await Images(settings, url=place.url).list():
             facts = image.model_dump(mode="json", include={"id", "size", "created", "tags"})

@@ -393,7 +393,7 @@ class Service:
         if opened:
             if run := self.runs.get(lease.plan.id):
                 run.opened = True
-                run.change(backend=lease.offer.backend)
+                run.change(backend=lease.capabilities.backend)
             self.sampler.watch(lease.plan.id, lease.box, lease.plan.limits, lease.plan.egress.mode != "none")
         else:
             self.sampler.forget(lease.plan.id)

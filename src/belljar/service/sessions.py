@@ -157,7 +157,7 @@ class Sessions:
             with self._service.grants.given(held.grant):
                 async with held.handle:
                     sandbox = held.handle._sandbox if isinstance(held.handle, Session) else held.handle
-                    held.record = held.record.model_copy(update={"backend": sandbox.lease.offer.backend})
+                    held.record = held.record.model_copy(update={"backend": sandbox.lease.capabilities.backend})
                     held.touch()
                     started = True
                     task_status.started()

@@ -142,8 +142,8 @@ class Session(portal.Twinned["SyncSession"]):
     @property
     def _copyable(self) -> Copyable:
         lease = self._lease
-        if not lease.offer.checkpoints or not isinstance(lease.box, Copyable):
-            raise errors.NotAvailable(f"{lease.offer.backend} cannot copy a session", fix="choose backend=wasm")
+        if not lease.capabilities.checkpoints or not isinstance(lease.box, Copyable):
+            raise errors.NotAvailable(f"{lease.capabilities.backend} cannot copy a session", fix="choose backend=wasm")
         return lease.box
 
     async def write(self, path: str, content: bytes | str) -> None:
@@ -171,8 +171,8 @@ class Session(portal.Twinned["SyncSession"]):
         try:
             await self._stack.enter_async_context(self._sandbox)
             lease = self._lease
-            if "python" not in lease.offer.sessions:
-                raise errors.NotAvailable(f"{lease.offer.backend} has no sessions", fix="choose backend=native")
+            if "python" not in lease.capabilities.sessions:
+                raise errors.NotAvailable(f"{lease.capabilities.backend} has no sessions", fix="choose backend=native")
             self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
             self._stack.push_async_callback(self._hang_up)
             if self._origin is not None:
@@ -200,7 +200,7 @@ class Session(portal.Twinned["SyncSession"]):
 
     async def _converse(self, turns: int = 0) -> None:
         python = self._lease.engine.languages.get("python")
-        policy.check_language(python, self._lease.plan.egress, self._lease.offer)
+        policy.check_language(python, self._lease.plan.egress, self._lease.capabilities)
         talk = _Talk(self._lease, self._sandbox._request.env, self._idle, self._lifetime, turns)
         await talk.open(self._tasks)
         self._talk = talk

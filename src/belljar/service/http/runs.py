@@ -110,13 +110,13 @@ async def read_metrics(
 @about.get("/api/languages")
 async def languages(service: TheService, caller: Reader) -> list[BackendLanguage]:
     """What can be run here, and by which backend."""
-    return [BackendLanguage(backend=name, **row.model_dump()) for name, row in await service.engine.all_spoken()]
+    return [BackendLanguage(backend=name, **row.model_dump()) for name, row in await service.engine.supported_languages()]
 
 
 @about.get("/api/backends")
 async def backends(service: TheService, caller: Reader) -> list[Capabilities]:
     """Every backend: does it work here, why not, and what it guarantees."""
-    return [offer.model_copy(update={"modules": None}) for offer in await service.engine.offers()]
+    return [offer.model_copy(update={"modules": None}) for offer in await service.engine.backends()]
 
 
 @about.get("/api/images")

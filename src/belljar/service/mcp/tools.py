@@ -176,7 +176,7 @@ class Tools:
     async def list_languages(self, ctx: Ctx) -> Annotated[CallToolResult, answer.LanguageList]:
         """List the languages that can be run here, and how the user can add the others."""
         await self._caller(ctx, "read", "run")
-        return answer.of_languages(await self._service.engine.all_spoken())
+        return answer.of_languages(await self._service.engine.supported_languages())
 
     # --- what they share ---
 

@@ -96,12 +96,12 @@ async def _bench(backend: str | Backend, engine: Engine | None) -> Bench:
     if not isinstance(backend, str):
         base = Engine(base.settings, extra=(backend,))
         backend = backend.name
-    offers = await base.offers() if backend == "auto" else (await base.offer(backend),)
+    offers = await base.backends() if backend == "auto" else (await base.capabilities(backend),)
     offer = next((offer for offer in offers if offer.available), None)
     if offer is None:
         why = "; ".join(f"{offer.backend}: {offer.why_not}" for offer in offers)
         raise errors.NotAvailable(f"nothing to check: {why}", fix="; ".join(offer.fix for offer in offers))
-    return Bench(base, offer.backend, offer, await base.spoken(offer.backend))
+    return Bench(base, offer.backend, offer, await base.languages_of(offer.backend))
 
 
 async def _judge(item: Check, bench: Bench) -> Verdict:

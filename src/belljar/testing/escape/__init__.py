@@ -119,7 +119,7 @@ async def _lack(one: Attack, backend: str | Backend, engine: Engine) -> str:
     name = backend if isinstance(backend, str) else backend.name
     if name == "auto":
         return ""
-    offer = await (engine.offer(name) if isinstance(backend, str) else backend.probe())
+    offer = await (engine.capabilities(name) if isinstance(backend, str) else backend.probe())
     if "command" in one.options:
         return "" if offer.commands else f"{name} takes no commands"
     if one.needs_workspace and not offer.workspace:
