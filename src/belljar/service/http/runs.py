@@ -110,7 +110,9 @@ async def read_metrics(
 @about.get("/api/languages")
 async def languages(service: TheService, caller: Reader) -> list[BackendLanguage]:
     """What can be run here, and by which backend."""
-    return [BackendLanguage(backend=name, **row.model_dump()) for name, row in await service.engine.supported_languages()]
+    return [
+        BackendLanguage(backend=name, **row.model_dump()) for name, row in await service.engine.supported_languages()
+    ]
 
 
 @about.get("/api/backends")
