@@ -138,7 +138,7 @@ async def test_an_idle_session_ends_by_itself(engine: Engine) -> None:
     async with belljar.Session(engine=engine, idle=0.3) as session:
         assert (await session.run("1")).ok
         with anyio.fail_after(10):
-            while session._conversation._ended is None:
+            while not session._conversation.ended:
                 await anyio.sleep(0.02)
         with pytest.raises(errors.ExecutionFailed, match="timeout"):
             await session.run("1")
@@ -148,7 +148,7 @@ async def test_a_session_outlives_the_limit_on_a_single_run_but_not_its_lifetime
     async with belljar.Session(engine=engine, lifetime=1.5, timeout=1) as session:
         assert (await session.run("1")).ok
         with anyio.fail_after(10):
-            while session._conversation._ended is None:
+            while not session._conversation.ended:
                 await anyio.sleep(0.02)
 
 

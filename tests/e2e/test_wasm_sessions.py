@@ -128,7 +128,7 @@ async def test_a_forgotten_session_ends_and_so_does_one_past_its_lifetime(wasm: 
         async with belljar.Session(backend=wasm, **limit) as session:  # type: ignore[arg-type]
             assert (await session.run("1")).ok
             with anyio.fail_after(SOON):
-                while session._conversation._ended is None:
+                while not session._conversation.ended:
                     await anyio.sleep(0.02)
             with pytest.raises(errors.ExecutionFailed, match="timeout"):
                 await session.run("1")
@@ -243,7 +243,7 @@ async def test_turns_that_wait_when_a_session_goes_back_are_told_in_words(wasm: 
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(wait_in_line)
-            while session._conversation._turn is None:
+            while not session._conversation.busy:
                 await anyio.sleep(0.01)
             await session.rollback(copy)
         assert len(told) == 3
@@ -260,7 +260,7 @@ async def test_checkpoints_at_once_and_during_a_turn_see_a_session_between_turns
         await session.run("x = 0")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(session.run, "import time\nx = 1; time.sleep(0.3); x = 2")
-            while session._conversation._turn is None:
+            while not session._conversation.busy:
                 await anyio.sleep(0.01)
             for _ in range(3):
                 tasks.start_soon(copy)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
+from anyio.abc import TaskGroup
+
 from belljar.backends.control import Control
 from belljar.backends.snapshot import Snapshot
+from belljar.backends.turn import TurnRequest
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.plan import Command, Plan
-from belljar.core.result import Collected, Entry, EventKind, File, Result, Usage
+from belljar.core.result import Collected, Entry, EventKind, File, Result, Status, Usage
 
 Emit = Callable[[EventKind, str], Awaitable[None]]
 
@@ -46,6 +49,55 @@ class Box(Protocol):
 
     async def list(self) -> tuple[Entry, ...]:
         """Lists what is in /workspace."""
+        ...
+
+
+class Interpreter(Protocol):
+    """A Python interpreter that lives in a box and keeps its variables from turn to turn. One turn at a time."""
+
+    @property
+    def ended(self) -> str:
+        """Says how the interpreter ended; empty while it lives."""
+        ...
+
+    async def open(self, tasks: TaskGroup, emit: Emit) -> None:
+        """Starts the interpreter, and returns when it is ready for a turn.
+
+        Args:
+            tasks: where it may run what has to go on between turns.
+            emit: hears the events that belong to no turn, such as a denied connection of a thread.
+
+        Raises:
+            StartFailed: it did not get ready.
+        """
+        ...
+
+    async def turn(self, request: TurnRequest, emit: Emit) -> Result:
+        """Runs one turn to its end; `emit` hears its output, results and denials as they come.
+
+        Returns:
+            The turn's result. If the interpreter ended with it, `ended` says so afterwards.
+
+        Raises:
+            BackendError: the turn was lost by a failure of ours.
+        """
+        ...
+
+    def stop(self, reason: Status) -> None:
+        """Ends the interpreter; a turn under way then returns what it has, with this status."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the interpreter, and returns when nothing of it is left."""
+        ...
+
+
+@runtime_checkable
+class Interpreting(Box, Protocol):
+    """A box that can hold a live interpreter: `Capabilities.sessions`."""
+
+    def interpreter(self, env: Mapping[str, str], lifetime: float) -> Interpreter:
+        """Returns an interpreter that is not open yet; after `lifetime` seconds it is ended."""
         ...
 
 

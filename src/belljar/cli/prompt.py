@@ -55,8 +55,8 @@ class Prompt:
     async def _turn(self, code: str) -> None:
         try:
             result = await self._branches[-1].run(code, on_event=None if self._json else _relay)
-        except errors.ExecutionFailed as error:
-            if not (self._marks and error.context.get("ended")):
+        except errors.SessionEnded as error:
+            if not self._marks:
                 raise
             self._complain(errors.ExecutionFailed(error.message, fix=":rollback brings back the last checkpoint"))
             return

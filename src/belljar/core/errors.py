@@ -14,6 +14,7 @@
         ├── StartFailed           125   503  -32603   kind "start_failed": the guest never ran
         │   └── PullFailed        125   503  -32603   the image did not arrive whole
         ├── ExecutionFailed       125   500  -32603   kind "execution_failed": it ran, and we lost it
+        │   └── SessionEnded      125   500  -32603   the session's interpreter is gone
         ├── BackendTimeout        125   504  -32603   kind "timeout": an engine did not answer
         ├── Aborted               125   499  -32603   kind "aborted"
         └── CleanupFailed         125   500  -32603   kind "cleanup_failed"
@@ -120,6 +121,10 @@ class PullFailed(StartFailed):
 class ExecutionFailed(BackendError):
     kind = "execution_failed"
     http_status = 500
+
+
+class SessionEnded(ExecutionFailed):
+    """The session's interpreter is gone: no turn can follow, but a rollback may bring it back."""
 
 
 class BackendTimeout(BackendError):

@@ -1,18 +1,11 @@
-"""Stateful sessions: one interpreter across calls. Variables, imports and files stay.
-
-The guest runs `guest/session_agent.py`; this is the host's side of the conversation. Every frame comes
-from the guest, so it is parsed as hostile: capped, checked, and believed only about itself.
-"""
+"""Stateful sessions: one interpreter across calls. Variables, imports and files stay."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from importlib.resources import files as package_files
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,24 +13,19 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from belljar.backends.base import Backend, Copyable, Emit
-from belljar.backends.control import Control
+from belljar.backends.base import Backend, Copyable, Emit, Interpreting
 from belljar.backends.snapshot import Snapshot
 from belljar.core import errors, policy
-from belljar.core.plan import Command
-from belljar.core.request import Limits
-from belljar.core.result import Entry, EventKind, MimeBundle, Result, Status
+from belljar.core.result import Entry, Result
 from belljar.core.values import MIB
 from belljar.engine.engine import Engine
 from belljar.engine.lease import Lease, Listener
 from belljar.host import portal
-from belljar.host.capture import Capture, scrub
-from belljar.host.egress import DENIALS
 from belljar.host.loops import lone_errors
 from belljar.sandbox import Cancel, Sandbox, listening
 from belljar.session import checkpoint_file
+from belljar.session.conversation import Conversation
 
 _AGENT = ".belljar/session_agent.py"  # among the read-only inputs
 _FRAME_LIMIT = 32 * MIB
@@ -75,7 +63,7 @@ class Session(portal.Twinned["SyncSession"]):
         self._lifetime = lifetime
         self._stack = AsyncExitStack()
         self._tasks: TaskGroup
-        self._talk: _Talk | None = None
+        self._open_conversation: Conversation | None = None
         self._origin: Session | Checkpoint | Path | None = None
 
     async def run(
@@ -90,10 +78,10 @@ class Session(portal.Twinned["SyncSession"]):
         """
         asked = self._sandbox._asked(code=code, timeout=timeout)
         limits = policy.limits(asked.limits, self._lease.plan.limits, self._lease.engine.settings.caps)
-        talk = self._conversation
+        conversation = self._conversation
 
         async def work(emit: Emit) -> Result:
-            return await talk.turn(code, limits, emit, cancel or Cancel())
+            return await conversation.turn(code, limits, emit, cancel or Cancel())
 
         listener = listening(on_event, on_stdout, on_stderr)
         return await self._lease.conduct(asked, work, listener=listener, id=id)
@@ -101,10 +89,10 @@ class Session(portal.Twinned["SyncSession"]):
     async def checkpoint(self) -> Checkpoint:
         """What this session is now, to go back to or to branch from as often as you like."""
         box = self._copyable
-        talk = self._conversation
-        async with talk.between_turns():
+        conversation = self._conversation
+        async with conversation.between_turns():
             snapshot = await box.snapshot()
-        snapshot.turns = talk.turns
+        snapshot.turns = conversation.turns
         return Checkpoint(snapshot)
 
     def fork(self, checkpoint: Checkpoint | None = None, *, id: str = "") -> Session:
@@ -146,6 +134,12 @@ class Session(portal.Twinned["SyncSession"]):
             raise errors.NotAvailable(f"{lease.offer.backend} cannot copy a session", fix="choose backend=wasm")
         return lease.box
 
+    def _interpreting(self) -> Interpreting:
+        lease = self._lease
+        if "python" not in lease.offer.sessions or not isinstance(lease.box, Interpreting):
+            raise errors.NotAvailable(f"{lease.offer.backend} has no sessions", fix="choose backend=native")
+        return lease.box
+
     async def write(self, path: str, content: bytes | str) -> None:
         await self._sandbox.write(path, content)
 
@@ -160,19 +154,17 @@ class Session(portal.Twinned["SyncSession"]):
         return self._sandbox.lease
 
     @property
-    def _conversation(self) -> _Talk:
-        if self._talk is None:
+    def _conversation(self) -> Conversation:
+        if self._open_conversation is None:
             raise errors.InvalidRequest("this session is not open", fix="use it inside `with` or `async with`")
-        return self._talk
+        return self._open_conversation
 
     async def __aenter__(self) -> Self:
-        if self._talk is not None:
+        if self._open_conversation is not None:
             raise errors.InvalidRequest("this session is already open", fix="make a second Session")
         try:
             await self._stack.enter_async_context(self._sandbox)
-            lease = self._lease
-            if "python" not in lease.offer.sessions:
-                raise errors.NotAvailable(f"{lease.offer.backend} has no sessions", fix="choose backend=native")
+            self._interpreting()
             self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
             self._stack.push_async_callback(self._hang_up)
             if self._origin is not None:
@@ -201,14 +193,16 @@ class Session(portal.Twinned["SyncSession"]):
     async def _converse(self, turns: int = 0) -> None:
         python = self._lease.engine.languages.get("python")
         policy.check_language(python, self._lease.plan.egress, self._lease.offer)
-        talk = _Talk(self._lease, self._sandbox._request.env, self._idle, self._lifetime, turns)
-        await talk.open(self._tasks)
-        self._talk = talk
+        interpreter = self._interpreting().interpreter(self._sandbox._request.env, self._lifetime)
+        box = self._lease.box.id
+        conversation = Conversation(interpreter, box, idle=self._idle, lifetime=self._lifetime, turns=turns)
+        await conversation.open(self._tasks, self._lease.emitter(None, box))
+        self._open_conversation = conversation
 
     async def _hang_up(self) -> None:
-        talk, self._talk = self._talk, None
-        if talk:
-            await talk.close()
+        conversation, self._open_conversation = self._open_conversation, None
+        if conversation:
+            await conversation.close()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -267,239 +261,3 @@ class SyncSession:
 
     def list(self) -> tuple[Entry, ...]:
         return portal.call(self._session.list)
-
-
-class _Turn:
-    """What has been heard of one turn so far."""
-
-    def __init__(self, number: int, output: int, emit: Any) -> None:
-        self.number = number
-        self.streams = {"stdout": Capture(output), "stderr": Capture(output)}
-        self.results: list[MimeBundle] = []
-        self.denied: list[str] = []
-        self.room = _FRAME_LIMIT  # for all results together
-        self.dropped = False
-        self.emit = emit
-        self.verdict: dict[str, Any] | None = None
-        self.over = anyio.Event()
-
-    async def hear(self, frame: dict[str, Any], size: int = 0) -> None:
-        stream, text, display = frame.get("stream"), frame.get("text"), frame.get("display")
-        if isinstance(stream, str) and stream in self.streams and isinstance(text, str):
-            if shown := self.streams[stream].feed(text.encode("utf-8", "replace")):
-                await self.emit(stream, shown)
-        elif isinstance(display, dict):
-            display = scrub(display)
-            self.room -= size
-            if self.room < 0 or len(self.results) >= _RESULTS_LIMIT:
-                self.dropped = True
-                return
-            self.results.append(display)
-            await self.emit("display", str(display.get("text/plain", "")))
-        elif "dropped" in frame:
-            self.dropped = True
-        elif type(frame.get("done")) is int and frame["done"] == self.number:
-            self.verdict = frame
-            self.over.set()
-
-    async def deny(self, words: str) -> None:
-        if len(self.denied) < DENIALS:
-            self.denied.append(words)
-        await self.emit("denied", words)
-
-
-class _Talk:
-    """The conversation with one agent: a task runs it in the box, turns go in, frames come out."""
-
-    def __init__(self, lease: Lease, env: Any, idle: float, lifetime: float, turns: int) -> None:
-        self._lease = lease
-        self._env = env
-        self._idle = idle
-        self._lifetime = lifetime
-        self._one_at_a_time = anyio.Lock()
-        self.turns = turns  # of the session; a copy goes on counting, so that no turn's name is used twice
-        self._closed = False
-        self._turn: _Turn | None = None
-        self._parts: list[str] = []  # of a line that is not whole yet
-        self._size = 0
-        self._ready = anyio.Event()
-        self._ended: Result | None = None
-        self._failure: BaseException | None = None
-        self._last_used = time.monotonic()
-        self._scope = anyio.CancelScope()
-        self._over = anyio.Event()
-        self._emit = lease.emitter(None, lease.box.id)
-        self._feed: MemoryObjectSendStream[bytes]
-        self.control: Control
-
-    async def open(self, tasks: TaskGroup) -> None:
-        """Returns when the agent has answered; the tasks are the session's, which may close us from any of its own."""
-        self._feed, receive = anyio.create_memory_object_stream[bytes](8)
-        self.control = Control(feed=receive)
-        tasks.start_soon(self._live_and_watch, receive)
-        try:
-            with anyio.fail_after(_START):
-                await self._ready.wait()
-            if self._ended or self._failure:
-                raise self._failure or errors.StartFailed(f"the session did not start: {self._last_words()}")
-        except TimeoutError:
-            await self.close()
-            raise errors.StartFailed(f"the session did not start within {_START:g} s") from None
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        """Ends the agent, and returns when nothing of it is left."""
-        self._closed = True
-        self._feed.close()
-        self._scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await self._over.wait()
-
-    async def _live_and_watch(self, receive: MemoryObjectReceiveStream[bytes]) -> None:
-        try:
-            with self._scope:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._watch_idle)
-                    await self._live(receive)
-                    tasks.cancel_scope.cancel()
-        finally:
-            self._over.set()
-
-    async def _live(self, receive: MemoryObjectReceiveStream[bytes]) -> None:
-        """Runs the agent for as long as the session lives; however it ends, nobody is left waiting."""
-        source = package_files("belljar.guest").joinpath("session_agent.py").read_bytes()
-        command = Command(
-            argv=("python3", f"{self._lease.plan.inputs}/{_AGENT}"), env=_ENV | dict(self._env), language="python",
-            files={_AGENT: source},
-            limits=self._lease.plan.limits.model_copy(update={"timeout": self._lifetime}),
-        )  # fmt: skip
-        try:
-            with receive:
-                self._ended = await self._lease.box.run(command, self._hear, self.control)
-        except errors.BelljarError as error:
-            self._failure = error
-        except Exception as error:  # whatever the guest's words did to us, the user gets a sentence
-            self._failure = errors.ExecutionFailed(f"the conversation with the session broke: {error!r}")
-        finally:
-            self._ready.set()
-            if self._turn:
-                self._turn.over.set()
-
-    async def _hear(self, kind: EventKind, text: str) -> None:
-        if kind == "stderr" and self._turn:  # from before the agent took over its streams, or its own last words
-            await self._turn.hear({"stream": "stderr", "text": text})
-        if kind == "denied":  # to a turn, or to a thread that one left behind
-            await (self._turn.deny(text) if self._turn else self._emit(kind, text))
-        if kind != "stdout":
-            return
-        first, *lines = text.split("\n")
-        self._parts.append(first)
-        self._size += len(first)
-        if self._size > _FRAME_LIMIT:
-            self.control.stop(Status.OUTPUT_LIMIT)
-            self._parts, self._size = [], 0
-        if lines:
-            whole, self._parts, self._size = "".join(self._parts), [lines[-1]], len(lines[-1])
-            for line in (whole, *lines[:-1]):
-                await self._frame(line)
-
-    async def _frame(self, line: str) -> None:
-        try:
-            frame = json.loads(line)
-        except (ValueError, RecursionError):
-            return  # the guest wrote into the conversation itself: noise, to be ignored
-        if not isinstance(frame, dict):
-            return
-        if frame.get("ready"):
-            self._ready.set()
-        elif self._turn:
-            await self._turn.hear(frame, len(line))
-
-    async def _watch_idle(self) -> None:
-        while not self._ended:
-            left = self._last_used + self._idle - time.monotonic()
-            if left <= 0 and self._turn is None:
-                self.control.stop(Status.TIMEOUT)
-                return
-            await anyio.sleep(max(left, 0.05))
-
-    @asynccontextmanager
-    async def between_turns(self) -> AsyncIterator[None]:
-        """While the interpreter is idle."""
-        async with self._one_at_a_time:
-            self._require_life()
-            yield
-            self._last_used = time.monotonic()
-
-    def _require_life(self) -> None:
-        if self._closed:
-            raise errors.ExecutionFailed("the session was closed or rolled back meanwhile", fix="run it again")
-        if self._ended or self._failure:
-            raise errors.ExecutionFailed(
-                f"the session has ended: {self._last_words()}", fix="open a new one", context={"ended": True}
-            )
-
-    async def turn(self, code: str, limits: Limits, emit: Emit, cancel: Cancel) -> Result:
-        asked = Control()
-        cancel.attach(asked)
-        with anyio.CancelScope() as waiting:  # whoever gives up here is no concern of those before
-            asked.on_stop(lambda _: waiting.cancel())
-            await self._one_at_a_time.acquire()
-        if waiting.cancelled_caught:
-            told = "it was cancelled before its turn came"
-            return Result(status=Status.ABORTED, container_id=self._lease.box.id, reasons=(told,))
-        try:
-            self._require_life()
-            return await self._take_turn(code, limits, emit, asked)
-        finally:
-            self._one_at_a_time.release()
-
-    async def _take_turn(self, code: str, limits: Limits, emit: Emit, asked: Control) -> Result:
-        self.turns += 1
-        turn = self._turn = _Turn(self.turns, limits.output, emit)
-        asked.on_stop(lambda _: self.control.stop() if self._turn is turn else None)  # late, it would end the next one
-        started = time.perf_counter()
-        try:
-            line = json.dumps({"turn": turn.number, "code": code, "timeout": limits.timeout})
-            await self._feed.send(line.encode() + b"\n")
-            with anyio.move_on_after(limits.timeout + _GRACE) as clock:
-                await turn.over.wait()
-            if clock.cancelled_caught:
-                self.control.stop(Status.TIMEOUT)
-                await turn.over.wait()
-        except BaseException:  # a cancelled turn leaves the interpreter in the middle of something
-            self.control.stop()
-            raise
-        finally:
-            self._turn = None
-            self._last_used = time.monotonic()
-        return self._result(turn, (time.perf_counter() - started) * 1000)
-
-    def _result(self, turn: _Turn, duration_ms: float) -> Result:
-        out, err = turn.streams["stdout"], turn.streams["stderr"]
-        cut = bool(out.cut or err.cut or turn.dropped)
-        if turn.verdict is None:
-            if self._failure:
-                raise self._failure
-            status, code = (self._ended.status, self._ended.exit_code) if self._ended else (Status.KILLED, None)
-            status = Status.ERROR if status is Status.SUCCESS else status
-        else:
-            exit_code = turn.verdict.get("exit_code")
-            code = exit_code if type(exit_code) is int and 0 <= exit_code <= 255 else 1
-            status = Status.SUCCESS if turn.verdict.get("ok") is True and code == 0 else Status.ERROR
-            if turn.verdict.get("timeout") is True:
-                status = Status.TIMEOUT
-            elif cut and status is Status.SUCCESS:
-                status = Status.OUTPUT_LIMIT
-        return Result(
-            status=status, exit_code=code, stdout=out.text, stderr=err.text, truncated=cut,
-            duration_ms=round(duration_ms, 3), results=tuple(turn.results), container_id=self._lease.box.id,
-            reasons=tuple(turn.denied),
-        )  # fmt: skip
-
-    def _last_words(self) -> str:
-        if self._failure:
-            return str(self._failure)
-        return f"{self._ended.status}, exit code {self._ended.exit_code}" if self._ended else "it is closed"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from belljar.backends.base import Emit
 from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers.spec import KEEPER
 from belljar.backends.control import Control
+from belljar.backends.pipe_interpreter import PipeInterpreter
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
 from belljar.core.result import Collected, Entry, File, FileTree, Result
@@ -130,6 +131,9 @@ class AppleBox:
         return await self._cli.call(asked, data=data, limit=limit, deadline=_INSIDE)
 
     # --- running ---
+
+    def interpreter(self, env: Mapping[str, str], lifetime: float) -> PipeInterpreter:
+        return PipeInterpreter(self, self.plan, env, lifetime)
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
         async with self._one_at_a_time:

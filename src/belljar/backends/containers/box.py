@@ -8,7 +8,7 @@ command, because its container does not.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,7 @@ from belljar.backends.containers.pool import Pool
 from belljar.backends.containers.run import DockerRun, Job
 from belljar.backends.containers.standby import Ready
 from belljar.backends.control import Control
+from belljar.backends.pipe_interpreter import PipeInterpreter
 from belljar.core import errors
 from belljar.core.plan import INPUTS, Command, Plan
 from belljar.core.request import Egress, Limits
@@ -182,6 +183,9 @@ class DockerBox:
         return await execute(self._holder, argv, self.uid, stdin, limit=limit, what=what, strict=strict)
 
     # --- running ---
+
+    def interpreter(self, env: Mapping[str, str], lifetime: float) -> PipeInterpreter:
+        return PipeInterpreter(self, self.plan, env, lifetime)
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
         async with self._one_at_a_time:

@@ -22,6 +22,7 @@ from belljar.backends.control import Control
 from belljar.backends.native import jail
 from belljar.backends.native.run import Job, NativeRun
 from belljar.backends.native.toolchains import Grant, Tool, Toolchains
+from belljar.backends.pipe_interpreter import PipeInterpreter
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
@@ -140,6 +141,9 @@ class NativeBox:
         return after.left_out
 
     # --- running ---
+
+    def interpreter(self, env: Mapping[str, str], lifetime: float) -> PipeInterpreter:
+        return PipeInterpreter(self, self.plan, env, lifetime)
 
     async def run(
         self, command: Command, emit: Emit, control: Control, note: Callable[[dict[str, Any]], None] | None = None

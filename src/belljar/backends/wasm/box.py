@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ import anyio.to_thread
 
 from belljar.backends.base import Emit
 from belljar.backends.control import Control
+from belljar.backends.pipe_interpreter import PipeInterpreter
 from belljar.backends.snapshot import Snapshot
 from belljar.backends.wasm import store
 from belljar.backends.wasm.profiles import Profile
@@ -134,6 +135,9 @@ class WasmBox:
         return await anyio.to_thread.run_sync(files.entries, self._workspace)
 
     # --- running ---
+
+    def interpreter(self, env: Mapping[str, str], lifetime: float) -> PipeInterpreter:
+        return PipeInterpreter(self, self.plan, env, lifetime)
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
         self._running = True

@@ -1,0 +1,167 @@
+"""A Python interpreter behind the stdin and stdout of `guest/session_agent.py`, on any box that can run a command.
+
+The agent's side of the protocol is described in its docstring: one line of JSON for each turn in, frames out. Every
+frame comes from the guest and is parsed as hostile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from belljar.backends.base import Box, Emit
+from belljar.backends.control import Control
+from belljar.backends.turn import AGENT_ENV, TurnRecord, TurnRequest, agent_source
+from belljar.core import errors
+from belljar.core.plan import Command, Plan
+from belljar.core.result import EventKind, Result, Status
+from belljar.core.values import MIB
+
+_AGENT = ".belljar/session_agent.py"  # among the read-only inputs
+_MAX_FRAME_CHARACTERS = 32 * MIB
+_START_SECONDS = 20.0
+_GRACE_SECONDS = 1.0  # that a turn has after its timeout to end by itself, before the interpreter is ended
+
+
+class FrameLines:
+    """Cuts what comes through the pipe into lines."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []  # of a line that is not whole yet
+        self._size = 0
+
+    def feed(self, text: str) -> list[str]:
+        """Returns the lines that are whole now.
+
+        Raises:
+            OverflowError: a line is longer than any frame may be.
+        """
+        first, *lines = text.split("\n")
+        self._parts.append(first)
+        self._size += len(first)
+        if self._size > _MAX_FRAME_CHARACTERS:
+            self._parts, self._size = [], 0
+            raise OverflowError
+        if not lines:
+            return []
+        whole, self._parts, self._size = "".join(self._parts), [lines[-1]], len(lines[-1])
+        return [whole, *lines[:-1]]
+
+
+class PipeInterpreter:
+    """An `Interpreter` whose agent is a command of the box: turns go into its stdin, frames come out of its stdout."""
+
+    def __init__(self, box: Box, plan: Plan, env: Mapping[str, str], lifetime: float) -> None:
+        self._box = box
+        self._command = Command(
+            argv=("python3", f"{plan.inputs}/{_AGENT}"), env=AGENT_ENV | dict(env), language="python",
+            files={_AGENT: agent_source()}, limits=plan.limits.model_copy(update={"timeout": lifetime}),
+        )  # fmt: skip
+        self._lines = FrameLines()
+        self._turn: TurnRecord | None = None
+        self._turn_over = anyio.Event()
+        self._ready = anyio.Event()
+        self._outcome: Result | None = None  # of the agent's command
+        self._failure: BaseException | None = None
+        self._scope = anyio.CancelScope()
+        self._gone = anyio.Event()
+        self._feed: MemoryObjectSendStream[bytes]
+        self._control: Control
+        self._emit: Emit
+
+    @property
+    def ended(self) -> str:
+        """Says how the interpreter ended; empty while it lives."""
+        if self._failure:
+            return str(self._failure)
+        return f"{self._outcome.status}, exit code {self._outcome.exit_code}" if self._outcome else ""
+
+    async def open(self, tasks: TaskGroup, emit: Emit) -> None:
+        self._emit = emit
+        self._feed, receive = anyio.create_memory_object_stream[bytes](8)
+        self._control = Control(feed=receive)
+        tasks.start_soon(self._live, receive)
+        try:
+            with anyio.fail_after(_START_SECONDS):
+                await self._ready.wait()
+            if self.ended:
+                raise self._failure or errors.StartFailed(f"the session did not start: {self.ended}")
+        except TimeoutError:
+            await self.close()
+            raise errors.StartFailed(f"the session did not start within {_START_SECONDS:g} s") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def turn(self, request: TurnRequest, emit: Emit) -> Result:
+        record, self._turn_over = TurnRecord(request, self._box.id, emit), anyio.Event()
+        self._turn = record
+        timeout = request.limits.timeout
+        line = json.dumps({"turn": request.number, "code": request.code, "timeout": timeout})
+        try:
+            await self._feed.send(line.encode() + b"\n")
+            with anyio.move_on_after(timeout + _GRACE_SECONDS) as clock:
+                await self._turn_over.wait()
+            if clock.cancelled_caught:
+                self.stop(Status.TIMEOUT)
+                await self._turn_over.wait()
+        finally:
+            self._turn = None
+        if record.verdict is None and self._failure:
+            raise self._failure
+        return record.result(self._outcome.status, self._outcome.exit_code) if self._outcome else record.result()
+
+    def stop(self, reason: Status) -> None:
+        self._control.stop(reason)
+
+    async def close(self) -> None:
+        self._feed.close()
+        self._scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await self._gone.wait()
+
+    async def _live(self, receive: MemoryObjectReceiveStream[bytes]) -> None:
+        """Runs the agent for as long as the session lives; however it ends, nobody is left waiting."""
+        try:
+            with receive, self._scope:
+                self._outcome = await self._box.run(self._command, self._hear, self._control)
+        except errors.BelljarError as error:
+            self._failure = error
+        except Exception as error:  # whatever the guest's frames did to us, the user gets a sentence
+            self._failure = errors.ExecutionFailed(f"the conversation with the session broke: {error!r}")
+        finally:
+            self._ready.set()
+            self._turn_over.set()
+            self._gone.set()
+
+    async def _hear(self, kind: EventKind, text: str) -> None:
+        """Takes an event of the agent's command."""
+        if kind == "stderr" and self._turn:  # from before the agent took over its streams, or as it dies
+            await self._turn.write(kind, text.encode("utf-8", "replace"))
+        elif kind == "denied":  # to a turn, or to a thread that one left behind
+            await (self._turn.deny(text) if self._turn else self._emit(kind, text))
+        elif kind == "stdout":
+            try:
+                for line in self._lines.feed(text):
+                    await self._take(line)
+            except OverflowError:
+                self.stop(Status.OUTPUT_LIMIT)
+
+    async def _take(self, line: str) -> None:
+        try:
+            frame: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            return  # the guest wrote into the pipe itself: noise, to be ignored
+        if not isinstance(frame, dict):
+            return
+        if frame.get("ready"):
+            self._ready.set()
+        elif self._turn:
+            await self._turn.hear(frame, len(line))
+            if self._turn and self._turn.verdict:
+                self._turn_over.set()

@@ -1,0 +1,127 @@
+"""One turn of a session: what an interpreter is asked to run, and what has been heard of it so far.
+
+Whatever is heard comes from the guest, so it is treated as hostile: sizes are capped, types are checked, and nothing
+that a turn says is believed about anything but that turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib.resources import files as package_files
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from belljar.core.request import Limits
+from belljar.core.result import STREAMS, MimeBundle, Result, Status, Stream
+from belljar.core.values import MIB
+from belljar.host.capture import Capture, scrub
+from belljar.host.egress import DENIALS
+
+if TYPE_CHECKING:
+    from belljar.backends.base import Emit
+
+AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib"}
+MAX_RESULTS = 64
+MAX_RESULTS_BYTES = 32 * MIB  # of all results of a turn together, as the guest sent them
+
+
+def agent_source() -> bytes:
+    """Returns the program that runs turns inside the sandbox."""
+    return package_files("belljar.guest").joinpath("session_agent.py").read_bytes()
+
+
+class TurnRequest(NamedTuple):
+    """The code of one turn, its number in the session (it names the code's file), and its limits."""
+
+    number: int
+    code: str
+    limits: Limits
+
+
+class TurnVerdict(NamedTuple):
+    """How a turn ended, in the agent's own words."""
+
+    ok: bool
+    exit_code: int
+    timed_out: bool
+
+    @classmethod
+    def read(cls, frame: Mapping[str, Any]) -> TurnVerdict:
+        """Reads the agent's last frame of a turn; what makes no sense counts as a failure."""
+        code = frame.get("exit_code")
+        exit_code = code if type(code) is int and 0 <= code <= 255 else 1
+        return cls(frame.get("ok") is True and exit_code == 0, exit_code, frame.get("timeout") is True)
+
+
+class TurnRecord:
+    """Collects the output, results and denials of one turn, tells them as they come, and makes its Result."""
+
+    def __init__(self, request: TurnRequest, box: str, emit: Emit) -> None:
+        self.number = request.number
+        self.verdict: TurnVerdict | None = None
+        self._box = box
+        self._emit = emit
+        self._streams: dict[Stream, Capture] = {name: Capture(request.limits.output) for name in STREAMS}
+        self._results: list[MimeBundle] = []
+        self._room = MAX_RESULTS_BYTES
+        self._dropped = False
+        self._denied: list[str] = []
+        self._started = time.perf_counter()
+
+    async def write(self, stream: object, data: bytes) -> None:
+        """Takes what the guest wrote to stdout or stderr."""
+        for name in STREAMS:
+            if stream == name and (shown := self._streams[name].feed(data)):
+                await self._emit(name, shown)
+
+    async def display(self, bundle: Mapping[str, Any], size: int) -> None:
+        """Takes one result, which took `size` bytes to send; past the limits it is dropped."""
+        self._room -= size
+        if self._room < 0 or len(self._results) >= MAX_RESULTS:
+            self._dropped = True
+            return
+        clean = scrub(bundle)
+        self._results.append(clean)
+        await self._emit("display", str(clean.get("text/plain", "")))
+
+    def drop(self) -> None:
+        """Notes that a result was too large to be sent."""
+        self._dropped = True
+
+    async def hear(self, frame: Mapping[str, Any], size: int) -> None:
+        """Takes a frame that the agent sent about this turn; `size` is the length of its JSON."""
+        if isinstance(text := frame.get("text"), str):
+            await self.write(frame.get("stream"), text.encode("utf-8", "replace"))
+        elif isinstance(display := frame.get("display"), dict):
+            await self.display(display, size)
+        elif "dropped" in frame:
+            self.drop()
+        elif type(frame.get("done")) is int and frame["done"] == self.number:
+            self.verdict = TurnVerdict.read(frame)
+
+    async def deny(self, message: str) -> None:
+        """Takes a connection that was refused."""
+        if len(self._denied) < DENIALS:
+            self._denied.append(message)
+        await self._emit("denied", message)
+
+    def result(self, interrupted: Status = Status.KILLED, exit_code: int | None = None) -> Result:
+        """Returns what the turn amounts to; the arguments say how the interpreter ended if it gave no verdict."""
+        out, err = self._streams["stdout"], self._streams["stderr"]
+        cut = bool(out.cut or err.cut or self._dropped)
+        if self.verdict is not None:
+            interrupted, exit_code = self._judge(self.verdict, cut), self.verdict.exit_code
+        elif interrupted is Status.SUCCESS:  # an interpreter that leaves in the middle of a turn has failed
+            interrupted = Status.ERROR
+        return Result(
+            status=interrupted, exit_code=exit_code, stdout=out.text, stderr=err.text, truncated=cut,
+            duration_ms=round((time.perf_counter() - self._started) * 1000, 3), results=tuple(self._results),
+            container_id=self._box, reasons=tuple(self._denied),
+        )  # fmt: skip
+
+    def _judge(self, verdict: TurnVerdict, cut: bool) -> Status:
+        if verdict.timed_out:
+            return Status.TIMEOUT
+        if not verdict.ok:
+            return Status.ERROR
+        return Status.OUTPUT_LIMIT if cut else Status.SUCCESS
