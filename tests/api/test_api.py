@@ -48,7 +48,18 @@ def test_a_snippet_is_run_and_answered_in_the_mission_s_words(http: httpx2.Clien
     told = answer.json()
     assert (told["exit_code"], told["stdout"], told["stderr"], told["status"]) == (0, "42\n", "", "success")
     assert told["duration_ms"] > 0
-    assert {"memory_used_mb", "error", "backend", "guarantees", "reasons", "truncated", "id"} <= told.keys()
+    assert {
+        "memory_used_mb",
+        "error",
+        "backend",
+        "guarantees",
+        "reasons",
+        "denied",
+        "left_out",
+        "warnings",
+        "truncated",
+        "id",
+    } <= told.keys()
     assert told["container_id"] == told["id"]
 
 

@@ -49,7 +49,8 @@ async def test_a_result_comes_back_as_it_was_byte_for_byte(store: Store) -> None
     result = Result(
         status=Status.SUCCESS, exit_code=0, stdout="nul \0, é, 🛎\n",
         files=(File(path="a.bin", content=bytes(range(256))),),
-        results=({"text/plain": "nul \0"},), reasons=("because",),
+        results=({"text/plain": "nul \0"},), reasons=("because",), denied=("no",), left_out=("a link",),
+        warnings=("hm",),
     )  # fmt: skip
     problem = {"kind": "x", "message": "nul \0"}
     await store.change(run.id, state="finished", started=1.5, ended=2.5, backend="wasm", result=result, problem=problem)

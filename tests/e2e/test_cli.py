@@ -15,7 +15,7 @@ import pytest
 
 RESULT_FIELDS = (
     "status exit_code stdout stderr truncated duration_ms startup_ms memory_used_mb cpu_ms fuel_consumed files results "
-    "error backend container_id guarantees reasons"
+    "error backend container_id guarantees reasons denied left_out warnings"
 ).split()
 
 

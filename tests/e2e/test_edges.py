@@ -185,4 +185,4 @@ async def test_a_child_killed_for_memory_is_told_and_the_guests_own_failure_is_k
     assert result.status == "error"
     assert result.error is not None
     assert "mine" in result.error.message
-    assert any("killed for memory" in reason for reason in result.reasons)
+    assert any("killed for memory" in warning for warning in result.warnings)

@@ -91,7 +91,15 @@ def test_the_worst_answer_is_smaller_than_what_a_client_takes() -> None:
         error_type=ErrorType.RUNTIME_ERROR, message=flood, suggestion=flood, context=dict.fromkeys("abcdefghij", flood)
     )
     worst = result(
-        status=Status.ERROR, stdout=flood, stderr=flood, results=bundles, error=failure, reasons=(flood,) * 9
+        status=Status.ERROR,
+        stdout=flood,
+        stderr=flood,
+        results=bundles,
+        error=failure,
+        reasons=(flood,) * 9,
+        denied=(flood,) * 9,
+        left_out=(flood,) * 9,
+        warnings=(flood,) * 9,
     )
     answer = content.of_run(worst, "bj-1")
     assert images(answer) and answer.structured_content and answer.structured_content["truncated"]

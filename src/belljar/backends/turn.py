@@ -116,7 +116,7 @@ class TurnRecord:
         return Result(
             status=interrupted, exit_code=exit_code, stdout=out.text, stderr=err.text, truncated=cut,
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), results=tuple(self._results),
-            container_id=self._box, reasons=tuple(self._denied),
+            container_id=self._box, denied=tuple(self._denied),
         )  # fmt: skip
 
     def _judge(self, verdict: TurnVerdict, cut: bool) -> Status:

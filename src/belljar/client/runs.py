@@ -203,5 +203,5 @@ def outcome(record: RunRecord, *, cancelled: bool = False) -> Result:
         )
     error = errors.from_dict(record.problem)
     if cancelled and isinstance(error, errors.Aborted):  # it never ran, which is what was wanted
-        return Result(status=Status.ABORTED, container_id=record.id, reasons=(error.message,))
+        return Result(status=Status.ABORTED, container_id=record.id, warnings=(error.message,))
     raise error

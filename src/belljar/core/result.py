@@ -100,7 +100,10 @@ class Result(Model):
     backend: str = ""
     container_id: str = ""
     guarantees: Guarantees | None = None
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = Field((), description="why this backend ran it")
+    denied: tuple[str, ...] = Field((), description="network connections that were refused, and why")
+    left_out: tuple[str, ...] = Field((), description="files that were not brought back, and why")
+    warnings: tuple[str, ...] = Field((), description="what went wrong without ending the run")
 
     @property
     def ok(self) -> bool:

@@ -111,14 +111,12 @@ class Lease:
 
     async def _finish(self, request: RunRequest, result: Result) -> Result:
         """The backend's raw result with its files, its diagnosis, and where and why it ran."""
-        reasons = self.reasons + result.reasons
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"reasons": self.reasons + result.reasons}
         if request.collect:
             collected = await self.box.get(request.collect)
-            changes["files"] = collected.files
-            reasons += tuple(f"not collected: {left_out}" for left_out in collected.left_out)
+            changes |= {"files": collected.files, "left_out": result.left_out + collected.left_out}
         failure = self.diagnose(request, result)
-        changes |= {"error": failure, "backend": self.offer.backend, "reasons": reasons}
+        changes |= {"error": failure, "backend": self.offer.backend}
         return result.model_copy(update=changes | {"guarantees": self._guarantees()})
 
     def _guarantees(self) -> Guarantees | None:

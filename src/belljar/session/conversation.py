@@ -86,8 +86,8 @@ class Conversation:
             asked.on_stop(lambda _: waiting.cancel())
             await self._one_at_a_time.acquire()
         if waiting.cancelled_caught:
-            reason = "it was cancelled before its turn came"
-            return Result(status=Status.ABORTED, container_id=self._box, reasons=(reason,))
+            told = "it was cancelled before its turn came"
+            return Result(status=Status.ABORTED, container_id=self._box, warnings=(told,))
         try:
             self._require_life()
             return await self._take_turn(code, limits, emit, asked)

@@ -163,7 +163,7 @@ class AppleBox:
         self._used = True
         if self.plan.workspace and self.plan.workspace.write:
             left_out = tuple(f"not copied back: {what}" for what in await self._copy_back(self.plan.workspace.path))
-            result = result.model_copy(update={"reasons": result.reasons + left_out})
+            result = result.model_copy(update={"left_out": left_out})
         return result
 
     async def _deliver(self, command: Command) -> None:

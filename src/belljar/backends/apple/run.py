@@ -219,15 +219,15 @@ class AppleRun:
             raise errors.ExecutionFailed(f"the sandbox was lost while the command ran: {self._lost}")
         cut, killed = bool(out.cut or err.cut), now.oom_kills > before.oom_kills
         cpu = None if now.cpu_ms is None else now.cpu_ms - (before.cpu_ms or 0)
-        reasons: tuple[str, ...] = ()
+        warnings: tuple[str, ...] = ()
         if killed and code != _KILLED and self._verdict is None:
-            reasons = ("a process that the guest had started was killed for memory; the guest itself went on",)
+            warnings = ("a process that the guest had started was killed for memory; the guest itself went on",)
         return Result(
             status=self._judge(code, killed, err.text, cut), exit_code=code if self._verdict is None else None,
             stdout=out.text, stderr=err.text, truncated=cut,
             duration_ms=round(self._elapsed_ms(), 3), startup_ms=round(self._startup_ms, 3),
             memory_used_mb=None if now.memory_peak is None else round(now.memory_peak / MIB, 3),
-            cpu_ms=None if cpu is None else round(cpu, 3), container_id=self._job.id, reasons=reasons,
+            cpu_ms=None if cpu is None else round(cpu, 3), container_id=self._job.id, warnings=warnings,
         )  # fmt: skip
 
     def _judge(self, code: int, killed: bool, stderr: str, cut: bool) -> Status:

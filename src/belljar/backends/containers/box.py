@@ -197,8 +197,7 @@ class DockerBox:
                 self._litter = []
             if self.copies and self.plan.workspace and self.plan.workspace.write:
                 left_out = await self._copy_back()
-                told = (*result.reasons, *(f"not copied back: {what}" for what in left_out))
-                result = result.model_copy(update={"reasons": told})
+                result = result.model_copy(update={"left_out": tuple(f"not copied back: {what}" for what in left_out)})
         return result
 
     async def measure(self) -> Usage | None:

@@ -334,7 +334,8 @@ class DockerRun:
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(self._startup_ms, 3),
             memory_used_mb=None if peak is None else round(peak / MIB, 3),
             cpu_ms=None if cpu is None else round(max(0.0, cpu - self._cpu_before), 3), container_id=self._job.id,
-            reasons=(*self._denied, *((_CASUALTY,) if went_on else ()), *((_DEAF,) if self._deaf else ())),
+            denied=tuple(self._denied),
+            warnings=(*((_CASUALTY,) if went_on else ()), *((_DEAF,) if self._deaf else ())),
         )  # fmt: skip
 
 

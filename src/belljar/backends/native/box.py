@@ -155,7 +155,7 @@ class NativeBox:
                 note(status)
             if self.copies and self.plan.workspace and self.plan.workspace.write:
                 left_out = await self._copy_back()
-                result = result.model_copy(update={"reasons": tuple(f"not copied back: {what}" for what in left_out)})
+                result = result.model_copy(update={"left_out": tuple(f"not copied back: {what}" for what in left_out)})
         return result
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> tuple[Result, dict[str, Any]]:

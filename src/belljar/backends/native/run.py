@@ -262,7 +262,8 @@ class NativeRun:
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(self._startup_ms, 3),
             memory_used_mb=None if peak is None else round(peak / MIB, 3),
             cpu_ms=None if cpu is None else round(cpu, 3),
-            container_id=self._job.id, reasons=(*self._denied, *self._casualties(code, usage)),
+            container_id=self._job.id, denied=tuple(self._denied),
+            warnings=tuple(self._casualties(code, usage)),
         )  # fmt: skip
 
     def _casualties(self, code: int | None, usage: cgroups.GroupTotals | None) -> list[str]:

@@ -167,7 +167,7 @@ class WasmBox:
                 await self._revive()
             result = await self._run(command, emit, control)
             if left_out := await self._copy_back_project():
-                result = result.model_copy(update={"reasons": tuple(f"not copied back: {what}" for what in left_out)})
+                result = result.model_copy(update={"left_out": tuple(f"not copied back: {what}" for what in left_out)})
             return result
 
     async def _copy_back_project(self) -> tuple[str, ...]:

@@ -31,7 +31,9 @@ _IMAGES = 8
 _LIST_LIMIT = 1000
 _PATHS_LIMIT = 100_000
 _DEEPEST = 20
-_FACTS = 8  # entries of a failure's context, or of a run's reasons
+_FACTS = 8  # entries of a failure's context, or of each kind of a run's notes
+_NOTES_LIMIT = 4000  # characters of all notes together
+_NOTES = ("reasons", "denied", "left_out", "warnings")
 _MAGIC = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
 
 
@@ -80,13 +82,27 @@ def of_run(result: Result, id: str, session_id: str | None = None) -> CallToolRe
         update={
             "stdout": cut(result.stdout), "stderr": cut(result.stderr), "results": bundles, "files": (),
             "truncated": result.truncated or max(len(result.stdout), len(result.stderr)) > TEXT_LIMIT,
-            "error": _short_failure(result), "reasons": tuple(cut(why, 500) for why in result.reasons[:_FACTS]),
+            "error": _short_failure(result),
         }
+        | _short_notes(result)
     )  # fmt: skip
     data = told.model_dump(mode="json") | {"id": id}
     if session_id is not None:
         data["session_id"] = session_id
     return CallToolResult(content=[_text(_prose(told, notes)), *images], structured_content=data)
+
+
+def _short_notes(result: Result) -> dict[str, tuple[str, ...]]:
+    """The first notes of each kind, for as long as there is room."""
+    room = _NOTES_LIMIT
+    short: dict[str, tuple[str, ...]] = {}
+    for name in _NOTES:
+        notes = [cut(note, 500) for note in getattr(result, name)[:_FACTS]]
+        while sum(map(len, notes)) > room:
+            notes.pop()
+        room -= sum(map(len, notes))
+        short[name] = tuple(notes)
+    return short
 
 
 def _short_failure(result: Result) -> Any:

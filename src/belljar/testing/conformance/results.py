@@ -11,6 +11,7 @@ from belljar.testing.conformance.bench import Bench, check, equal, expect, guest
 _FIELDS = {
     "status", "exit_code", "stdout", "stderr", "truncated", "duration_ms", "startup_ms", "memory_used_mb", "cpu_ms",
     "fuel_consumed", "files", "results", "error", "backend", "container_id", "guarantees", "reasons",
+    "denied", "left_out", "warnings",
 }  # fmt: skip
 
 

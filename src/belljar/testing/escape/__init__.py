@@ -99,7 +99,8 @@ async def carry_out(one: Attack, bait: Bait, backend: str | Backend, engine: Eng
 
 def judge(one: Attack, result: Result, bait: Bait) -> tuple[bool, str]:
     """Held only if the payload says so, or a limit that was meant to strike did, and no secret came back."""
-    told = (result.stdout, result.stderr, repr(result.reasons), repr(result.error), repr(result.results))
+    notes = (result.reasons, result.denied, result.left_out, result.warnings)
+    told = (result.stdout, result.stderr, repr(notes), repr(result.error), repr(result.results))
     if any(bait.secret in text for text in told) or any(bait.secret.encode() in file.content for file in result.files):
         return False, "the host's secret came back"
     lines = result.stdout.splitlines()
