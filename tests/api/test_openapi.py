@@ -57,7 +57,7 @@ def exchanged() -> set[str]:
 
 def test_whatever_is_sent_or_answered_has_an_example_that_is_one_of_its_kind() -> None:
     kinds: dict[str, type[Model]] = {type(each).__name__: type(each) for each in examples.BODIES + examples.ANSWERS}
-    assert {"Execute", "Executed", "RunRecord", "Problem", "Ready", "Language"} <= exchanged()
+    assert {"Execute", "Executed", "RunRecord", "Problem", "Readiness", "BackendLanguage"} <= exchanged()
     for name in exchanged():
         shown: list[Any] = document["components"]["schemas"][name].get("examples", [])
         assert shown, f"{name} has no example"

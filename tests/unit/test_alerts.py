@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from belljar.core.request import Limits
 from belljar.core.values import MIB
 from belljar.protocol.records import Alert, Sample
-from belljar.service.telemetry.alerts import CALM_SECONDS, CPU_SECONDS, Watch
+from belljar.service.telemetry.alerts import CALM_SECONDS, CPU_SECONDS, AlertMonitor
 
 LIMITS = Limits(cpus=2, memory=100 * MIB)
 
@@ -23,11 +23,11 @@ def sample(second: float, cpu: float = 0, memory: float = 1, rx: int | None = 0,
     )  # fmt: skip
 
 
-def watch(network_allowed: bool = False) -> Watch:
-    return Watch("bj-1", LIMITS, network_allowed=network_allowed)
+def watch(network_allowed: bool = False) -> AlertMonitor:
+    return AlertMonitor("bj-1", LIMITS, network_allowed=network_allowed)
 
 
-def told(watch: Watch, *samples: Sample) -> list[tuple[float, str, bool]]:
+def told(watch: AlertMonitor, *samples: Sample) -> list[tuple[float, str, bool]]:
     """(second, kind, over) of every alert."""
     return [(each.uptime_seconds, alert.kind, alert.over) for each in samples for alert in watch.look(each)]
 

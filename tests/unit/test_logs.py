@@ -1,4 +1,4 @@
-"""Lines of output: whole, numbered, and told to each reader at its own pace."""
+"""LineSplitter of output: whole, numbered, and told to each reader at its own pace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from belljar.core.result import Event
 from belljar.protocol.records import LogLine
 from belljar.service.telemetry import log_lines
-from belljar.service.telemetry.log_lines import Lines, Live, replay
+from belljar.service.telemetry.log_lines import LineSplitter, Live, replay
 
 
 class Kept:
@@ -39,7 +39,7 @@ def live(store: Kept, room: int = 1 << 20) -> Live:
 
 @given(st.lists(st.text(alphabet="ab\n", max_size=9), max_size=20))
 def test_the_lines_are_those_of_the_whole_text_however_it_was_cut(chunks: list[str]) -> None:
-    lines = Lines("r")
+    lines = LineSplitter("r")
     told = [line for chunk in chunks for line in lines.feed(said(chunk))] + lines.end(0)
     whole = "".join(chunks)
     assert [line.message for line in told] == whole.removesuffix("\n").split("\n") if whole else told == []
@@ -47,7 +47,7 @@ def test_the_lines_are_those_of_the_whole_text_however_it_was_cut(chunks: list[s
 
 
 def test_streams_do_not_mix_within_a_line() -> None:
-    lines = Lines("r")
+    lines = LineSplitter("r")
     assert list(lines.feed(said("out "))) == []
     assert [line.message for line in lines.feed(said("err\n", "stderr"))] == ["err"]
     assert [(line.stream, line.message) for line in lines.feed(said("more\n"))] == [("stdout", "out more")]
@@ -59,7 +59,7 @@ async def count(log: Live, lines: int) -> None:
 
 
 def test_a_line_without_end_is_told_in_parts() -> None:
-    lines = Lines("r")
+    lines = LineSplitter("r")
     told = [*lines.feed(said("x" * 200_000)), *lines.end(0)]
     assert "".join(line.message for line in told) == "x" * 200_000
     assert len(told) == 4
@@ -142,7 +142,7 @@ async def test_a_reader_is_told_of_silence_and_goes_on_where_it_was(monkeypatch:
 
 
 def test_more_lines_than_anybody_reads_are_told_together_and_whole() -> None:
-    lines = Lines("r")
+    lines = LineSplitter("r")
     text = "".join(f"{number}\n" for number in range(50_000))
     assert len(list(lines.feed(said(text)))) == 50_000
     told = list(lines.feed(said("a\nb\n\nc")))

@@ -9,7 +9,7 @@ import pytest
 from belljar.core import errors
 from belljar.core.request import RunRequest, Workspace
 from belljar.service import projects
-from belljar.service.instances import Instance
+from belljar.service.instances import ServerInstance
 
 
 def asking(path: object) -> RunRequest:
@@ -45,7 +45,7 @@ def test_packages_are_folders_too(tmp_path: Path) -> None:
 
 
 def test_a_server_that_let_go_of_its_lock_is_dead_and_one_that_holds_it_is_not(tmp_path: Path) -> None:
-    first, second = Instance(tmp_path), Instance(tmp_path)
+    first, second = ServerInstance(tmp_path), ServerInstance(tmp_path)
     with second, first:
         assert not second.is_dead(first.name)
         assert not second.is_dead("server-of-another-machine")

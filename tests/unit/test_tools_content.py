@@ -13,7 +13,7 @@ from mcp.types import CallToolResult, ImageContent, TextContent
 
 from belljar.core import errors
 from belljar.core.result import Entry, ErrorType, Failure, Result, Status
-from belljar.protocol.bodies import Executed
+from belljar.protocol.responses import Executed
 from belljar.service.mcp import content
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -30,7 +30,7 @@ from belljar.protocol.records import SessionRecord
 from belljar.sandbox import Cancel, Stream, listening, streaming
 
 
-class Figures(records.Figures):
+class Figures(records.SandboxMetrics):
     """What a sandbox used, second by second, and what was alarming about it."""
 
     model_config = ConfigDict(extra="ignore")  # a server may be younger than its client

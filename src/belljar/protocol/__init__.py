@@ -1,1 +1,1 @@
-"""What client and service both speak: the bodies of requests and answers, and the records."""
+"""The data that client and service exchange: bodies of requests and answers, and records."""

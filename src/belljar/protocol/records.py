@@ -110,7 +110,7 @@ class Alert(Model):
     over: bool = Field(False, description="it has ended")
 
 
-class Figures(Model):
+class SandboxMetrics(Model):
     """What a sandbox used, second by second, and what was alarming about it."""
 
     container_id: str

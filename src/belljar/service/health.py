@@ -11,7 +11,7 @@ import anyio
 from belljar.core import errors
 from belljar.core.request import Limits, RunRequest
 from belljar.engine import audit
-from belljar.protocol.bodies import Ready
+from belljar.protocol.responses import Readiness
 from belljar.service.service import Service
 
 _FRESH = 5.0  # seconds that a look counts
@@ -26,7 +26,7 @@ class Health:
         self._told: dict[str, Any] = {"problem": "", "store": "", "backend": "", "run_ms": None}
         self._at = -math.inf
 
-    async def look(self) -> Ready:
+    async def look(self) -> Readiness:
         """At most one look at a time, and none while the last is fresh."""
         async with self._lock:
             fresh = _UNWELL if self._told["problem"] or self._told["store"] else _FRESH
@@ -37,7 +37,7 @@ class Health:
         store = service.store.status or self._told["store"]
         problem = "it is going away" if service.draining.is_set() else self._told["problem"] or store
         parts = {"store": store, "logs": service.lines.status, "events": service.events.status}
-        return Ready(
+        return Readiness(
             ready=not problem, problem=problem, backend=self._told["backend"], run_ms=self._told["run_ms"],
             parts={name: status or "ok" for name, status in parts.items()},
             running=service.admission.running, waiting=service.admission.waiting,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from belljar.engine.engine import Engine
 from belljar.host.docker_api import docker_address, podman_address
 from belljar.images.images import Images
-from belljar.protocol.bodies import SeenImage
+from belljar.protocol.responses import SeenImage
 from belljar.service.store.store import Store
 
 

@@ -11,7 +11,7 @@ from typing import Self
 from belljar.protocol.records import new_id
 
 
-class Instance:
+class ServerInstance:
     """This server. Others that share the folder can tell whether it lives, whatever pid namespace they are in."""
 
     def __init__(self, data_dir: Path) -> None:

@@ -35,7 +35,7 @@ from belljar.service.admission.queue import Admission
 from belljar.service.auth.access import Access
 from belljar.service.bus.bus import Bus, open_bus
 from belljar.service.claims import another_request
-from belljar.service.instances import Instance
+from belljar.service.instances import ServerInstance
 from belljar.service.run_lifecycle import Run
 from belljar.service.sinks import Sink, Sinks
 from belljar.service.store.store import Store, store_url
@@ -68,7 +68,7 @@ class Service:
         self.syncer = Syncer(self.store, shared) if shared else None
         self.lines: Bus
         self.events: Bus
-        self.instance = Instance(Path(settings.data_dir))
+        self.instance = ServerInstance(Path(settings.data_dir))
         self.runs: dict[str, Run] = {}
         self.grants = projects.Grants(settings.service.projects)
         self.streams: Counter[str] = Counter()  # that each caller listens to

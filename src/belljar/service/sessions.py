@@ -200,14 +200,14 @@ class Sessions:
         if (code is None) == (command is None):
             raise errors.InvalidRequest("code: give `code` or `command`, one of them")
         options = {name: value for name, value in options.items() if value is not None}
-        turn, name = _Turn(code, command, options), new_id()
+        turn, name = _TurnWork(code, command, options), new_id()
 
         async def take() -> Run:
             return await self._take(name, self.get(id, caller), caller, turn)
 
         return await self._service.once(caller, key, turn.fingerprint(id) if key else "", name, take)
 
-    async def _take(self, name: str, held: Held, caller: Caller, turn: _Turn) -> Run:
+    async def _take(self, name: str, held: Held, caller: Caller, turn: _TurnWork) -> Run:
         if turn.command is not None and isinstance(held.handle, Session):
             raise errors.InvalidRequest("command: a session takes code", fix='open one with kind="sandbox"')
         if held.busy >= _TURNS:  # they have no place of their own to wait for, so nothing else would bound them
@@ -281,7 +281,7 @@ class Sessions:
             return await held.handle.list()
 
 
-class _Turn(NamedTuple):
+class _TurnWork(NamedTuple):
     code: str | None
     command: list[str] | None
     options: dict[str, Any]

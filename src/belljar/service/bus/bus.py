@@ -144,14 +144,14 @@ class Link:
         return words[:300]
 
 
-class Address(NamedTuple):
+class BrokerAddress(NamedTuple):
     """Where a broker is, fit to be shown, and what of its URL is not."""
 
     shown: str
     secrets: tuple[str, ...]
 
     @classmethod
-    def parse(cls, url: str, name: str, schemes: tuple[str, ...]) -> Address:
+    def parse(cls, url: str, name: str, schemes: tuple[str, ...]) -> BrokerAddress:
         try:
             parts = urlsplit(url.strip())
             shown = _shown(parts, schemes)

@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 
 from belljar.core import errors
 from belljar.core.values import MIB
-from belljar.service.bus.bus import Address, Bounds, BrokerBus, Link
+from belljar.service.bus.bus import Bounds, BrokerAddress, BrokerBus, Link
 from belljar.service.bus.queues import Inbox, Message
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Follower:
         self.scope = anyio.CancelScope()
 
 
-class Session:
+class NatsConnection:
     """One connection."""
 
     def __init__(self, client: Client, stream: JetStreamContext, tasks: TaskGroup) -> None:
@@ -70,7 +70,7 @@ class NatsBus(BrokerBus):
         **bounds: Unpack[Bounds],
     ) -> None:  # fmt: skip
         super().__init__(**bounds)
-        addresses = [Address.parse(each, "NATS", ("nats", "tls")) for each in url.split(",")]
+        addresses = [BrokerAddress.parse(each, "NATS", ("nats", "tls")) for each in url.split(",")]
         if max_age <= 0 or max_bytes <= 0:
             raise errors.InvalidRequest("the stream of events needs an age and a size above zero")
         self._urls = [each.strip() for each in url.split(",")]
@@ -80,7 +80,7 @@ class NatsBus(BrokerBus):
         secrets = tuple(secret for each in addresses for secret in each.secrets)
         self._link = Link(whose, self._progress.set, secrets=secrets, problem=f"{whose}: not connected yet")
         self._links = [self._link]
-        self._session: Session | None = None
+        self._session: NatsConnection | None = None
         self._followers: dict[Inbox, Follower] = {}
         self._origin = uuid.uuid4().hex
         self._doubtful: dict[str, int] = {}  # ids and numbers of what was sent, and perhaps stored
@@ -141,7 +141,7 @@ class NatsBus(BrokerBus):
         found = await self._ensure(stream)
         await self._settle(stream, found)
         async with anyio.create_task_group() as tasks:
-            self._session = Session(client, stream, tasks)
+            self._session = NatsConnection(client, stream, tasks)
             for follower in self._followers.values():
                 tasks.start_soon(self._follow, follower, self._session, found)  # before anything is sent
             tasks.start_soon(self._write, client, stream)
@@ -253,7 +253,7 @@ class NatsBus(BrokerBus):
         if follower := self._followers.pop(inbox, None):
             follower.scope.cancel()
 
-    async def _follow(self, follower: Follower, session: Session, found: StreamInfo | None = None) -> None:
+    async def _follow(self, follower: Follower, session: NatsConnection, found: StreamInfo | None = None) -> None:
         """Until its subscriber leaves or the connection ends. What goes wrong for one subscriber is its own affair."""
         from nats.errors import Error
 
@@ -279,7 +279,7 @@ class NatsBus(BrokerBus):
             follower.inbox.gap()
         follower.created = found.created
 
-    async def _listen(self, follower: Follower, session: Session) -> None:
+    async def _listen(self, follower: Follower, session: NatsConnection) -> None:
         """Returns when a message is missing: then it is asked for again."""
         from nats.errors import TimeoutError as Silence
 
@@ -301,7 +301,7 @@ class NatsBus(BrokerBus):
             with anyio.move_on_after(1, shield=True), suppress(Exception):
                 await subscription.unsubscribe()
 
-    async def _subscribe(self, follower: Follower, session: Session) -> JetStreamContext.PushSubscription:
+    async def _subscribe(self, follower: Follower, session: NatsConnection) -> JetStreamContext.PushSubscription:
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
         config = ConsumerConfig(

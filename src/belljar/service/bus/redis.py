@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from belljar.core import errors
 from belljar.core.values import MIB
-from belljar.service.bus.bus import Address, Bounds, BrokerBus, Link
+from belljar.service.bus.bus import Bounds, BrokerAddress, BrokerBus, Link
 from belljar.service.bus.queues import Inbox, Message, Signal, is_pattern, matches
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class RedisBus(BrokerBus):
 
     def __init__(self, url: str, **bounds: Unpack[Bounds]) -> None:
         super().__init__(**bounds)
-        shown, secrets = Address.parse(url, "Redis", ("redis", "rediss", "unix"))
+        shown, secrets = BrokerAddress.parse(url, "Redis", ("redis", "rediss", "unix"))
         self._url = url.strip()
         self._check()
         whose = f"Redis at {shown}"

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from belljar import __version__
 from belljar.core import errors
 from belljar.core.settings import Settings
-from belljar.protocol.bodies import Problem
+from belljar.protocol.responses import Problem
 from belljar.service.auth import gate
 from belljar.service.health import Health
 from belljar.service.http import runs
@@ -77,13 +77,13 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _bug)
-    app.add_middleware(Shortcut, refuse=_answer)  # behind the door
-    app.add_middleware(_Door)  # behind the guard
+    app.add_middleware(Shortcut, refuse=_answer)  # behind the authentication
+    app.add_middleware(_Authentication)  # behind the guard
     app.add_middleware(Guard, settings=settings)
     return app
 
 
-class _Door:
+class _Authentication:
     """Who asks is known before a byte of a body is read: FastAPI parses it before it looks at a dependency."""
 
     def __init__(self, app: ASGIApp) -> None:

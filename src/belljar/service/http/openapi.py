@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation
 from belljar.core.model import Model
 from belljar.core.result import Result, Status
-from belljar.protocol import bodies
-from belljar.protocol.records import Alert, Figures, LogLine, RunRecord, Sample, SessionRecord
+from belljar.protocol import requests, responses
+from belljar.protocol.records import Alert, LogLine, RunRecord, Sample, SandboxMetrics, SessionRecord
 
 _RUN, _SESSION, _CHECKPOINT = "bj-0f3c9a5d7e214b68", "bs-7d1e60b2c94f4a35", "cp-4c8f21d90be6a357"
 _AT = 1_794_787_200.25
@@ -25,16 +25,16 @@ _RESULT: dict[str, Any] = {
 _SAMPLE = Sample(container_id=_RUN, at=_AT, cpu_percent=97.5, memory_mb=64.2, uptime_seconds=3.0)
 
 BODIES: tuple[Model, ...] = (
-    bodies.Execute(language="python", code="print(6 * 7)", timeout_seconds=5),
-    bodies.Execute(command=("ls", "-la"), backend="native"),
-    bodies.OpenSession(kind="session", backend="wasm"),
-    bodies.Turn(code="x = 41"),
-    bodies.Turn(code="x + 1"),
-    bodies.Fork(checkpoint=_CHECKPOINT),
-    bodies.Rollback(checkpoint=_CHECKPOINT),
+    requests.Execute(language="python", code="print(6 * 7)", timeout_seconds=5),
+    requests.Execute(command=("ls", "-la"), backend="native"),
+    requests.OpenSession(kind="session", backend="wasm"),
+    requests.Turn(code="x = 41"),
+    requests.Turn(code="x + 1"),
+    requests.Fork(checkpoint=_CHECKPOINT),
+    requests.Rollback(checkpoint=_CHECKPOINT),
 )
 ANSWERS: tuple[Model, ...] = (
-    bodies.Executed(id=_RUN, **_RESULT),
+    responses.Executed(id=_RUN, **_RESULT),
     RunRecord(
         id=_RUN, caller="ci", instance="server-5b0c2f6e8d914a73", state="finished", language="python", backend="wasm",
         sha256=_HASH, created=_AT, started=_AT + 0.1, ended=_AT + 0.2, result=Result(**_RESULT),
@@ -42,28 +42,28 @@ ANSWERS: tuple[Model, ...] = (
     SessionRecord(
         id=_SESSION, kind="session", caller="ci", backend="wasm", created=_AT, expires=_AT + 3600, turns=2
     ),
-    bodies.Checkpointed(id=_CHECKPOINT, bytes=1_310_720),
-    bodies.FileList(files=(bodies.Listed(path="out/plot.png", kind="file", size=20_480),)),
-    bodies.LogPage(
+    responses.Checkpointed(id=_CHECKPOINT, bytes=1_310_720),
+    responses.FileList(files=(responses.Listed(path="out/plot.png", kind="file", size=20_480),)),
+    responses.LogPage(
         lines=(LogLine(container_id=_RUN, number=17, timestamp=_AT, stream="stdout", message="epoch 3"),),
         state="running",
     ),
-    Figures(
+    SandboxMetrics(
         container_id=_RUN, latest=_SAMPLE, samples=(_SAMPLE,),
         alerts=(Alert(container_id=_RUN, at=_AT, kind="cpu", message="97 % of its CPU for 10 s"),),
     ),
-    bodies.Language(name="python", available=True, version="3.12.0", backend="wasm"),
+    responses.BackendLanguage(name="python", available=True, version="3.12.0", backend="wasm"),
     Capabilities(backend="wasm", available=True, guarantees=_WALLS, commands=False, fuel=True, checkpoints=True),
-    bodies.SeenImage(
+    responses.SeenImage(
         engine="docker", reference="registry.example.org/python:3.12", digest=f"sha256:{_HASH}", at=_AT,
         facts={"size": 51_380_224},
     ),
-    bodies.Alive(),
-    bodies.Ready(
+    responses.Alive(),
+    responses.Readiness(
         ready=True, backend="wasm", run_ms=24.9, parts={"store": "ok", "logs": "ok", "events": "ok"}, running=1,
         waiting=0,
     ),
-    bodies.Problem(
+    responses.Problem(
         title="Not Found", status=404, detail=f"there is no run '{_RUN}'", kind="not_found",
         fix="GET /api/sandbox/runs lists yours",
     ),

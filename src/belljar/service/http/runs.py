@@ -9,8 +9,9 @@ from fastapi.responses import PlainTextResponse
 
 from belljar.core.capabilities import Capabilities
 from belljar.core.values import MIB
-from belljar.protocol.bodies import Alive, Execute, Executed, Language, LogPage, Ready, SeenImage
-from belljar.protocol.records import Figures, RunRecord, State
+from belljar.protocol.records import RunRecord, SandboxMetrics, State
+from belljar.protocol.requests import Execute
+from belljar.protocol.responses import Alive, BackendLanguage, Executed, LogPage, Readiness, SeenImage
 from belljar.service import image_list
 from belljar.service.auth import gate
 from belljar.service.http import streams
@@ -92,22 +93,24 @@ async def watch_logs(socket: WebSocket, id: str, service: TheService, after: Aft
 @router.get("/{id}/metrics")
 async def read_metrics(
     id: str, service: TheService, sessions: TheSessions, caller: Reader, after: float = 0
-) -> Figures:
+) -> SandboxMetrics:
     """What a sandbox used, second by second, and what was alarming about it: of a run, or of an open session."""
     id = id if sessions.holds(id, caller) else (await service.record(id, caller)).box
     await service.store.flush(id)
     samples = await service.store.samples(id, after)
     latest = service.sampler.latest(id) or (samples[-1] if samples else None)
-    return Figures(container_id=id, latest=latest, samples=tuple(samples), alerts=tuple(await service.store.alerts(id)))
+    return SandboxMetrics(
+        container_id=id, latest=latest, samples=tuple(samples), alerts=tuple(await service.store.alerts(id))
+    )
 
 
 # --- about the server ---
 
 
 @about.get("/api/languages")
-async def languages(service: TheService, caller: Reader) -> list[Language]:
+async def languages(service: TheService, caller: Reader) -> list[BackendLanguage]:
     """What can be run here, and by which backend."""
-    return [Language(backend=name, **row.model_dump()) for name, row in await service.engine.all_spoken()]
+    return [BackendLanguage(backend=name, **row.model_dump()) for name, row in await service.engine.all_spoken()]
 
 
 @about.get("/api/backends")
@@ -129,9 +132,9 @@ async def alive() -> Alive:
 
 
 @about.get("/readyz", responses={503: {"description": "it cannot run anything now"}})
-async def ready(request: Request, response: Response) -> Ready:
+async def ready(request: Request, response: Response) -> Readiness:
     """A real tiny run on the default backend, not older than some seconds."""
-    told: Ready = await request.app.state.health.look()
+    told: Readiness = await request.app.state.health.look()
     response.status_code = 200 if told.ready else 503
     return told
 

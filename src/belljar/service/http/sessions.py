@@ -7,8 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
 
-from belljar.protocol.bodies import Checkpointed, Executed, FileList, Fork, Listed, OpenSession, Rollback, Turn
 from belljar.protocol.records import SessionRecord
+from belljar.protocol.requests import Fork, OpenSession, Rollback, Turn
+from belljar.protocol.responses import Checkpointed, Executed, FileList, Listed
 from belljar.service.http.dependencies import (
     TAKEN_IN,
     FileUser,

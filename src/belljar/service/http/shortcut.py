@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar.core import errors
 from belljar.core.values import MIB
-from belljar.protocol.bodies import Execute
+from belljar.protocol.requests import Execute
 from belljar.service.http.dependencies import Allowed
 from belljar.service.http.runs import execute
 

@@ -21,8 +21,8 @@ from belljar.core.capabilities import LanguageSupport
 from belljar.core.model import Model
 from belljar.core.result import Entry, MimeBundle, Result
 from belljar.host.capture import neutralise
-from belljar.protocol.bodies import Executed, Language, Listed
 from belljar.protocol.records import SessionRecord
+from belljar.protocol.responses import BackendLanguage, Executed, Listed
 
 TEXT_LIMIT = 16_000  # characters of a stream or a value; what is cut is said where it was
 FILE_LIMIT = 64 * 1024  # bytes of a file in one answer
@@ -66,8 +66,8 @@ class Closed(Model):
     closed: bool = True
 
 
-class Languages(Model):
-    languages: tuple[Language, ...]
+class LanguageList(Model):
+    languages: tuple[BackendLanguage, ...]
 
 
 # --- runs ---
@@ -240,7 +240,7 @@ def of_session(record: SessionRecord) -> CallToolResult:
 
 
 def of_languages(rows: Iterable[tuple[str, LanguageSupport]]) -> CallToolResult:
-    told = Languages(languages=tuple(Language(backend=name, **row.model_dump()) for name, row in rows))
+    told = LanguageList(languages=tuple(BackendLanguage(backend=name, **row.model_dump()) for name, row in rows))
     here = [f"{row.name} {row.version} ({row.backend})" for row in told.languages if row.available]
     missing = {row.name: row.fix for row in told.languages}
     for row in told.languages:

@@ -30,8 +30,8 @@ from belljar.core.result import Result
 from belljar.core.values import HostPattern
 from belljar.engine import audit
 from belljar.host.capture import neutralise
-from belljar.protocol.bodies import Executed
 from belljar.protocol.records import Caller, Scope, SessionRecord
+from belljar.protocol.responses import Executed
 from belljar.service.auth import gate
 from belljar.service.mcp import content as answer
 from belljar.service.run_lifecycle import Run
@@ -173,7 +173,7 @@ class Tools:
         """List the files of a session's sandbox."""
         return answer.of_folder(await self._sessions.files(session_id, await self._caller(ctx, "files")))
 
-    async def list_languages(self, ctx: Ctx) -> Annotated[CallToolResult, answer.Languages]:
+    async def list_languages(self, ctx: Ctx) -> Annotated[CallToolResult, answer.LanguageList]:
         """List the languages that can be run here, and how the user can add the others."""
         await self._caller(ctx, "read", "run")
         return answer.of_languages(await self._service.engine.all_spoken())
@@ -280,7 +280,7 @@ def _listed(hosts: tuple[str, ...]) -> str:
 # --- the server ---
 
 
-class Server(MCPServer[Any]):
+class ToolServer(MCPServer[Any]):
     """The SDK's, with our errors: they name the argument, and say what to do."""
 
     async def call_tool(
@@ -309,10 +309,12 @@ class Server(MCPServer[Any]):
             )
 
 
-def create_server(service: Service, sessions: Sessions, caller_of: CallerOf, *, hosts: tuple[str, ...] = ()) -> Server:
+def create_server(
+    service: Service, sessions: Sessions, caller_of: CallerOf, *, hosts: tuple[str, ...] = ()
+) -> ToolServer:
     logging.getLogger("mcp").setLevel(logging.WARNING)  # below that it logs the ids of MCP sessions
     tools = Tools(service, sessions, caller_of, hosts)
-    server = Server(
+    server = ToolServer(
         "belljar", title="Belljar", version=__version__, subscriptions=False, log_level="WARNING",
         description="Runs code that nobody has read yet, where it can do no harm.",
         instructions=(

@@ -47,7 +47,7 @@ class Level:
         self._above = self._below = math.inf
 
 
-class Watch:
+class AlertMonitor:
     """The alerts of one sandbox. Time is its own uptime: the wall clock may be set while it runs."""
 
     def __init__(self, id: str, limits: Limits, *, network_allowed: bool) -> None:

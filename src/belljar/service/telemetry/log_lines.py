@@ -35,7 +35,7 @@ BEAT = 15.0  # seconds after which a reader to whom nothing came gets an empty b
 Told = Literal["stdout", "stderr", "display", "limit", "denied"]
 
 
-class Lines:
+class LineSplitter:
     """Makes lines of what a guest wrote, whole ones where it wrote whole ones, and gives each its number."""
 
     def __init__(self, run: str) -> None:
@@ -90,7 +90,7 @@ class Live:
 
     def __init__(self, run: str, store: Store, publish: Callable[[LogLine], None], room: int) -> None:
         self._run = run
-        self._lines = Lines(run)
+        self._lines = LineSplitter(run)
         self._store = store
         self._publish = publish
         self._room = room

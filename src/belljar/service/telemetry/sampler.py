@@ -18,7 +18,7 @@ from belljar.core.request import Limits
 from belljar.core.result import Usage
 from belljar.core.values import MIB
 from belljar.protocol.records import Alert, Sample
-from belljar.service.telemetry.alerts import Watch
+from belljar.service.telemetry.alerts import AlertMonitor
 
 _log = logging.getLogger("belljar")
 _FIRST = 0.1  # seconds from a sandbox's beginning to the first look, which only sets the counters' zero
@@ -33,7 +33,7 @@ class _Seen:
         self.box = box
         self.began = now
         self.due = now + _FIRST
-        self.watch = Watch(id, limits, network_allowed=network_allowed)
+        self.watch = AlertMonitor(id, limits, network_allowed=network_allowed)
         self.last: tuple[float, Usage] | None = None
         self.sample: Sample | None = None
         self.failing = False

@@ -1,4 +1,7 @@
-"""What clients send and get, in the mission's words. What a request means is decided by `sandbox.request`."""
+"""The bodies of requests to the service: run code, open a session, run a turn in it, fork it, roll it back.
+
+Field names are those of the API's specification. `core.options.request` decides what the fields mean.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +9,42 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StrictBool, model_validator
 
-from belljar.core.capabilities import LanguageSupport
 from belljar.core.model import Model
 from belljar.core.options import request
 from belljar.core.request import Fixed, Limits, RunRequest
-from belljar.core.result import Result
 from belljar.core.values import Bytes, EnvName, GuestPath, Text
-from belljar.protocol.records import LogLine, State
 
 Files = Annotated[dict[GuestPath, Bytes], Field(description='text, or {"base64": …}; mounted read-only')]
 Environment = dict[EnvName, Text]
-_MOST_FIELDS, _MOST_ITEMS = 64, 4096
-_SAME_OF_BOX = ("net", "backend", "isolation", "image", "runtime", "type", "write")  # as in the library
-_SAME_OF_RUN = ("language", "stdin", "collect", "packages", "profile", "retry")
 Timeout = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)]
+_MAX_FIELDS, _MAX_ITEMS = 64, 4096
+_SAME_OF_BOX = ("net", "backend", "isolation", "image", "runtime", "type", "write")  # called so in the library, too
+_SAME_OF_RUN = ("language", "stdin", "collect", "packages", "profile", "retry")
 
 
-class _Sent(Model):
-    """Built at once: FastAPI looks into it anyway, and complains where it finds nothing yet."""
+class RequestBody(Model):
+    """The base of all request bodies: refuses bodies with too many fields or items before it validates each of them.
+
+    The validators are built when the class is defined: FastAPI inspects them anyway, and complains about missing ones.
+    """
 
     model_config = ConfigDict(defer_build=False)
 
     @model_validator(mode="before")
     @classmethod
     def _of_bounded_length(cls, values: Any) -> Any:
-        """Before each item is looked at: every one that is wrong would be an error of its own, of a kilobyte."""
+        """Counts first, because each wrong item would become a validation error of about a kilobyte."""
         if isinstance(values, dict):
-            if len(values) > _MOST_FIELDS:
+            if len(values) > _MAX_FIELDS:
                 raise ValueError(f"it has {len(values)} fields")
             for name, value in values.items():
-                if isinstance(value, list | dict) and len(value) > _MOST_ITEMS:
-                    raise ValueError(f"{name[:80]} holds {len(value)} items, and may hold {_MOST_ITEMS}")
+                if isinstance(value, list | dict) and len(value) > _MAX_ITEMS:
+                    raise ValueError(f"{name[:80]} holds {len(value)} items, and may hold {_MAX_ITEMS}")
         return values
 
 
-class _Box(_Sent):
-    """What is said of a sandbox, whatever runs in it."""
+class SandboxOptions(RequestBody):
+    """The fields that describe a sandbox, whatever runs in it."""
 
     context_files: Files | None = None
     environment: Environment = Field(default_factory=dict)
@@ -56,13 +59,14 @@ class _Box(_Sent):
     write: StrictBool = Field(False, description="may the project be changed?")
 
     def options(self) -> dict[str, Any]:
+        """Returns these fields as keyword arguments of `core.options.request`."""
         return {name: getattr(self, name) for name in _SAME_OF_BOX} | {
             "env": self.environment, "files": self.context_files, "workspace": self.project_path,
             "limits": self.limits.named() if self.limits else None,
         }  # fmt: skip
 
 
-class Execute(_Box):
+class Execute(SandboxOptions):
     """A snippet (`code`) or a `command`, with what it may use."""
 
     language: str = "python"
@@ -79,6 +83,7 @@ class Execute(_Box):
     cached: StrictBool = Field(False, description="the result of the same deterministic run will do, if there was one")
 
     def request(self) -> RunRequest:
+        """Returns the run that this body asks for, or raises InvalidRequest."""
         same = {name: getattr(self, name) for name in _SAME_OF_RUN}
         fixed = self.deterministic if isinstance(self.deterministic, bool) else self.deterministic.model_dump()
         return request(
@@ -86,20 +91,18 @@ class Execute(_Box):
         )
 
 
-class Executed(Result):
-    """The result, and the id under which the run is kept."""
+class OpenSession(SandboxOptions):
+    """A session (an interpreter that keeps its state) or a sandbox (a box for many commands) to be opened."""
 
-    id: str
-
-
-class OpenSession(_Box):
     kind: Literal["session", "sandbox"] = Field("session", description="an interpreter, or a box for many commands")
     idle: float = Field(600, gt=0, le=86400, allow_inf_nan=False, strict=True)
     lifetime: float = Field(3600, gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)
     timeout_seconds: Timeout | None = None
 
 
-class Turn(_Sent):
+class Turn(RequestBody):
+    """One run inside an open session or sandbox."""
+
     code: Text | None = None
     command: tuple[Text, ...] | None = None
     language: str | None = None
@@ -108,73 +111,13 @@ class Turn(_Sent):
     wait: StrictBool = Field(True, description="answer when it has ended; otherwise at once, with its id")
 
 
-class Fork(_Sent):
+class Fork(RequestBody):
+    """A copy of a session, as it is now or as it was at a checkpoint."""
+
     checkpoint: str | None = Field(None, description="else from how it is now")
 
 
-class Rollback(_Sent):
+class Rollback(RequestBody):
+    """A session put back to one of its checkpoints."""
+
     checkpoint: str
-
-
-class Checkpointed(Model):
-    id: str
-    bytes: int
-
-
-class Listed(Model):
-    path: str
-    kind: str
-    size: int
-
-
-class FileList(Model):
-    files: tuple[Listed, ...]
-
-
-class LogPage(Model):
-    lines: tuple[LogLine, ...]
-    state: State
-
-
-class Language(LanguageSupport):
-    """One language of one backend."""
-
-    backend: str
-
-
-class SeenImage(Model):
-    """An image of a container engine, as it was when last seen."""
-
-    engine: str
-    reference: str
-    digest: str
-    at: float
-    facts: dict[str, Any]
-
-
-class Alive(Model):
-    status: Literal["alive"] = "alive"
-
-
-class Ready(Model):
-    """`parts` says of each "ok", or what is wrong with it."""
-
-    ready: bool
-    problem: str = ""
-    backend: str = Field("", description="that ran the last tiny run")
-    run_ms: float | None = Field(None, description="how long that took")
-    parts: dict[str, str]
-    running: int
-    waiting: int
-
-
-class Problem(Model):
-    """`kind` tells the voices apart: invalid_request, policy_denied, unauthorized, busy, not_found; others are ours."""
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-    kind: str
-    fix: str = ""
-    context: dict[str, Any] = Field(default_factory=dict)
