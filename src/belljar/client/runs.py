@@ -39,9 +39,15 @@ class _Executed(Result):
     model_config = ConfigDict(extra="ignore")
 
 
+_validators: dict[Any, TypeAdapter[Any]] = {}  # by kind of answer: to build one takes longer than most requests
+
+
 def parse(kind: type[T], answer: bytes) -> T:
+    if kind not in _validators:
+        _validators[kind] = TypeAdapter(kind)
     try:
-        return TypeAdapter(kind).validate_json(answer)
+        found: T = _validators[kind].validate_json(answer)
+        return found
     except ValidationError as error:
         wrong = errors.from_validation(error, "answer").message[:200]
         told = f"this server answers what we do not understand: {wrong}"
