@@ -80,7 +80,7 @@ async def test_a_backend_that_runs_only_code_is_held_to_all_that_code_can_show()
         "fake runs code, not commands", "fake has no processes beside the guest", "fake cannot run bash here",
         "fake is no POSIX system to its guests", "fake cannot run javascript here", "fake cannot run typescript here",
         "fake has no python sessions", "fake does not limit cpus here", "fake cannot be granted a folder of the host",
-        "fake cannot copy a session", "fake cannot count fuel or fix clock and chance",
+        "fake cannot copy a session", "fake cannot count fuel or fix clock and seed",
     }  # fmt: skip
 
 

@@ -275,7 +275,7 @@ async def test_a_run_that_imports_numpy_finds_it_imported(wasm: Wasm) -> None:
     assert named.fuel_consumed and named.fuel_consumed * 5 < importing.fuel_consumed
 
 
-async def test_what_a_run_does_to_a_profile_is_gone_with_it_and_chance_is_not_part_of_it(wasm: Wasm) -> None:
+async def test_what_a_run_does_to_a_profile_is_gone_with_it_and_randomness_is_not_part_of_it(wasm: Wasm) -> None:
     code = (
         "import numpy, pandas, random, sys\nprint(hasattr(numpy, 'spy'), 'spy' in sys.modules, numpy.float64(1) + 1)\n"
         "print(random.random(), numpy.random.rand())\n"

@@ -384,12 +384,12 @@ def test_a_run_that_was_stopped_leaves_nothing_behind(box: Box) -> None:
     assert box.prints("console.log(typeof left)") == "undefined\n"
 
 
-def test_chance_differs_from_run_to_run(box: Box) -> None:
+def test_randomness_differs_from_run_to_run(box: Box) -> None:
     drawn = {box.prints("console.log(Math.random(), crypto.randomUUID())") for _ in range(5)}
     assert len(drawn) == 5
 
 
-def test_whoever_replaces_wasis_clock_and_chance_decides_what_the_guest_sees(started: Driver, tmp_path: Path) -> None:
+def test_who_replaces_wasis_clock_and_randomness_decides_what_the_guest_sees(started: Driver, tmp_path: Path) -> None:
     linker = wasmtime.Linker(started.engine)
     linker.define_wasi()
     linker.allow_shadowing = True
@@ -399,13 +399,13 @@ def test_whoever_replaces_wasis_clock_and_chance_decides_what_the_guest_sees(sta
         caller.get("memory").write(caller, (86_400 * 10**9).to_bytes(8, "little"), place)
         return 0
 
-    def chance(caller: Any, place: int, size: int) -> int:
+    def randomness(caller: Any, place: int, size: int) -> int:
         caller.get("memory").write(caller, b"\7" * size, place)
         return 0
 
     wasi = "wasi_snapshot_preview1"
     linker.define_func(wasi, "clock_time_get", wasmtime.FuncType([i32, i64, i32], [i32]), clock, access_caller=True)
-    linker.define_func(wasi, "random_get", wasmtime.FuncType([i32, i32], [i32]), chance, access_caller=True)
+    linker.define_func(wasi, "random_get", wasmtime.FuncType([i32, i32], [i32]), randomness, access_caller=True)
     driver = started.source.JavaScript(started.engine, started.module, SCRIPTS, linker)
     box = Box(driver, started.engine, tmp_path)
     code = "setTimeout(() => console.log(new Date(), Math.random(), crypto.randomUUID()), 5)"

@@ -50,7 +50,7 @@ async def value(session: belljar.Session, code: str) -> str:
     return str(turn.results[0]["text/plain"])
 
 
-# --- (a) a program in a world without chance ---
+# --- (a) a program in deterministic mode ---
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 values = st.one_of(st.integers(-(10**6), 10**6), texts, st.floats(allow_nan=False), st.binary(max_size=4))
@@ -82,7 +82,7 @@ def _seen(result: belljar.Result) -> tuple[object, ...]:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(program=programs, seed=st.integers(0, 2**64), start=st.integers(0, 2**32))
-def test_a_program_run_twice_without_chance_does_the_same(wasm: Wasm, program: str, seed: int, start: int) -> None:
+def test_a_program_run_twice_in_deterministic_mode_is_equal(wasm: Wasm, program: str, seed: int, start: int) -> None:
     world = {"seed": seed, "start": start}
     first, second = (belljar.run(program, backend=wasm, deterministic=world) for _ in range(2))
     note(first.stdout)
@@ -111,7 +111,7 @@ async def test_a_run_that_is_out_of_fuel_says_so_and_a_run_burns_the_same_each_t
     assert (await belljar.arun(code, backend=wasm, fuel=1)).status == "fuel_exhausted"
 
 
-async def test_a_world_without_chance_is_the_same_in_every_worker(wasm: Wasm) -> None:
+async def test_deterministic_mode_is_the_same_in_every_worker(wasm: Wasm) -> None:
     code = "import os, random, time\nprint(os.urandom(4).hex(), random.random(), time.time(), os.stat('.').st_ino)"
     seen = []
     for _ in range(2):
@@ -124,7 +124,7 @@ async def test_a_world_without_chance_is_the_same_in_every_worker(wasm: Wasm) ->
     assert (await belljar.arun(code, backend=wasm)).stdout != seen[0].stdout
 
 
-async def test_a_sandbox_or_session_without_chance_keeps_its_word_or_is_refused(wasm: Wasm) -> None:
+async def test_a_deterministic_sandbox_or_session_keeps_its_word_or_is_refused(wasm: Wasm) -> None:
     draws = []
     for kind in (belljar.Sandbox, belljar.Session):
         drawn = set()
@@ -135,7 +135,7 @@ async def test_a_sandbox_or_session_without_chance_keeps_its_word_or_is_refused(
             except (errors.InvalidRequest, errors.PolicyDenied):
                 drawn.add("refused")
         draws.append(len(drawn))
-    assert draws == [1, 1], "chance came in, and nobody said so"
+    assert draws == [1, 1], "randomness came in, and nobody said so"
 
 
 # --- (b) branches ---

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
-from belljar.core.request import Egress, Fixed, Limits, Workspace
+from belljar.core.request import Deterministic, Egress, Limits, Workspace
 from belljar.core.values import WORKSPACE, Bytes, EnvName, GuestPath, Text
 
 INPUTS = "/inputs"  # where read-only files are when /workspace is a folder of the host, which must stay clean
@@ -59,6 +59,6 @@ class Command(Model):
     cwd: str = WORKSPACE
     language: str | None = Field(None, description="whose toolchain the program belongs to")
     type: str | None = Field(None, description="the kind of work, if not the plan's")
-    fixed: Fixed | None = None
+    deterministic: Deterministic | None = Field(None, description="run it with a fixed clock and seed")
     limits: Limits | None = Field(None, description="instead of the plan's, for this command")
     files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, description="read-only, for this command only")

@@ -60,15 +60,15 @@ class Workspace(Model):
     write: bool = False
 
 
-class Fixed(Model):
-    """A world without chance: the seed of all randomness, and the time (seconds since 1970) at which the run starts."""
+class Deterministic(Model):
+    """Deterministic mode: the seed of all randomness, and the time (seconds since 1970) at which the run starts."""
 
     seed: int = 0
     start: float = Field(1_767_225_600.0, ge=0, le=2**33, allow_inf_nan=False)
 
 
-def _as_fixed(value: object) -> object:
-    return (Fixed() if value else None) if isinstance(value, bool) else value
+def _as_deterministic(value: object) -> object:
+    return (Deterministic() if value else None) if isinstance(value, bool) else value
 
 
 class RunRequest(Model):
@@ -95,7 +95,7 @@ class RunRequest(Model):
         None, min_length=1, max_length=4096, description="a Python environment (venv) of the host, granted read-only"
     )
     workdir: str = WORKSPACE
-    deterministic: Annotated[Fixed | None, BeforeValidator(_as_fixed)] = Field(
+    deterministic: Annotated[Deterministic | None, BeforeValidator(_as_deterministic)] = Field(
         None, description="fixes clock and randomness, so that the run can be repeated bit for bit; true, or the seed"
     )
     profile: str | None = Field(None, max_length=64, description="packages to find imported; by default by the code")

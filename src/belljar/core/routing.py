@@ -114,7 +114,7 @@ def _lacks(plan: Plan, candidate: Capabilities) -> Iterator[str]:
     if plan.workspace and not candidate.workspace:
         yield "it cannot be granted a folder of the host"
     if (plan.deterministic or plan.limits.fuel is not None) and not candidate.fuel:
-        yield "it cannot count fuel or fix clock and chance"
+        yield "it cannot count fuel or fix clock and seed"
     if plan.limits.memory < candidate.least_memory:
         yield f"its interpreter alone takes {format_size(candidate.least_memory)} of memory"
     if plan.profile and plan.profile not in candidate.profiles:

@@ -98,8 +98,8 @@ class Lease:
             env.setdefault("PYTHONPATH", WORKSPACE)
         return Command(
             argv=argv, env=env | dict(request.env), stdin=request.stdin, cwd=request.workdir, limits=limits,
-            language=language.name, files={main: request.code.encode(), **own_files}, fixed=request.deterministic,
-            type=request.type,
+            language=language.name, files={main: request.code.encode(), **own_files}, type=request.type,
+            deterministic=request.deterministic,
         )  # fmt: skip
 
     async def _announce(self, request: RunRequest, run: str) -> None:

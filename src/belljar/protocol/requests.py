@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, StrictBool, model_validator
 
 from belljar.core.model import Model
 from belljar.core.options import request
-from belljar.core.request import Fixed, Limits, RunRequest
+from belljar.core.request import Deterministic, Limits, RunRequest
 from belljar.core.values import Bytes, EnvName, GuestPath, Text
 
 Files = Annotated[dict[GuestPath, Bytes], Field(description='text, or {"base64": …}; mounted read-only')]
@@ -76,7 +76,7 @@ class Execute(SandboxOptions):
     stdin: Bytes = b""
     collect: tuple[str, ...] = Field((), description="patterns of files to bring back")
     packages: Text | None = None
-    deterministic: StrictBool | Fixed = False
+    deterministic: StrictBool | Deterministic = False
     profile: str | None = None
     retry: Literal["never", "stronger"] = "never"
     wait: StrictBool = Field(True, description="answer when it has ended; otherwise at once, with its id")
@@ -85,9 +85,9 @@ class Execute(SandboxOptions):
     def request(self) -> RunRequest:
         """Returns the run that this body asks for, or raises InvalidRequest."""
         same = {name: getattr(self, name) for name in _SAME_OF_RUN}
-        fixed = self.deterministic if isinstance(self.deterministic, bool) else self.deterministic.model_dump()
+        mode = self.deterministic if isinstance(self.deterministic, bool) else self.deterministic.model_dump()
         return request(
-            self.code, command=self.command, timeout=self.timeout_seconds, deterministic=fixed, **same, **self.options()
+            self.code, command=self.command, timeout=self.timeout_seconds, deterministic=mode, **same, **self.options()
         )
 
 

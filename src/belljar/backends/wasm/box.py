@@ -196,7 +196,7 @@ class WasmBox:
             stdin = {"stdin": base64.b64encode(command.stdin).decode()} if command.stdin else {}
             main = self._input(command.argv[-1].rpartition("/")[2])
             request["make"] = {"name": self.id, "files": given | stdin, "main": main}
-        if self.profile and request["language"] == "python" and not command.fixed and not self.plan.workspace:
+        if self.profile and request["language"] == "python" and not command.deterministic and not self.plan.workspace:
             fds = self._use_profile(request)
         try:
             result = await run.go(request, control, fds)
@@ -237,7 +237,7 @@ class WasmBox:
         return {
             "root": root, "stdin": stdin, "cwd": command.cwd, "env": {**ENV, **command.env},
             "folders": self._folders(root), "memory": limits.memory, "timeout": limits.timeout, "fuel": limits.fuel,
-            "fixed": command.fixed.model_dump() if command.fixed else None,
+            "deterministic": command.deterministic.model_dump() if command.deterministic else None,
         }  # fmt: skip
 
     def _folders(self, root: str) -> Sequence[tuple[str, str, bool]]:
@@ -291,7 +291,7 @@ class WasmBox:
         self._write_inputs(dict(self.plan.files), command)
         request = self.request(command, self.plan.limits) | {"do": "open", "agent": agent, "fuel": None}
         request |= {"timeout": _IDLE_TURN}
-        fds = self._use_profile(request) if self.profile and not command.fixed else []
+        fds = self._use_profile(request) if self.profile and not command.deterministic else []
         frame = await self.worker.answer(request, _IDLE_TURN + GRACE, fds)
         if frame.get("trap") or frame.get("exit_code"):
             raise errors.StartFailed(f"the session did not start: {frame.get('trap') or frame.get('exit_code')}")

@@ -82,7 +82,7 @@ class Bench:
             case "checkpoints":
                 return "" if offer.checkpoints else f"{self.backend} cannot copy a session"
             case "fuel":
-                return "" if offer.fuel else f"{self.backend} cannot count fuel or fix clock and chance"
+                return "" if offer.fuel else f"{self.backend} cannot count fuel or fix clock and seed"
             case "posix":  # users, file modes, /proc: what a guest has where it is a process among others
                 return "" if offer.processes else f"{self.backend} is no POSIX system to its guests"
         raise ValueError(f"{need!r} is not something a check can need")

@@ -189,7 +189,7 @@ class Worker:
 
     def _instance(self, request, fds):
         """A fresh interpreter: the spare, a copy of a profile, or one in a world without chance."""
-        fixed, profile = request.get("fixed"), request.get("profile")
+        fixed, profile = request.get("deterministic"), request.get("profile")
         granted = len(request["folders"]) > FOLDERS
         if not fixed and not profile and not granted and self._spare:
             spare, self._spare = self._spare, None
@@ -240,7 +240,7 @@ class Worker:
         from .deterministic import Fixed, Shadows
         from .javascript import JavaScript
 
-        fixed = request["fixed"]
+        fixed = request["deterministic"]
         if bool(fixed) not in self._scripts:
             module = wasmtime.Module.deserialize_file(self._engine, self._facts["javascript"])
             linker = wasmtime.Linker(self._engine)
