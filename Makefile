@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.belljar-ready
 
-.PHONY: run test test-quick test-containers setup check bench profiles clean
+.PHONY: run test test-quick test-containers setup check bench docs profiles clean
 
 run: $(STAMP)              ## a small showcase on the embedded default: no Docker, no root
 	@$(BIN)/python examples/showcase.py
@@ -33,6 +33,9 @@ bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand 
 	@$(BIN)/python tests/bench/bench_wasm.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_containers.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_service.py $(BENCH)
+
+docs: $(STAMP)             ## the documentation as a site, in build/site; nothing is loaded from elsewhere
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 setup: $(STAMP)
 
