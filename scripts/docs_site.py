@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
-_MARKED_FENCE = re.compile(r"^```console here$", re.MULTILINE)
+_MARKED_FENCE = re.compile(r"^```(\w+) \w+$", re.MULTILINE)
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -35,7 +35,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rewrites one page: links that leave the site become text, marked fences plain ones."""
     parts = _FENCE.split(markdown)
     parts[::2] = [_LINK.sub(lambda link: _site_link(link, page), part) for part in parts[::2]]
-    return _MARKED_FENCE.sub("```console", "".join(parts))
+    return _MARKED_FENCE.sub(r"```\1", "".join(parts))
 
 
 def _site_link(link: re.Match[str], page: Page) -> str:
