@@ -21,7 +21,7 @@ from belljar.core import errors
 from belljar.core.result import File, Result, Status
 from belljar.core.values import MIB
 from belljar.protocol.records import Alert, Key, LogLine, RunRecord, Sample
-from belljar.service.store import database, tables
+from belljar.service.store import migrate, tables
 from belljar.service.store.store import Store
 from store_records import a_line, a_run, until
 
@@ -290,7 +290,7 @@ async def test_what_was_handed_over_is_written_when_the_store_is_closed_even_by_
 
 _CLAIMS = """
 import anyio, json, sys
-from belljar.service.store import Store
+from belljar.service.store.store import Store
 
 async def main():
     async with Store(sys.argv[1]) as store:
@@ -383,7 +383,7 @@ async def test_the_migrations_make_the_tables_that_the_code_expects(store: Store
         lambda db: compare_metadata(MigrationContext.configure(db), tables.metadata)
     )
     assert differences == []
-    folder = Path(database.__file__).parent / "migrations"
+    folder = Path(migrate.__file__).parent / "migrations"
     assert ScriptDirectory(str(folder)).get_heads() == [tables.HEAD]
 
 

@@ -1,13 +1,16 @@
-"""What the store writes: each function puts something into the transaction of a connection, with its outbox rows."""
+"""The statements that the store writes with.
+
+Each function puts something into the transaction of a connection, with the rows of the outbox that belong to it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Table, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Insert, Table, bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from belljar.protocol.records import Alert, LogLine, Sample
@@ -18,42 +21,23 @@ _TABLE_OF: dict[type, Table] = {LogLine: tables.logs, Sample: tables.samples, Al
 _OUTBOX_LOCK = 0x626F78
 
 
+_CHANGE = update(tables.runs).where(tables.runs.c.id == bindparam("changed_id"))
+
+
 def insert_or_leave(connection: Connection, table: Table) -> Insert:
-    """An insert that leaves a row alone that is there already."""
-    if connection.dialect.name == "postgresql":
+    """Returns an insert that leaves a row alone that is there already."""
+    return _insert_or_leave(connection.dialect.name, table)
+
+
+@cache
+def _insert_or_leave(dialect: str, table: Table) -> Insert:
+    if dialect == "postgresql":
         return postgresql.insert(table).on_conflict_do_nothing()
     return sqlite.insert(table).on_conflict_do_nothing()
 
 
-def _text(statement: Any) -> str:
-    """As SQLite takes it, with parameters by name."""
-    return str(statement.compile(dialect=sqlite.dialect(paramstyle="named")))
-
-
-BEGIN = _text(insert(tables.runs))
-
-
-@lru_cache
-def update_text(*columns: str) -> str:
-    """Of a run, whose id is the parameter `of`."""
-    values: dict[str, Any] = {name: bindparam(name) for name in columns}
-    return _text(update(tables.runs).where(tables.runs.c.id == bindparam("of")).values(values))
-
-
-@lru_cache
-def _item_text(table: Table) -> str:
-    return _text(sqlite.insert(table).on_conflict_do_nothing())
-
-
-def item_texts(items: Iterable[Item]) -> list[tuple[str, list[dict[str, Any]]]]:
-    return [
-        (_item_text(_TABLE_OF[kind]), [tables.item_row(item) for item in some])
-        for kind, some in _sorted_out(items).items()
-    ]
-
-
 def insert_or_replace(connection: Connection, table: Table) -> Insert:
-    """An insert that takes the place of the row with its key."""
+    """Returns an insert that takes the place of the row with its key."""
     maker: Any = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = maker(table)
     others = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
@@ -71,7 +55,7 @@ def read_note(connection: Connection, name: str) -> str | None:
 
 
 def begin_runs(connection: Connection, rows: Sequence[dict[str, Any]], *, again: bool, outbox: bool) -> None:
-    """`again`: it was tried before, and may have been committed although we were not told."""
+    """Records runs that begin. `again`: it was tried before, and may have been committed although we were not told."""
     statement = insert_or_leave(connection, tables.runs) if again else insert(tables.runs)
     connection.execute(statement, list(rows))
     if outbox:
@@ -79,13 +63,26 @@ def begin_runs(connection: Connection, rows: Sequence[dict[str, Any]], *, again:
 
 
 def change_run(connection: Connection, id: str, values: Mapping[str, Any], *, outbox: bool) -> bool:
-    """False: there is no such run."""
-    changed = connection.execute(update(tables.runs).where(tables.runs.c.id == id).values(**values)).rowcount > 0
+    """Changes a run; False if there is none."""
+    changed = connection.execute(_CHANGE, {"changed_id": id, **values}).rowcount > 0
     if outbox and changed:
         # A result can be large and is set once: the outbox names it, the syncer looks it up.
         body = {name: value for name, value in values.items() if name != "result"} | {"+result": "result" in values}
         _post(connection, [{"kind": "change", "id": id, "body": json.dumps(body)}])
     return changed
+
+
+def claim_key(connection: Connection, row: dict[str, Any], stale_before: float) -> tuple[str, str]:
+    """Claims an idempotency key, unless somebody else has it; returns id and fingerprint of whoever owns it then."""
+    claim = insert_or_leave(connection, tables.claims)
+    if connection.execute(claim, row).rowcount > 0:
+        return row["id"], row["fingerprint"]
+    claims, recorded = tables.claims.c, exists().where(tables.runs.c.id == tables.claims.c.id)
+    same = (claims.caller == row["caller"], claims.key == row["key"])
+    connection.execute(delete(tables.claims).where(*same, claims.created < stale_before, ~recorded))
+    connection.execute(claim, row)
+    owner = connection.execute(select(claims.id, claims.fingerprint).where(*same)).one()
+    return owner.id, owner.fingerprint
 
 
 def add_items(connection: Connection, items: Iterable[Item], *, outbox: bool) -> None:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
-from sqlalchemy import Connection, Row, Select, and_, delete, exists, or_, select, update
+from sqlalchemy import Connection, Row, Select, and_, delete, or_, select, update
 
 from belljar.core import errors
 from belljar.core.result import Status
@@ -24,7 +24,11 @@ from belljar.core.settings import Settings
 from belljar.core.values import MIB
 from belljar.host.loops import lone_errors
 from belljar.protocol.records import Alert, Key, LogLine, RunRecord, Sample
-from belljar.service.store import database, retention, statements, tables, writer
+from belljar.service.store import retention, statements, tables, writer
+from belljar.service.store.buffer import EVERYTHING, Buffer
+from belljar.service.store.connect import connect
+from belljar.service.store.database import Trouble
+from belljar.service.store.migrate import migrate
 
 T = TypeVar("T")
 _OPEN = ("queued", "running")
@@ -43,10 +47,10 @@ class Store:
     def __init__(
         self, url: str, *, outbox: bool = False, buffer_items: int = 50_000, buffer_bytes: int = 32 * MIB
     ) -> None:
-        self.database = database.connect(url)
+        self.database = connect(url)
         self.outbox = outbox
         self.origin = ""
-        buffer = writer.Buffer(buffer_items, buffer_bytes)
+        buffer = Buffer(buffer_items, buffer_bytes)
         self._writer = writer.Writer(self.database, outbox=outbox, buffer=buffer)
         self._stack = AsyncExitStack()
 
@@ -84,13 +88,12 @@ class Store:
         deadline = time.monotonic() + writer.PATIENCE
         while True:
             try:
-                if isinstance(self.database, database.Sqlite):
-                    self.database.create()
-                await self.database.write(database.migrate)
+                self.database.create()
+                await self.database.write(migrate)
                 self.origin = await self.database.write(_origin)
                 return
             except Exception as error:
-                waits = self.database.judge(error) is database.Trouble.DOWN and time.monotonic() < deadline
+                waits = self.database.judge(error) is Trouble.DOWN and time.monotonic() < deadline
                 if not waits or isinstance(error, errors.BelljarError):
                     raise self.database.explain(error) from error
             await anyio.sleep(_AGAIN)
@@ -188,7 +191,7 @@ class Store:
         """From the event loop's thread. What does not fit is counted in `dropped`."""
         self._writer.add(items)
 
-    async def flush(self, id: str = writer.EVERYTHING) -> None:
+    async def flush(self, id: str = EVERYTHING) -> None:
         """All that was added until now is committed; of one run, if it is named, which costs others less."""
         await self._writer.flush(id, _FLUSH_SECONDS)
 
@@ -225,26 +228,21 @@ class Store:
     # --- claims, keys, images
 
     async def claim(self, caller: str, key: str, fingerprint: str, id: str) -> tuple[str, str]:
-        """Who owns a key. One whose run was never recorded (its server died in that moment) is free after a while."""
-        claims, owned = tables.claims.c, exists().where(tables.runs.c.id == tables.claims.c.id)
+        """Returns who owns an idempotency key: the id and the fingerprint of the request that came with it first.
+
+        A claim whose run was never recorded (its server died in that moment) is free after a while.
+        """
         now = time.time()
         row = {"caller": caller, "key": key, "fingerprint": fingerprint, "id": id, "created": now}
-
-        def work(db: Connection) -> tuple[str, str]:
-            stale = (claims.caller == caller, claims.key == key, claims.created < now - _LONG)
-            db.execute(delete(tables.claims).where(*stale, ~owned))
-            db.execute(statements.insert_or_leave(db, tables.claims), [row])
-            found = db.execute(select(claims.id, claims.fingerprint).where(claims.caller == caller, claims.key == key))
-            owner = found.one()
-            return owner.id, owner.fingerprint
-
-        return await self.write(work, writer.PATIENCE)
+        work = partial(statements.claim_key, row=row, stale_before=now - _LONG)
+        return await self.write(work, writer.PATIENCE, quick=True)
 
     async def release(self, caller: str, key: str, id: str) -> None:
-        """A claim of a run that was turned away: the key is good for another try."""
+        """Gives up the claim of a run that was turned away: the key is good for another try."""
         claims = tables.claims.c
         mine = (claims.caller == caller, claims.key == key, claims.id == id)
-        await self.write(lambda db: db.execute(delete(tables.claims).where(*mine)) and None, writer.PATIENCE)
+        statement = delete(tables.claims).where(*mine)
+        await self.write(lambda db: db.execute(statement) and None, writer.PATIENCE, quick=True)
 
     async def keys(self) -> list[Key]:
         statement = select(tables.keys).order_by(tables.keys.c.created, tables.keys.c.id)
@@ -285,9 +283,15 @@ class Store:
         except Exception as error:
             raise self.database.explain(error) from error
 
-    async def write(self, work: Callable[[Connection], T], patience: float = _LONG) -> T:
-        """`work` shares its transaction with others, and may be run again after a commit that failed."""
-        value: T = await self._writer.ask(writer.Write(work), patience)
+    async def write(self, work: Callable[[Connection], T], patience: float = _LONG, *, quick: bool = False) -> T:
+        """Runs `work` in a transaction that it may share with others, and returns its value when that is committed.
+
+        Args:
+            work: Is run again after a commit that failed.
+            patience: Seconds to wait for the database.
+            quick: `work` takes well below a millisecond, so that it may be done in the event loop's thread.
+        """
+        value: T = await self._writer.ask(writer.Write(work, quick=quick), patience)
         return value
 
 

@@ -23,7 +23,9 @@ from sqlalchemy import Connection, delete, func, select, update
 
 from belljar.core import errors
 from belljar.core.values import MIB
-from belljar.service.store import database, statements, tables
+from belljar.service.store import statements, tables
+from belljar.service.store.connect import connect
+from belljar.service.store.migrate import migrate
 from belljar.service.store.store import Store
 
 _log = logging.getLogger("belljar")
@@ -46,7 +48,7 @@ class Syncer:
         self.status = ""
         self.behind = 0  # rows that wait, when last looked at
         self._store = store
-        self._shared = database.connect(shared_url)
+        self._shared = connect(shared_url)
         self._ready = False
         self._poll = poll
 
@@ -103,9 +105,8 @@ class Syncer:
             return
         origin = self._store.origin
         with self._explaining():
-            if isinstance(self._shared, database.Sqlite):
-                self._shared.create()
-            await self._shared.write(database.migrate)
+            self._shared.create()
+            await self._shared.write(migrate)
             arrived = await self._shared.read(partial(_arrived, origin=origin))
         # Ours is read after theirs: another syncer of this store may push meanwhile, and notes it before.
         self._store.origin = await self._store.write(partial(_settle, origin=origin, arrived=arrived))

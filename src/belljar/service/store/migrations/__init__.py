@@ -1,1 +1,1 @@
-"""The history of the tables. `database.migrate` brings a store to its newest state when it is opened."""
+"""The history of the tables. `migrate.migrate` brings a store to its newest state when it is opened."""

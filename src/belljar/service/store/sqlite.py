@@ -1,0 +1,147 @@
+"""SQLite: one writer, some readers, each transaction in a thread, or at once in the event loop's own.
+
+SQLAlchemy's asyncio driver for SQLite takes ten times as long for a commit as a thread does. A small write takes even
+less time inline: a commit without a checkpoint is a write to the page cache, and is over before a thread would have
+woken up. Such commits let the journal grow, so that every so often one goes through the thread, which checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+from anyio import to_thread
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc
+
+from belljar.core import errors
+from belljar.service.store.database import READERS, Committed, Trouble, Work, reason, refusal
+
+T = TypeVar("T")
+BUSY_SECONDS = 3  # that a write waits for the lock of another process
+_INLINE_RUN = 200  # inline writes between two that checkpoint
+_DOWN = (
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL,
+)  # fmt: skip
+
+
+class Sqlite:
+    """A file of ours. Implements `Database`."""
+
+    name = "sqlite"
+
+    def __init__(self, path: str) -> None:
+        self.where = path
+        self._writing, self._reading = anyio.CapacityLimiter(1), anyio.CapacityLimiter(READERS)
+        # A lock that is upgraded later can fail at once, so writers take it with their first statement.
+        self._writer = self._engine("BEGIN IMMEDIATE", 1, BUSY_SECONDS)
+        self._reader = self._engine("BEGIN", READERS, BUSY_SECONDS)
+        self._inline_writer = self._engine("BEGIN IMMEDIATE", 1, 0)
+        event.listen(self._inline_writer, "connect", _never_checkpoint)
+        self._inline: Connection | None = None  # kept open: to take one from the pool doubles the time
+        self._inline_writes = 0
+
+    def _engine(self, opening: str, size: int, busy_seconds: float) -> Engine:
+        engine = create_engine(
+            URL.create("sqlite", database=self.where), pool_size=size, max_overflow=0, pool_timeout=BUSY_SECONDS,
+            connect_args={"check_same_thread": False, "timeout": busy_seconds},
+        )  # fmt: skip
+        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "begin", partial(_open_transaction, opening))
+        return engine
+
+    async def write(self, work: Work[T]) -> T:
+        """Runs `work` in a transaction, in the one thread that writes."""
+        return await to_thread.run_sync(_transact, self._writer, work, limiter=self._writing)
+
+    def write_inline(self, work: Work[T]) -> Committed[T] | None:
+        """Runs `work` in a transaction here and now, unless somebody else writes or it is time for a checkpoint.
+
+        Whatever goes wrong is left to `write`, which will meet the same trouble, and whose caller judges it.
+        """
+        self._inline_writes += 1
+        if self._inline_writes % _INLINE_RUN == 0:
+            return None
+        try:
+            if self._inline is None:
+                self._inline = self._inline_writer.connect()
+            with self._inline.begin():
+                value = work(self._inline)
+            return Committed(value)
+        except Exception:
+            if self._inline is not None and (self._inline.in_transaction() or self._inline.invalidated):
+                self._close_inline()
+            return None
+
+    def _close_inline(self) -> None:
+        if self._inline is not None:
+            self._inline.invalidate()
+            self._inline.close()
+            self._inline = None
+
+    async def read(self, work: Work[T]) -> T:
+        """Runs `work` in a thread of its own, beside the writer."""
+        return await to_thread.run_sync(_transact, self._reader, work, limiter=self._reading)
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        self._close_inline()
+        for engine in (self._reader, self._writer, self._inline_writer):
+            await to_thread.run_sync(engine.dispose)
+
+    def create(self) -> None:
+        """Makes the file ours alone before there is anything in it; its journals get the same mode."""
+        path = Path(self.where)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        if path.stat().st_uid == os.geteuid():
+            path.chmod(0o600)
+
+    def judge(self, error: Exception) -> Trouble:
+        """Goes by SQLite's own error codes."""
+        code = getattr(getattr(error, "orig", error), "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            return Trouble.FULL
+        return Trouble.DOWN if code in _DOWN or isinstance(error, OSError | exc.TimeoutError) else Trouble.WRONG
+
+    def explain(self, error: Exception) -> errors.BelljarError:
+        """Says what keeps the file from being written or read, and where it is."""
+        match self.judge(error):
+            case Trouble.FULL:
+                return errors.NotAvailable(
+                    f"records cannot be written: {reason(error)}", fix=f"make room on the disk of {self.where}"
+                )
+            case Trouble.DOWN:
+                return errors.NotAvailable(
+                    f"records cannot be reached: {reason(error)}",
+                    fix=f"look at {self.where}: its owner, its rights, who holds it",
+                )
+        return refusal(error)
+
+
+def _transact(engine: Engine, work: Work[T]) -> T:
+    with engine.begin() as connection:
+        return work(connection)
+
+
+def _prepare(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # the driver's own idea of transactions begins them too late
+    for pragma in (
+        "PRAGMA auto_vacuum = INCREMENTAL",  # counts only before the first table
+        "PRAGMA journal_mode = WAL",
+        "PRAGMA synchronous = NORMAL",
+        "PRAGMA journal_size_limit = 67108864",
+    ):
+        connection.execute(pragma)
+
+
+def _never_checkpoint(connection: Any, record: object) -> None:
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def _open_transaction(opening: str, connection: Connection) -> None:
+    connection.exec_driver_sql(opening)
