@@ -8,8 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+import lanes
 from belljar.client.client import Client
 from belljar.engine.engine import Engine
 from belljar.settings import load
@@ -17,16 +19,24 @@ from postgres_server import PostgresServer, postgres_server
 from serving import Server, served
 from witness import Traces
 
+# Hypothesis tries a few examples in each `make test`, and many in `make test-all`.
+hypothesis.settings.register_profile("small", max_examples=20, deadline=None)
+hypothesis.settings.register_profile("full", deadline=None)
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On a busy machine an engine or a server may miss a deadline: the tests of whole programs have a second try, which
-    the report counts as `rerun`.
 
-    Attacks have none: a wall that holds every other time is no wall.
-    """
-    for item in items:
-        if not {"unit", "escape"} & {*item.path.parts}:
-            item.add_marker(pytest.mark.flaky(reruns=1))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="run also what is marked exhaustive: make test-all")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("full" if config.getoption("--exhaustive") else "small")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lanes.leave_out_exhaustive(config, items)
+    lanes.allow_second_tries(items)
+    lanes.arrange(items)
 
 
 @pytest.fixture

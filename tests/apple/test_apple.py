@@ -29,6 +29,7 @@ from belljar.testing import conformance, escape
 from belljar.testing.conformance import Check
 from engines import IMAGE
 from stand_ins import apple as stand_ins
+from suites import assert_passed, attacked, checked
 from witness import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
@@ -79,22 +80,16 @@ def left_nothing() -> Iterator[None]:
 # --- the published suites ---
 
 
+@pytest.mark.xdist_group("conformance on apple's stand-in")
 @pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: check.name)
-async def test_apple_over_its_stand_in_conforms(check: Check, shared: Engine) -> None:
-    [verdict] = await conformance.conform("apple", only=[check.name], engine=shared)
-    if verdict.status == "skipped":
-        pytest.skip(verdict.detail)
-    assert verdict.status == "passed", verdict.detail
+def test_apple_over_its_stand_in_conforms(check: Check, shared: Engine) -> None:
+    assert_passed(checked("apple", shared)[check.name])
 
 
-@pytest.fixture(scope="session")
-async def verdicts(shared: Engine) -> dict[str, escape.Verdict]:
-    return {verdict.name: verdict for verdict in await escape.attack("apple", engine=shared)}
-
-
+@pytest.mark.xdist_group("escape on apple's stand-in")
 @pytest.mark.parametrize("name", [one.name for one in escape.ATTACKS])
-async def test_apple_over_its_stand_in_holds_against(name: str, verdicts: dict[str, escape.Verdict]) -> None:
-    verdict = verdicts[name]
+def test_apple_over_its_stand_in_holds_against(name: str, shared: Engine) -> None:
+    verdict = attacked("apple", shared)[name]
     if name in NOT_ON_DOCKER and not verdict.held and Path("/sys/fs/cgroup/memory").is_dir():
         pytest.xfail(f"NOT HELD by the stand-in: {NOT_ON_DOCKER[name]}: {verdict.detail}")
     assert verdict.held, f"{name}: {verdict.detail}"

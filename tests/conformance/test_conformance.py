@@ -5,27 +5,35 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from belljar.backends import NAMES
 from belljar.backends.fake import Fake
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, LanguageSupport
+from belljar.core.plan import Plan
 from belljar.core.result import Result, Status
 from belljar.engine.engine import Engine
 from belljar.settings import load
 from belljar.testing import conformance
 from belljar.testing.conformance import Bench, Check, Verdict
-from engines import FLAVOURS, engines
+from engines import engines, flavours
 from saboteurs import SABOTEURS, Saboteur
+from suites import assert_passed, checked
 
 pytestmark = pytest.mark.anyio
 CHECKS = conformance.checks()
+BACKENDS = [
+    pytest.param(name, marks=pytest.mark.xdist_group(f"conformance on {name}"))
+    for name in NAMES
+    if name not in ("docker", "podman")
+]
 
 
 def named(check: Check) -> str:
@@ -40,22 +48,27 @@ def shared_engine() -> Iterator[Engine]:
         yield Engine(load(state_dir=f"{folder}/state"))
 
 
-async def verdict_of(check: Check, backend: Any, engine: Engine | None = None) -> Verdict:
-    [verdict] = await conformance.conform(backend, only=[check.name], engine=engine)
-    if verdict.status == "skipped":
-        pytest.skip(verdict.detail)
-    return verdict
-
-
 # --- backends on trial ---
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=named)
 async def test_the_fake_conforms(check: Check) -> None:
     fake = Fake(conformance.scripts())
-    verdict = await verdict_of(check, fake)
-    assert verdict.status == "passed", verdict.detail
+    [verdict] = await conformance.conform(fake, only=[check.name])
+    assert_passed(verdict)
     assert fake.open_boxes == 0
+
+
+class Crowd(Fake):
+    """Counts how many of its boxes are open at the same time."""
+
+    most_at_once = 0
+
+    @asynccontextmanager
+    async def open(self, plan: Plan) -> AsyncIterator[Any]:
+        async with super().open(plan) as box:
+            self.most_at_once = max(self.most_at_once, self.open_boxes)
+            yield box
 
 
 class CodeOnly(Fake):
@@ -84,34 +97,23 @@ async def test_a_backend_that_runs_only_code_is_held_to_all_that_code_can_show()
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def containers() -> Callable[[str], Engine]:
-    return cache(lambda flavour: engines().engine(flavour))
-
-
 @pytest.mark.engine
 @pytest.mark.containers
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", flavours("conformance"))
 @pytest.mark.parametrize("check", CHECKS, ids=named)
-async def test_a_container_engine_that_was_started_for_this_conforms(
-    check: Check, flavour: str, containers: Callable[[str], Engine]
-) -> None:
-    engine = containers(flavour)
-    offer = await engine.capabilities(engine.settings.backend)
-    assert offer.available, f"{offer.why_not} (fix: {offer.fix})"
-    verdict = await verdict_of(check, engine.settings.backend, engine)
-    assert verdict.status == "passed", verdict.detail
+def test_a_container_engine_that_was_started_for_this_conforms(check: Check, flavour: str) -> None:
+    engine = engines().engine(flavour)
+    assert_passed(checked(engine.settings.backend, engine)[check.name])
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("backend", [name for name in NAMES if name not in ("docker", "podman")])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("check", CHECKS, ids=named)
-async def test_a_backend_that_works_here_conforms(check: Check, backend: str, shared_engine: Engine) -> None:
-    offer = await shared_engine.capabilities(backend)
+def test_a_backend_that_works_here_conforms(check: Check, backend: str, shared_engine: Engine) -> None:
+    offer = anyio.run(shared_engine.capabilities, backend)
     if not offer.available:
         pytest.skip(f"NOTHING of {backend} was checked: {offer.why_not} (fix: {offer.fix})")
-    verdict = await verdict_of(check, backend, shared_engine)
-    assert verdict.status == "passed", verdict.detail
+    assert_passed(checked(backend, shared_engine)[check.name])
 
 
 def descendants(pid: int) -> set[int]:
@@ -219,11 +221,22 @@ def test_the_contract_has_at_least_sixty_checks_and_covers_every_area() -> None:
     assert {check.area for check in CHECKS} == areas
 
 
-async def test_verdicts_are_told_one_by_one_in_the_order_they_are_returned() -> None:
+async def test_verdicts_are_told_as_they_fall_and_returned_in_the_order_of_the_checks() -> None:
     told: list[Verdict] = []
     verdicts = await conformance.conform(Fake(conformance.scripts()), only=["exit codes"], on_verdict=told.append)
-    assert told == verdicts
+    assert sorted(told) == sorted(verdicts)
+    assert [verdict.name for verdict in verdicts] == [check.name for check in CHECKS if check.area == "exit codes"]
     assert [verdict.as_dict()["area"] for verdict in verdicts] == ["exit codes"] * 4
+
+
+async def test_no_more_checks_run_at_once_than_was_said_and_beside_one_that_measures_none() -> None:
+    fake = Crowd(conformance.scripts())
+    await conformance.conform(fake, only=["exit codes", "stdin"], at_once=3)
+    assert fake.most_at_once == 3
+    fake = Crowd(conformance.scripts())
+    await conformance.conform(fake, only=["timeout"], at_once=8)
+    assert sum(check.alone for check in CHECKS if check.area == "timeout") == 3
+    assert fake.most_at_once == 1
 
 
 async def test_a_skip_names_the_capability_that_is_missing() -> None:

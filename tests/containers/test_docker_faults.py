@@ -45,7 +45,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def docker() -> Engine:
-    return engines().engine("docker")
+    return engines().fresh_engine("docker")
 
 
 def mounts(found: Engines) -> list[str]:
@@ -119,7 +119,7 @@ async def test_dockerd_killed_between_create_and_start_is_our_failure(
     struck, hear = striking(pid, _START)
     struck.append(b"not yet")
     async with tapped(found.sockets["docker"], tmp_path / "s", hear):
-        engine = found._replace(sockets={"docker": str(tmp_path / "s")}).engine("docker")
+        engine = found._replace(sockets={"docker": str(tmp_path / "s")}).fresh_engine("docker")
         assert (await engine.capabilities("docker")).available
         async with found.restarting("docker"):
             struck.clear()
@@ -139,7 +139,7 @@ async def test_dockerd_killed_while_a_container_is_removed_is_asked_again_when_i
     struck, hear = striking(pid, _REMOVAL)
     struck.append(b"not yet")
     async with tapped(found.sockets["docker"], tmp_path / "s", hear):
-        engine = found._replace(sockets={"docker": str(tmp_path / "s")}).engine("docker")
+        engine = found._replace(sockets={"docker": str(tmp_path / "s")}).fresh_engine("docker")
         assert (await engine.capabilities("docker")).available
         assert await nothing_left(engine)
         async with found.restarting("docker"):
@@ -154,7 +154,7 @@ async def test_dockerd_killed_while_a_container_is_removed_is_asked_again_when_i
 
 async def test_podman_killed_in_mid_run_is_our_failure_and_its_container_goes_when_it_is_back(temporary: Path) -> None:
     found = engines()
-    engine = found.engine("podman")
+    engine = found.fresh_engine("podman")
     async with found.restarting("podman") as pid:
         with pytest.raises(errors.ExecutionFailed):
             await run(engine, SLEEP, on_stdout=lambda _: os.kill(pid, signal.SIGKILL))
@@ -229,7 +229,7 @@ async def test_dockerd_killed_in_mid_build_is_a_typed_error_and_no_half_image_ha
 @pytest.mark.parametrize("name", ["docker", "podman"])
 async def test_an_engine_that_stops_answering_does_not_hold_a_run_beyond_its_time(name: str, temporary: Path) -> None:
     found = engines()
-    engine = found.engine(name)
+    engine = found.fresh_engine(name)
     assert (await engine.capabilities(name)).available
     pid = int((found.folder / name / "pid").read_text())
     began = time.monotonic()
@@ -251,7 +251,7 @@ async def test_an_engine_that_stops_answering_does_not_hold_a_run_beyond_its_tim
 @pytest.mark.parametrize("flavour", FLAVOURS)
 async def test_a_container_that_somebody_else_removes_in_mid_run_is_our_failure(flavour: str, temporary: Path) -> None:
     found = engines()
-    engine = found.engine(flavour)
+    engine = found.fresh_engine(flavour)
 
     async def remove(_: str) -> None:
         [name] = await left_behind(engine)
@@ -266,7 +266,7 @@ async def test_a_container_that_somebody_else_removes_in_mid_run_is_our_failure(
 @pytest.mark.parametrize("flavour", FLAVOURS)
 async def test_a_container_that_somebody_else_pauses_still_ends_at_its_time(flavour: str, temporary: Path) -> None:
     found = engines()
-    engine = found.engine(flavour)
+    engine = found.fresh_engine(flavour)
     assert (await engine.capabilities(engine.settings.backend)).available
 
     async def pause(_: str) -> None:
@@ -311,14 +311,14 @@ def fill(found: Engines) -> Path:
 async def test_a_run_on_a_full_disk_says_so_and_works_when_there_is_room(
     collect: list[str], small: Engines, temporary: Path
 ) -> None:
-    engine = small.engine("docker")
+    engine = small.fresh_engine("docker")
     assert (await engine.capabilities("docker")).available
     ballast = fill(small)
     try:
         with pytest.raises(errors.StartFailed, match="no space left on device") as caught:
             await run(engine, "print(1)", collect=collect)
         assert "make room" in caught.value.fix
-        offer = await small.engine("docker").capabilities("docker")
+        offer = await small.fresh_engine("docker").capabilities("docker")
         assert not offer.available
         assert "no space left on device" in offer.why_not
     finally:
@@ -327,7 +327,7 @@ async def test_a_run_on_a_full_disk_says_so_and_works_when_there_is_room(
 
 
 async def test_a_disk_that_fills_in_mid_run_does_not_cost_the_run_its_result(small: Engines, temporary: Path) -> None:
-    engine = small.engine("docker")
+    engine = small.fresh_engine("docker")
     code = "import os, time\nos.write(1, b'up\\n')\ntime.sleep(1)\nprint('done')"
     try:
         result = await run(engine, code, on_stdout=lambda _: fill(small), timeout=30)
@@ -353,4 +353,4 @@ async def test_a_pull_onto_a_full_disk_says_so_and_works_when_there_is_room(
     finally:
         ballast.unlink()
     assert (await bench.images().pull(name)).image.digest == digest
-    assert await recovered(small.engine("docker"), small, temporary)
+    assert await recovered(small.fresh_engine("docker"), small, temporary)

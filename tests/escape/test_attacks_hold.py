@@ -10,8 +10,9 @@ import pytest
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation
 from belljar.engine.engine import Engine
 from belljar.testing import escape
-from engines import FLAVOURS, engines
+from engines import engines, flavours
 from leaky import Leaky
+from suites import attacked
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 
@@ -61,21 +62,12 @@ async def test_native_holds_against(name: str, verdicts: Verdicts, guarantees: G
     assert verdict.held, f"{name}: {verdict.detail}"
 
 
-@pytest.fixture(scope="session")
-async def container_verdicts() -> dict[str, Verdicts]:
-    """Filled as they are asked for: one run of the suite for each flavour."""
-    return {}
-
-
 @pytest.mark.containers
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", flavours("escape"))
 @pytest.mark.parametrize("name", NAMES)
-async def test_containers_hold_against(name: str, flavour: str, container_verdicts: dict[str, Verdicts]) -> None:
-    if flavour not in container_verdicts:
-        engine = engines().engine(flavour)
-        found = await escape.attack(engine.settings.backend, engine=engine)
-        container_verdicts[flavour] = {verdict.name: verdict for verdict in found}
-    verdict = container_verdicts[flavour][name]
+def test_containers_hold_against(name: str, flavour: str) -> None:
+    engine = engines().engine(flavour)
+    verdict = attacked(engine.settings.backend, engine)[name]
     if flavour == "gvisor" and not verdict.held and (why := IN_A_KERNEL_OF_ITS_OWN.get(name)):
         pytest.xfail(f"NOT HELD on gVisor, whose kernel is not the host's: {why} ({verdict.detail})")
     assert verdict.held, f"{name}: {verdict.detail}"

@@ -36,6 +36,12 @@ FLAVOURS = {
     "podman": ("podman", "", "podman"),
 }
 _START_SECONDS = 600  # the first time, packages and an image are fetched
+_SHARED: dict[tuple[object, ...], Engine] = {}
+
+
+def flavours(suite: str) -> list[Any]:
+    """All of them as parameters; what one suite does on one of them stays in one process, which runs the suite once."""
+    return [pytest.param(name, marks=pytest.mark.xdist_group(f"{suite} on {name}")) for name in FLAVOURS]
 
 
 class Engines(NamedTuple):
@@ -55,7 +61,20 @@ class Engines(NamedTuple):
         )  # fmt: skip
 
     def engine(self, flavour: str, **more: Any) -> Engine:
-        """An engine of Belljar's on one of the flavours, or a loud skip."""
+        """An engine of Belljar's on one of the flavours, or a loud skip.
+
+        Without further settings it is one and the same for all tests: each new one proves its runtimes again, which
+        takes seconds.
+        """
+        if more:
+            return self.fresh_engine(flavour, **more)
+        key = (flavour, *self.sockets.items())
+        if key not in _SHARED:
+            _SHARED[key] = self.fresh_engine(flavour)
+        return _SHARED[key]
+
+    def fresh_engine(self, flavour: str, **more: Any) -> Engine:
+        """A new engine of Belljar's, for tests that break what the shared one stands on; or a loud skip."""
         backend, runtime, needed = FLAVOURS[flavour]
         for name in (backend, needed):
             if why := self.missing.get(name):

@@ -39,6 +39,7 @@ from belljar.testing.conformance.bench import CHECKS, SCRIPTS, Bench, Check, Che
 __all__ = ["AREAS", "Bench", "Check", "CheckFailed", "Verdict", "check", "checks", "conform", "guest", "scripts"]
 
 AREAS = (streams, inputs, files, sandboxes, endings, limits, lives, results, walls, sessions)
+AT_ONCE = 6
 _DEADLINE_SECONDS = 90
 
 
@@ -64,22 +65,48 @@ def scripts() -> dict[str, Program]:
 
 
 async def conform(
-    backend: str | Backend = "auto", *, only: Collection[str] | None = None,
-    on_verdict: Callable[[Verdict], Any] | None = None, engine: Engine | None = None,
-) -> list[Verdict]:  # fmt: skip
-    """Runs the checks (or `only` those of these names or areas), one after the other, and tells each verdict.
+    backend: str | Backend = "auto",
+    *,
+    only: Collection[str] | None = None,
+    on_verdict: Callable[[Verdict], Any] | None = None,
+    engine: Engine | None = None,
+    at_once: int = AT_ONCE,
+) -> list[Verdict]:
+    """Runs the checks on a backend and returns a verdict for each, in the order of `checks()`.
 
-    Raises `NotAvailable` if the backend does not work here: a suite that was not run has not passed.
+    Args:
+        backend: its name, or a backend of your own; "auto" takes the first that works here.
+        only: names of checks or areas; all checks if it is not given.
+        on_verdict: called with each verdict as soon as it is known.
+        engine: the engine to run on; the default engine if it is not given.
+        at_once: how many checks run at the same time. Those that measure time run alone, after the others.
+
+    Returns:
+        The verdicts, one for each check.
+
+    Raises:
+        NotAvailable: the backend does not work here; a suite that was not run has not passed.
+        InvalidRequest: `only` names a check or an area that does not exist.
     """
     wanted = _wanted(only)
     bench = await _bench(backend, engine)
-    verdicts = []
-    for item in wanted:
-        verdict = await _judge(item, bench)
-        verdicts.append(verdict)
+    verdicts: dict[str, Verdict] = {}
+    turns = anyio.CapacityLimiter(at_once)
+
+    async def work(item: Check) -> None:
+        async with turns:
+            verdict = verdicts[item.name] = await _judge(item, bench)
         if on_verdict:
             on_verdict(verdict)
-    return verdicts
+
+    async with anyio.create_task_group() as tasks:
+        for item in wanted:
+            if not item.alone:
+                tasks.start_soon(work, item)
+    for item in wanted:
+        if item.alone:
+            await work(item)
+    return [verdicts[item.name] for item in wanted]
 
 
 def _wanted(only: Collection[str] | None) -> list[Check]:

@@ -92,23 +92,42 @@ CheckBody = Callable[[Bench], Awaitable[None]]
 
 
 class Check(NamedTuple):
+    """One promise of a backend: a sentence, the code that tries it, and what that code cannot do without.
+
+    A check that is `alone` measures time or crowds the machine, so no other check runs beside it.
+    """
+
     area: str
     name: str
     body: CheckBody
     needs: tuple[str, ...] = ()
+    alone: bool = False
 
 
 CHECKS: dict[str, Check] = {}
 SCRIPTS: dict[str, Program] = {}
 
 
-def check(area: str, name: str, *needs: str) -> Callable[[CheckBody], CheckBody]:
-    """Registers a check. Its name is a sentence that is true of every backend that conforms."""
+def check(area: str, name: str, *needs: str, alone: bool = False) -> Callable[[CheckBody], CheckBody]:
+    """Registers a check.
+
+    Args:
+        area: the part of the contract it belongs to.
+        name: a sentence that is true of every backend that conforms.
+        needs: what a backend must offer for the check to be run, as `Bench.lacks` knows it.
+        alone: whether no other check may run beside it, because it measures time or crowds the machine.
+
+    Returns:
+        A decorator that registers an async function and leaves it as it is.
+
+    Raises:
+        ValueError: there is a check of this name already.
+    """
 
     def register(body: CheckBody) -> CheckBody:
         if name in CHECKS:
             raise ValueError(f"there are two checks named {name!r}")
-        CHECKS[name] = Check(area, name, body, needs)
+        CHECKS[name] = Check(area, name, body, needs, alone)
         return body
 
     return register

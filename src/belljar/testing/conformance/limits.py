@@ -57,7 +57,7 @@ _STUBBORN = guest(
 )
 
 
-@check("timeout", "a guest over its time has status timeout, and its partial output is returned")
+@check("timeout", "a guest over its time has status timeout, and its partial output is returned", alone=True)
 async def _timeout(bench: Bench) -> None:
     result = await bench.run(_HANG, timeout=2)
     _told(result, "timeout", "TIMEOUT")
@@ -65,14 +65,14 @@ async def _timeout(bench: Bench) -> None:
     expect(2000 <= result.duration_ms < 2000 + _SLACK_MS, f"a timeout of 2 s took {result.duration_ms:.0f} ms")
 
 
-@check("timeout", "a guest that ignores every signal is ended all the same")
+@check("timeout", "a guest that ignores every signal is ended all the same", alone=True)
 async def _stubborn(bench: Bench) -> None:
     result = await bench.run(_STUBBORN, timeout=2)
     equal((result.status, result.stdout), ("timeout", "partial\n"), "(status, stdout)")
     expect(result.duration_ms < 2000 + _SLACK_MS, f"a timeout of 2 s took {result.duration_ms:.0f} ms")
 
 
-@check("timeout", "a timeout ends the guest's children too", "processes")
+@check("timeout", "a timeout ends the guest's children too", "processes", alone=True)
 async def _children(bench: Bench) -> None:
     async with bench.sandbox() as box:
         result = await box.run(BEAT_ON, timeout=2)
@@ -230,7 +230,7 @@ _BUSY = guest(
 )
 
 
-@check("cpu", "half a cpu gives about half the time", "limit:cpus")
+@check("cpu", "half a cpu gives about half the time", "limit:cpus", alone=True)
 async def _half(bench: Bench) -> None:
     result = succeeded(await bench.run(_BUSY, cpus=0.5))
     used = float(result.stdout)

@@ -139,7 +139,7 @@ _MURMUR = guest(
 )
 
 
-@check("cancel", "the run after a cancelled one hears nothing of it, and does not wait for it")
+@check("cancel", "the run after a cancelled one hears nothing of it, and does not wait for it", alone=True)
 async def _unheard(bench: Bench) -> None:
     """For a backend that keeps interpreters warm: one that is still busy must not serve the next caller."""
     with anyio.CancelScope() as scope:
@@ -201,13 +201,13 @@ def _options(i: int, **env: str) -> dict[str, Any]:
     return {"env": {"TOKEN": f"token-{i}", **env}, "files": {"same.txt": f"file of {i}"}, "timeout": 60}
 
 
-@check("concurrency", "eight runs at once mix neither output nor files of the same name")
+@check("concurrency", "eight runs at once mix neither output nor files of the same name", alone=True)
 async def _eight(bench: Bench) -> None:
     for i, result in enumerate(await _together(8, lambda i: bench.run(_TOKEN, **_options(i)))):
         _ran_as(i, result)
 
 
-@check("concurrency", "a run that fails does not disturb those beside it")
+@check("concurrency", "a run that fails does not disturb those beside it", alone=True)
 async def _one_fails(bench: Bench) -> None:
     results = await _together(4, lambda i: bench.run(_TOKEN, **_options(i, CODE="7" if i == 2 else "0")))
     for i, result in enumerate(results):
@@ -215,7 +215,7 @@ async def _one_fails(bench: Bench) -> None:
     equal([str(result.status) for result in results], ["success", "success", "error", "success"], "the statuses")
 
 
-@check("concurrency", "one run cancelled does not disturb those beside it")
+@check("concurrency", "one run cancelled does not disturb those beside it", alone=True)
 async def _one_cancelled(bench: Bench) -> None:
     cancel = Cancel()
 
@@ -230,7 +230,7 @@ async def _one_cancelled(bench: Bench) -> None:
         _ran_as(i, result)
 
 
-@check("concurrency", "runs over max_containers wait for their turn, and all finish")
+@check("concurrency", "runs over max_containers wait for their turn, and all finish", alone=True)
 async def _queue(bench: Bench) -> None:
     engine = bench.engine_with(max_containers=10)
     running, most = 0, 0

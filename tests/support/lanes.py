@@ -1,0 +1,50 @@
+"""Which tests run, in which order and beside which others: two tiers, and two processes that share the work.
+
+Tests of one file stay in one process, because they share servers and engines; so does one suite on one backend. Long
+groups go first, so that both processes end at about the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+# Seconds that the longest groups take on two cores; what is not named takes less. Only their order matters.
+SECONDS: dict[str, float] = {}
+
+
+def group_of(item: pytest.Item) -> str:
+    """The name of what the test must share a process with: its marker's, else its file's."""
+    marker = item.get_closest_marker("xdist_group")
+    return str(marker.args[0]) if marker else item.path.relative_to(TESTS).as_posix()
+
+
+def arrange(items: list[pytest.Item]) -> None:
+    """Puts each test into a group, and the longest groups first."""
+    groups = {item: group_of(item) for item in items}
+    for item, group in groups.items():
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(group))
+    places = {group: number for number, group in enumerate(dict.fromkeys(groups.values()))}
+    items.sort(key=lambda item: (-SECONDS.get(groups[item], 0), places[groups[item]]))
+
+
+def allow_second_tries(items: Sequence[pytest.Item]) -> None:
+    """A test marked `second_try` is run once more if it fails, and the last line counts it; the marker says why."""
+    for item in items:
+        if marker := item.get_closest_marker("second_try"):
+            if not marker.args or not str(marker.args[0]).strip():
+                raise pytest.UsageError(f"{item.nodeid}: second_try needs a reason")
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def leave_out_exhaustive(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects what only `make test-all` runs."""
+    if config.getoption("--exhaustive"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    config.hook.pytest_deselected(items=left_out)
