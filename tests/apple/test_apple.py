@@ -246,7 +246,7 @@ from pathlib import Path
 sys.path[:0] = [{tests!r}]
 from stand_ins.container import main
 import belljar
-from belljar.backends.apple import Apple
+from belljar.backends.apple.backend import Apple
 apple = Apple(Path({state!r}), images={{"execution": {image!r}}}, platform="darwin", binary={program!r})
 belljar.run("import os, time\\nos.write(1, b'on')\\ntime.sleep(600)", backend=apple, timeout=290,
             on_stdout=lambda text: print("on", flush=True))

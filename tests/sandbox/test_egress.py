@@ -129,6 +129,21 @@ async def test_a_listed_name_that_leads_to_a_private_address_is_refused(made: Ma
     assert sum("not a public address" in reason for reason in result.denied) == 4
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only then does a folder belong to root")
+async def test_a_denial_is_told_although_a_folder_of_root_was_copied_back(made: Maker, tmp_path: Path) -> None:
+    (tmp_path / "old.txt").write_text("old")
+    code = "import os\nopen('new.txt', 'w').write('new')\nos.symlink('old.txt', 'link')\n"
+    result = await belljar.arun(
+        code + ask(b"CONNECT other.example:443 HTTP/1.1\r\nHost: x"),
+        backend=made({}, private=False), net=["listed.example"],
+        workspace=str(tmp_path), write=True,
+    )  # fmt: skip
+    assert (tmp_path / "new.txt").read_text() == "new", result.stderr
+    assert result.denied == ("network: other.example:443 was refused: it is not on the list (listed.example)",)
+    if not (tmp_path / "link").is_symlink():  # it was copied, so links stayed behind
+        assert result.left_out == ("not copied back: link: link, only regular files leave a sandbox",)
+
+
 async def test_everything_but_connect_to_a_listed_name_on_443_is_refused(made: Maker) -> None:
     backend = made({"listed.example": "127.0.0.1"}, private=False)
     asked = [

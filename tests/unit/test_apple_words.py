@@ -17,7 +17,7 @@ import pytest
 from belljar.backends.apple import arguments, output, ownership
 from belljar.backends.apple.arguments import LEAST_MEMORY, Machine
 from belljar.backends.apple.backend import Apple
-from belljar.backends.apple.run import Figures, figures
+from belljar.backends.apple.run import MachineFigures, figures
 from belljar.core import errors
 from belljar.core.plan import Plan
 from belljar.core.request import Limits, Workspace
@@ -114,18 +114,18 @@ _KERNEL = "kernel:\noom_kill 9\nend:\n"
 
 
 def test_figures_are_read_from_either_version_of_control_groups() -> None:
-    assert figures(_V2 + _KERNEL, own_kernel=False) == Figures(2, 1048576, 2.5)
-    assert figures(_V1 + _KERNEL, own_kernel=False) == Figures(3, 2097152, 4.0)
+    assert figures(_V2 + _KERNEL, own_kernel=False) == MachineFigures(2, 1048576, 2.5)
+    assert figures(_V1 + _KERNEL, own_kernel=False) == MachineFigures(3, 2097152, 4.0)
 
 
 def test_the_whole_kernel_s_count_is_taken_only_from_a_kernel_of_its_own() -> None:
-    assert figures(_KERNEL, own_kernel=True) == Figures(9, None, None)
-    assert figures(_KERNEL, own_kernel=False) == Figures(0, None, None)
+    assert figures(_KERNEL, own_kernel=True) == MachineFigures(9, None, None)
+    assert figures(_KERNEL, own_kernel=False) == MachineFigures(0, None, None)
 
 
 # --- what it is told ---
 
-WATCH = arguments.Watch("mark", sure=True, filter="")
+WATCH = arguments.GuestLaunch("mark", sure=True, filter="")
 
 
 def machine(workspace: Workspace | None = None, **limits: Any) -> Machine:
@@ -283,7 +283,7 @@ def test_the_image_is_the_asked_for_one_then_the_language_s_then_its_container_t
 
 
 def test_a_living_owner_is_not_dead_and_one_that_resigned_or_died_is(tmp_path: Path) -> None:
-    owner = ownership.Owner(tmp_path)
+    owner = ownership.MachineOwner(tmp_path)
     assert not ownership.is_dead(owner.name, tmp_path)
     owner.resign()
     assert ownership.is_dead(owner.name, tmp_path)

@@ -17,7 +17,6 @@ import inspect
 import os
 import posixpath
 import shlex
-import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,14 +28,14 @@ import anyio.lowlevel
 
 from belljar.backends.base import Emit
 from belljar.backends.control import Control
+from belljar.backends.outcome import Ending, Outcome
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits
-from belljar.core.result import Collected, Entry, EventKind, File, Result, Status, Usage
-from belljar.core.values import MIB, WORKSPACE
-from belljar.host.capture import Capture
+from belljar.core.result import Collected, Entry, File, Result, Status, Stream, Usage
+from belljar.core.values import WORKSPACE
 from belljar.host.files import matches
 
 _ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -57,20 +56,19 @@ class FakeProcess:
     An exception that a program lets out is the guest's: it is printed as Python would, and the exit code is 1.
     """
 
-    def __init__(self, box: FakeBox, command: Command, limits: Limits, emit: Emit) -> None:
+    def __init__(self, box: FakeBox, command: Command, limits: Limits, outcome: Outcome) -> None:
         self.argv = command.argv
         self.env: Mapping[str, str] = MappingProxyType(_ENV | dict(command.env))
         self.cwd = command.cwd
         self.stdin = command.stdin
         self.limits = limits
-        self.streams: dict[EventKind, Capture] = {"stdout": Capture(limits.output), "stderr": Capture(limits.output)}
         self.memory_peak = 0
         self.forks_refused = 0
         self.figures = Usage(0.0, 0, 0, 0, 0, 0)
         self._memory = 0
         self._processes = 1
         self._box = box
-        self._emit = emit
+        self._outcome = outcome
         given = {**box.plan.files, **command.files}
         self._inputs = {f"{WORKSPACE}/{name}": File(path=name, content=data) for name, data in given.items()}
 
@@ -137,16 +135,8 @@ class FakeProcess:
         """Dies of a signal, with the exit code that a shell would tell."""
         raise _End(128 + number)
 
-    async def _print(self, stream: EventKind, data: str | bytes) -> None:
-        capture = self.streams[stream]
-        warned = capture.cut
-        if text := capture.feed(data.encode() if isinstance(data, str) else data):
-            await self._emit(stream, text)
-        if capture.cut and not warned:
-            await self._emit(
-                "limit", f"output: {stream} passed {capture.limit} bytes; from here on only its end is kept"
-            )
-        if capture.flooded:
+    async def _print(self, stream: Stream, data: str | bytes) -> None:
+        if await self._outcome.take(stream, data.encode() if isinstance(data, str) else data):
             raise _End(None, Status.OUTPUT_LIMIT)
         await anyio.lowlevel.checkpoint()  # a program that prints for ever must still meet its timeout
 
@@ -208,29 +198,18 @@ class FakeBox:
         return self._current.figures if self._current else None
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
-        began = time.perf_counter()
-        process = FakeProcess(self, command, command.limits or self.plan.limits, emit)
-        await emit("started", self.id)
-        startup_ms = (time.perf_counter() - began) * 1000
+        limits = command.limits or self.plan.limits
+        outcome = Outcome(self.id, limits, emit)
+        process = FakeProcess(self, command, limits, outcome)
+        await outcome.begin()
         self._current = process
         try:
             code, verdict = await self._play(process, self._program(command), control)
         finally:
             self._current = None
-        for stream, capture in process.streams.items():
-            if text := capture.feed(b""):
-                await emit(stream, text)
-        if process.forks_refused:
-            await emit("limit", f"pids: {process.forks_refused} forks were refused")
-        out, err = process.streams["stdout"], process.streams["stderr"]
-        cut = bool(out.cut or err.cut)
-        if verdict is None:
-            verdict = Status.ERROR if code else Status.OUTPUT_LIMIT if cut else Status.SUCCESS
-        return Result(
-            status=verdict, exit_code=code, stdout=out.text, stderr=err.text, truncated=cut,
-            duration_ms=(time.perf_counter() - began) * 1000, startup_ms=startup_ms,
-            memory_used_mb=round(process.memory_peak / MIB, 3), container_id=self.id,
-        )  # fmt: skip
+        await outcome.close_streams()
+        await outcome.tell_forks_refused(process.forks_refused)
+        return outcome.result(Ending(code, status=verdict, memory_peak=process.memory_peak))
 
     def _program(self, command: Command) -> Program:
         words = [word.removeprefix(f"{WORKSPACE}/") for word in command.argv] if command.language else []
@@ -251,7 +230,7 @@ class FakeBox:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(obey)
                 await anyio.lowlevel.checkpoint()  # who was stopped before the start never starts
-                outcome = await _outcome(process, program)
+                outcome = await _ending_of(process, program)
                 tasks.cancel_scope.cancel()
         return outcome
 
@@ -289,7 +268,7 @@ class FakeBox:
                 yield file
 
 
-async def _outcome(process: FakeProcess, program: Program) -> tuple[int | None, Status | None]:
+async def _ending_of(process: FakeProcess, program: Program) -> tuple[int | None, Status | None]:
     try:
         answer = program(process)
         code = await answer if inspect.isawaitable(answer) else answer

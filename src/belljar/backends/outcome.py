@@ -1,16 +1,162 @@
-"""What every run has, on whichever backend: its streams, its clock, what was denied, its verdict, its `Result`."""
+"""What every run has, on whichever backend: its streams, its clock, its denials, its verdict and its `Result`."""
 
 from __future__ import annotations
 
+import re
+import time
+from typing import NamedTuple
+
+import anyio
+
 from belljar.backends.base import Emit
-from belljar.core.result import Stream
+from belljar.core.request import Limits
+from belljar.core.result import STREAMS, Result, Status, Stream
+from belljar.core.values import MIB
 from belljar.host.capture import Capture
+from belljar.host.egress import DENIALS
+
+KILLED_EXIT_CODE = 137  # a shell's for a program that SIGKILL ended; the kernel's OOM killer sends it, and so do we
+WENT_ON = "a process that the guest had started was killed for memory; the guest itself went on"
+_TAIL_CHARACTERS = 2000  # of stderr, where a program's last complaint is looked for
+# A guest that prints these words and fails is believed: its own disk and memory are all it can lie about.
+_NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
+_MEMORY_ERROR = re.compile(r"^(MemoryError\b|terminate called.*bad_alloc|fatal error: .*out of memory)", re.MULTILINE)
 
 
-async def hear(capture: Capture, name: Stream, data: bytes, emit: Emit) -> None:
-    """Takes what a guest wrote to a stream and tells it; past the limit that is told, once. Empty data: its end."""
-    warned = capture.cut
-    if text := capture.feed(data):
-        await emit(name, text)
-    if capture.cut and not warned:
-        await emit("limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept")
+class Ending(NamedTuple):
+    """How a guest ended and what it had used, by what its backend saw. None: that is not known."""
+
+    exit_code: int | None
+    oom_killed: bool = False  # was it, or a process of its own, killed for memory?
+    refused_memory: bool = False  # does a guest over its limit get an error to print, instead of being killed?
+    status: Status | None = None  # the backend's own verdict, where the exit code says too little
+    memory_peak: int | None = None  # bytes
+    cpu_ms: float | None = None
+    fuel: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Outcome:
+    """Collects what comes of one run, from its start to its `Result`.
+
+    Attributes:
+        verdict: what ended the run from outside (a limit, the caller); None while the guest is left to end itself.
+    """
+
+    def __init__(self, box: str, limits: Limits, emit: Emit, *, keep_output: bool = True) -> None:
+        """Starts the clock.
+
+        Args:
+            box: the sandbox's id.
+            limits: of the run.
+            emit: is awaited with each event.
+            keep_output: False: output is told and not kept, because the caller talks with the guest.
+        """
+        self.verdict: Status | None = None
+        self.emit = emit
+        self._box = box
+        self._limits = limits
+        self._streams = {name: Capture(limits.output if keep_output else None) for name in STREAMS}
+        self._denied: list[str] = []
+        self._started = time.perf_counter()
+        self._startup_ms = 0.0
+
+    # --- while it runs ---
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the run was begun, its start included."""
+        return (time.perf_counter() - self._started) * 1000
+
+    async def begin(self) -> None:
+        """Notes that the guest has started, and tells it."""
+        self._startup_ms = self.elapsed_ms
+        await self.emit("started", self._box)
+
+    async def take(self, name: Stream, data: bytes) -> bool:
+        """Takes what the guest wrote to a stream, and tells it. Passing the output limit is told once.
+
+        Returns:
+            Whether the stream is flooded, so that the run should be ended.
+        """
+        capture = self._streams[name]
+        warned = capture.cut
+        if text := capture.feed(data):
+            await self.emit(name, text)
+        if capture.cut and not warned:
+            await self.emit("limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept")
+        return capture.flooded
+
+    async def close_streams(self) -> None:
+        """Tells what was held back of characters that are not whole: nothing more will come."""
+        for name in STREAMS:
+            await self.take(name, b"")
+
+    async def deny(self, words: str) -> None:
+        """Tells of a connection that the guest was refused; the result names the first of them."""
+        if len(self._denied) < DENIALS:
+            self._denied.append(words)
+        await self.emit("denied", words)
+
+    async def tell_forks_refused(self, count: int) -> None:
+        """Tells that the guest met its limit of processes, if it did."""
+        if count:
+            await self.emit("limit", f"pids: {count} forks were refused")
+
+    async def time_out(self) -> None:
+        """Returns when the run's time is over, counted from its very beginning."""
+        await anyio.sleep(max(0.0, self._limits.timeout - self.elapsed_ms / 1000))
+
+    def end(self, verdict: Status) -> bool:
+        """Notes what ended the run. Only the first verdict counts; returns whether this was it."""
+        if self.verdict is not None:
+            return False
+        self.verdict = verdict
+        return True
+
+    # --- afterwards ---
+
+    @property
+    def stderr(self) -> str:
+        """What is kept of it."""
+        return self._streams["stderr"].text
+
+    def complain(self, words: str) -> None:
+        """Adds a line of ours to the guest's stderr."""
+        self._streams["stderr"].feed(f"{words}\n".encode())
+
+    def result(self, ending: Ending) -> Result:
+        """The run's result, by what the guest printed and how it ended."""
+        out, err = self._streams["stdout"], self._streams["stderr"]
+        stderr, cut = err.text, bool(out.cut or err.cut)
+        peak, cpu = ending.memory_peak, ending.cpu_ms
+        return Result(
+            status=self.verdict or ending.status or judge(ending, stderr, cut=cut),
+            exit_code=ending.exit_code, stdout=out.text, stderr=stderr, truncated=cut,
+            duration_ms=round(self.elapsed_ms, 3), startup_ms=round(self._startup_ms, 3),
+            memory_used_mb=None if peak is None else round(peak / MIB, 3),
+            cpu_ms=None if cpu is None else round(cpu, 3), fuel_consumed=ending.fuel, container_id=self._box,
+            denied=tuple(self._denied), warnings=self._warnings(ending),
+        )  # fmt: skip
+
+    def _warnings(self, ending: Ending) -> tuple[str, ...]:
+        went_on = ending.oom_killed and ending.exit_code != KILLED_EXIT_CODE and self.verdict is None
+        return (WENT_ON, *ending.warnings) if went_on else ending.warnings
+
+
+def judge(ending: Ending, stderr: str, *, cut: bool) -> Status:
+    """The verdict on a guest that ended by itself, or that the kernel ended.
+
+    Args:
+        ending: how it ended.
+        stderr: what it printed there.
+        cut: whether its output passed the limit.
+    """
+    tail = stderr[-_TAIL_CHARACTERS:]
+    if ending.exit_code == 0:
+        return Status.OUTPUT_LIMIT if cut else Status.SUCCESS
+    if ending.oom_killed and ending.exit_code == KILLED_EXIT_CODE:
+        return Status.OOM_KILLED
+    if ending.refused_memory and _MEMORY_ERROR.search(tail):
+        return Status.OOM_KILLED
+    return Status.DISK_LIMIT if _NO_SPACE.search(tail) else Status.ERROR

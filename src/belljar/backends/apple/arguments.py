@@ -129,7 +129,7 @@ def inside(name: str, uid: int, script: str, *words: str, stdin: bool = False) -
     return ["exec", *flags, "--user", f"{uid}:{uid}", "--workdir", "/", name, "/bin/sh", "-c", script, *words]
 
 
-class Watch(NamedTuple):
+class GuestLaunch(NamedTuple):
     """What the guest's parent has to see to."""
 
     mark: str
@@ -140,7 +140,7 @@ class Watch(NamedTuple):
 def guest(
     name: str,
     uid: int,
-    watch: Watch,
+    watch: GuestLaunch,
     pids: int,
     *,
     argv: Sequence[str],

@@ -18,9 +18,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from belljar.backends.apple import arguments, output, ownership
-from belljar.backends.apple.box import AppleBox, Host
+from belljar.backends.apple.box import AppleBox, AppleHost
 from belljar.backends.apple.cli import Cli
-from belljar.backends.apple.ownership import Owner
+from belljar.backends.apple.ownership import MachineOwner
 from belljar.backends.control import Control
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
@@ -77,7 +77,7 @@ class Apple:
         self._platform = platform
         self._binary = binary
         self._path = path
-        self._owner: Owner | None = None
+        self._owner: MachineOwner | None = None
         self._own_kernel = self._sure = False
         self._filter = ""
         self._programs: dict[str, dict[str, str]] = {}
@@ -260,12 +260,12 @@ class Apple:
 
     # --- sandboxes ---
 
-    async def _prepare(self, cli: Cli) -> Owner:
+    async def _prepare(self, cli: Cli) -> MachineOwner:
         """Signs in as an owner, once for each process, and clears up after dead ones."""
         if self._owner is None or self._owner.pid != os.getpid():
             owners.prepare(self.state_dir)
             await self._reap(cli)
-            self._owner = Owner(self.state_dir)
+            self._owner = MachineOwner(self.state_dir)
         return self._owner
 
     async def reap(self) -> int:
@@ -274,7 +274,7 @@ class Apple:
         return await self._reap(cli)
 
     async def _reap(self, cli: Cli) -> int:
-        def dead(found: Sequence[output.Container]) -> list[str]:
+        def dead(found: Sequence[output.ListedMachine]) -> list[str]:
             owned = [one for one in found if arguments.LABEL in one.labels]
             return [one.id for one in owned if ownership.is_dead(one.labels.get(arguments.OWNER, ""), self.state_dir)]
 
@@ -290,7 +290,7 @@ class Apple:
         ownership.forget_dead(self.state_dir)
         return len(left)
 
-    async def _listed(self, cli: Cli) -> tuple[output.Container, ...]:
+    async def _listed(self, cli: Cli) -> tuple[output.ListedMachine, ...]:
         said = await cli.call(["list", "--all", "--format", "json"], limit=16 * MIB)
         if said.code:
             raise output.failure(said.words, "the machines could not be listed")
@@ -305,7 +305,7 @@ class Apple:
         if not await self._has(cli, image):  # `run` would fetch it, whatever the policy on that is
             raise errors.ImageNotFound(f"the image {image} is not here", fix=f"container image pull {image}")
         owner = (await self._prepare(cli)).name
-        host = Host(cli, owner, self._first_uid, self._own_kernel, self._sure, self._filter, self.image_for)
+        host = AppleHost(cli, owner, self._first_uid, self._own_kernel, self._sure, self._filter, self.image_for)
         box = AppleBox(host, plan, image)
         async with box.running():
             yield box

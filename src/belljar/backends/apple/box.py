@@ -17,13 +17,14 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.apple import arguments, output
-from belljar.backends.apple.arguments import Machine, Watch
-from belljar.backends.apple.cli import Call, Cli, Said
-from belljar.backends.apple.run import AppleRun, Figures, Job, figures
+from belljar.backends.apple.arguments import GuestLaunch, Machine
+from belljar.backends.apple.cli import Cli, CliCall, Said
+from belljar.backends.apple.run import AppleJob, AppleRun, MachineFigures, figures
 from belljar.backends.base import Emit
 from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers.spec import KEEPER
 from belljar.backends.control import Control
+from belljar.backends.granted import GrantedCopy
 from belljar.backends.pipe_interpreter import PipeInterpreter
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
@@ -37,7 +38,7 @@ _INSIDE = 30.0
 _UIDS = 65_536
 
 
-class Host(NamedTuple):
+class AppleHost(NamedTuple):
     """What a box needs of the backend that opened it."""
 
     cli: Cli
@@ -52,7 +53,7 @@ class Host(NamedTuple):
 class AppleBox:
     """One virtual machine."""
 
-    def __init__(self, host: Host, plan: Plan, image: str) -> None:
+    def __init__(self, host: AppleHost, plan: Plan, image: str) -> None:
         self.id = plan.id
         self.plan = plan
         self.machine = Machine(plan.id, image, plan.limits, host.owner, plan.workspace)
@@ -60,8 +61,8 @@ class AppleBox:
         self._cli = host.cli
         self._uid = host.first_uid + random.randrange(_UIDS)
         self._one_at_a_time = anyio.Lock()
-        self._seen = Figures()
-        self._copied: FileTree = ()
+        self._seen = MachineFigures()
+        self._granted = self._copy_of_grant()
         self._used = False
         self._gone = ""
 
@@ -76,14 +77,14 @@ class AppleBox:
                 if spare := arguments.ballast(self.plan.limits):
                     said = await self._inside(arguments.FILL, arguments.BALLAST, str(spare), uid=0)
                     _fit(said, "the ballast")
-                if self.plan.workspace:
-                    await self._copy_in(self.plan.workspace.path)
+                if self._granted:
+                    await self._granted.copy_in()
                 yield
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._close(call)
 
-    async def _boot(self, call: Call) -> None:
+    async def _boot(self, call: CliCall) -> None:
         """It runs when its first program has said back what we told it."""
         word = f"ready {secrets.token_hex(8)}\n".encode()
         await call.feed(word)
@@ -97,7 +98,7 @@ class AppleBox:
         except TimeoutError:
             raise errors.BackendTimeout(f"the virtual machine was not up within {_BOOT:g} s") from None
 
-    async def _close(self, call: Call) -> None:
+    async def _close(self, call: CliCall) -> None:
         """Its stdin first, which is quick and clean; then by force; and it is looked whether it is gone."""
         call.end_input()
         with anyio.move_on_after(_STOP):
@@ -114,7 +115,7 @@ class AppleBox:
         with suppress(errors.BelljarError):
             await self._cli.call(["delete", "--force", self.id], deadline=_INSIDE)
 
-    async def sweep(self) -> Figures:
+    async def sweep(self) -> MachineFigures:
         """Ends all that the guest's uid runs, and reads what was counted so far."""
         said = await self._inside(arguments.SWEEP, uid=self._uid)
         if not said.text.endswith("end:\n"):
@@ -151,20 +152,17 @@ class AppleBox:
         fed = bool(command.stdin) or control.feed is not None
 
         def words(mark: str) -> Sequence[str]:
-            watch = Watch(mark, self._host.sure, self._host.filter)
+            watch = GuestLaunch(mark, self._host.sure, self._host.filter)
             return arguments.guest(
                 self.id, self._uid, watch, limits.pids, argv=command.argv, env=command.env, cwd=command.cwd, stdin=fed
             )
 
-        job = Job(self.id, words, command.stdin, limits, self._seen, self.sweep, self.destroy)
+        job = AppleJob(self.id, words, command.stdin, limits, self._seen, self.sweep, self.destroy)
         result = await AppleRun(self._cli, job, emit, control).go()
         if self._used:  # the peak is the machine's, and an earlier command may have reached it
             result = result.model_copy(update={"memory_used_mb": None})
         self._used = True
-        if self.plan.workspace and self.plan.workspace.write:
-            left_out = tuple(f"not copied back: {what}" for what in await self._copy_back(self.plan.workspace.path))
-            result = result.model_copy(update={"left_out": left_out})
-        return result
+        return await self._granted.finish(result) if self._granted else result
 
     async def _deliver(self, command: Command) -> None:
         """The read-only files, put in by the keeper, whom the guest cannot undo."""
@@ -208,18 +206,20 @@ class AppleBox:
         taken = await anyio.to_thread.run_sync(docker_files.unpacked, said.stdout, chosen)
         return Collected(taken.files, (*left_out, *taken.left_out))
 
-    async def _copy_in(self, path: str) -> None:
+    def _copy_of_grant(self) -> GrantedCopy | None:
         """A granted folder is copied: what Apple's shared folders do with owners and links, we could not see."""
-        limit = arguments.disk(self.plan.limits)
-        self._copied = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
-        uid = self._uid if self.plan.workspace and self.plan.workspace.write else 0
-        data = docker_files.archive(self._copied)
-        _fit(await self._inside(docker_files.LAY, WORKSPACE, uid=uid, data=data), "the granted folder")
+        if self.plan.workspace is None:
+            return None
+        limit, uid = arguments.disk(self.plan.limits), self._uid if self.plan.workspace.write else 0
 
-    async def _copy_back(self, path: str) -> tuple[str, ...]:
-        after = await self._get(["**"], arguments.disk(self.plan.limits))
-        before, self._copied = self._copied, after.files
-        return await anyio.to_thread.run_sync(files.bring_back, after, before, path)
+        async def put(tree: FileTree) -> None:
+            data = docker_files.archive(tree)
+            _fit(await self._inside(docker_files.LAY, WORKSPACE, uid=uid, data=data), "the granted folder")
+
+        async def get() -> Collected:
+            return await self._get(["**"], limit)
+
+        return GrantedCopy(self.plan.workspace, limit, put=put, get=get)
 
 
 def _fit(said: Said, what: str) -> None:

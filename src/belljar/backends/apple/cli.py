@@ -15,8 +15,8 @@ from belljar.host import process
 from belljar.host.loops import lone_errors
 
 Hear = Callable[[bytes], Awaitable[object]]
-_PATIENCE = 60.0
-_KEPT = 1 << 16
+_CALL_SECONDS = 60.0
+_KEPT_BYTES = 1 << 16
 
 
 class Said(NamedTuple):
@@ -33,7 +33,7 @@ class Said(NamedTuple):
         return self.stderr.decode("utf-8", "replace") or self.text
 
 
-class Call:
+class CliCall:
     """A started call, and our ends of its pipes. They are closed with the stack it was started on."""
 
     def __init__(self, child: process.Child, stdin: int, stdout: int, stderr: int) -> None:
@@ -75,7 +75,7 @@ class Cli:
     def __init__(self, binary: str) -> None:
         self.binary = binary
 
-    def start(self, words: Sequence[str], fds: ExitStack, *, stdin: bool = False) -> Call:
+    def start(self, words: Sequence[str], fds: ExitStack, *, stdin: bool = False) -> CliCall:
         ours, theirs = [-1, -1, -1], [subprocess.DEVNULL, -1, -1]
         with ExitStack() as far:
             for number in (0, 1, 2) if stdin else (1, 2):
@@ -90,12 +90,12 @@ class Cli:
                 if stdin:
                     os.close(ours[0])
                 raise errors.StartFailed(f"{self.binary} could not be started: {error}") from None
-        call = Call(child, *ours)
+        call = CliCall(child, *ours)
         fds.callback(call.end_input)
         return call
 
     async def call(
-        self, words: Sequence[str], *, data: bytes | None = None, limit: int = 1 << 20, deadline: float = _PATIENCE
+        self, words: Sequence[str], *, data: bytes | None = None, limit: int = 1 << 20, deadline: float = _CALL_SECONDS
     ) -> Said:
         """A call to its end, with what it said, cut at `limit`; one that does not end is ended."""
         heard = {1: bytearray(), 2: bytearray()}
@@ -128,10 +128,10 @@ class Cli:
 
         async def hear(data: bytes) -> None:
             heard.extend(data)
-            del heard[:-_KEPT]
+            del heard[:-_KEPT_BYTES]
             rest.extend(data)
             *lines, last = rest.split(b"\n")
-            rest[:] = last[-_KEPT:]
+            rest[:] = last[-_KEPT_BYTES:]
             for line in lines:
                 told(line.decode("utf-8", "replace").rstrip())
 

@@ -14,14 +14,14 @@ from belljar.core import errors
 UPGRADE = "install a current release of Apple's container"
 
 
-class Service(NamedTuple):
+class ServiceState(NamedTuple):
     """What `container system status` says."""
 
     running: bool
     words: str  # its own, when it does not run
 
 
-class Container(NamedTuple):
+class ListedMachine(NamedTuple):
     """One row of `container list`."""
 
     id: str
@@ -35,7 +35,7 @@ def version(said: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.groups() if part) if match else ()
 
 
-def service(code: int, said: str) -> Service:
+def service(code: int, said: str) -> ServiceState:
     """Flat JSON, nested JSON, `status` alone, a table or a sentence: the exit code is the same in all of them."""
     try:
         answer = json.loads(said)
@@ -44,11 +44,11 @@ def service(code: int, said: str) -> Service:
     else:
         words = str(answer.get("status", "")) if isinstance(answer, dict) else ""
         if words and words != "running":
-            return Service(False, words)
-    return Service(code == 0, "" if code == 0 else words)
+            return ServiceState(False, words)
+    return ServiceState(code == 0, "" if code == 0 else words)
 
 
-def containers(said: str) -> tuple[Container, ...]:
+def containers(said: str) -> tuple[ListedMachine, ...]:
     """Before 1.0 a state is a word in `status`; from 1.0 on `status` is an object that holds it."""
     try:
         rows = json.loads(said or "[]")
@@ -59,7 +59,7 @@ def containers(said: str) -> tuple[Container, ...]:
     return tuple(found for row in rows if isinstance(row, dict) and (found := _container(row)))
 
 
-def _container(row: dict[str, Any]) -> Container | None:
+def _container(row: dict[str, Any]) -> ListedMachine | None:
     configuration = row.get("configuration")
     configuration = configuration if isinstance(configuration, dict) else {}
     name = row.get("id") or configuration.get("id")
@@ -69,7 +69,7 @@ def _container(row: dict[str, Any]) -> Container | None:
     if not isinstance(name, str):
         return None
     words = labels.items() if isinstance(labels, dict) else ()
-    return Container(name, str(state or "unknown"), {str(key): str(value) for key, value in words})
+    return ListedMachine(name, str(state or "unknown"), {str(key): str(value) for key, value in words})
 
 
 # What it prints when it cannot -> what that means, and what to do.

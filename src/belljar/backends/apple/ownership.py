@@ -15,7 +15,7 @@ from pathlib import Path
 _SUFFIX = ".apple"
 
 
-class Owner:
+class MachineOwner:
     """This process as an owner."""
 
     def __init__(self, state_dir: Path) -> None:

@@ -23,7 +23,7 @@ import anyio.to_thread
 
 from belljar.backends.containers import egress_relay, spec
 from belljar.backends.containers import probe as docker_proof
-from belljar.backends.containers.box import DockerBox, Host
+from belljar.backends.containers.box import ContainerHost, DockerBox
 from belljar.backends.containers.cleanup import Cleanup, Leftovers, remove
 from belljar.backends.containers.pool import Pool
 from belljar.backends.containers.probe import Facts
@@ -330,7 +330,7 @@ class Containers:
             uid, copies = await anyio.to_thread.run_sync(self._who, plan, facts, stack.callback)
             runtime = self._runtime(plan)
             own_kernel = not _SHARED_KERNEL.fullmatch(runtime or facts.default)
-            host = Host(
+            host = ContainerHost(
                 client, address.flavour, self.image_for, partial(self._volumes_of, client), self._trusted,
                 runtime, self._owner(), self.cleanup,
                 self._open_pool(facts) if pooled else None, self._proxy, self._state_dir,

@@ -22,9 +22,10 @@ from belljar.backends.containers import spec
 from belljar.backends.containers.cleanup import Cleanup, Leftovers
 from belljar.backends.containers.egress_relay import EgressRelay
 from belljar.backends.containers.pool import Pool
-from belljar.backends.containers.run import DockerRun, Job
+from belljar.backends.containers.run import ContainerJob, DockerRun
 from belljar.backends.containers.standby import Standby
 from belljar.backends.control import Control
+from belljar.backends.granted import GrantedCopy
 from belljar.backends.pipe_interpreter import PipeInterpreter
 from belljar.core import errors
 from belljar.core.plan import INPUTS, Command, Plan
@@ -45,7 +46,7 @@ _MOVING = 60.0  # seconds for files to go in or out
 _WORDS = 4096  # kept of what a program inside complains of
 
 
-class Host(NamedTuple):
+class ContainerHost(NamedTuple):
     """What a box needs of the backend that opened it."""
 
     client: Docker
@@ -67,21 +68,35 @@ class Host(NamedTuple):
 
 
 class DockerBox:
-    def __init__(self, host: Host, plan: Plan, uid: int) -> None:
+    def __init__(self, host: ContainerHost, plan: Plan, uid: int) -> None:
         self.id = plan.id
         self.plan = plan
         self.uid = uid
         self._host = host
         self._holder: DockerContainer | None = None
         self._volumes: dict[str, str] = {}
-        self._copied: FileTree = ()
+        self._granted = self._copy_of_grant()
         self._leftovers: list[str] = []
         self._one_at_a_time = anyio.Lock()
         self._current: DockerRun | None = None
 
     @property
     def copies(self) -> bool:
-        return bool(self.plan.workspace and self._host.copies)
+        """Whether a granted folder is copied in, and changes back."""
+        return self._granted is not None
+
+    def _copy_of_grant(self) -> GrantedCopy | None:
+        if not self.plan.workspace or not self._host.copies:
+            return None
+
+        async def put(tree: FileTree) -> None:
+            if tree:
+                await self._inside(docker_files.LAY, docker_files.archive(tree), what="the granted folder")
+
+        async def get() -> Collected:
+            return await self.get(["**"], limit=self.plan.limits.disk, most=files.MANY)
+
+        return GrantedCopy(self.plan.workspace, self.plan.limits.disk, put=put, get=get)
 
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
@@ -104,8 +119,8 @@ class DockerBox:
                 async with asking("the sandbox's folders could not be held", errors.StartFailed):
                     await holder.start()
                 self._holder = holder
-                if self.copies:
-                    await self._copy_in()
+                if self._granted:
+                    await self._granted.copy_in()
                 yield
         finally:
             self._holder = None
@@ -158,20 +173,6 @@ class DockerBox:
         """Of twice as many, because what the keeper put in is not counted."""
         return await self._inside(docker_files.LIST, words=[str(2 * most)], limit=docker_files.LIST_LIMIT)
 
-    async def _copy_in(self) -> None:
-        assert self.plan.workspace
-        path, limit = self.plan.workspace.path, self.plan.limits.disk
-        self._copied = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
-        if self._copied:
-            await self._inside(docker_files.LAY, docker_files.archive(self._copied), what="the granted folder")
-
-    async def _copy_back(self) -> tuple[str, ...]:
-        assert self.plan.workspace
-        after = await self.get(["**"], limit=self.plan.limits.disk, most=files.MANY)
-        path, before = self.plan.workspace.path, self._copied
-        self._copied = after.files
-        return await anyio.to_thread.run_sync(files.bring_back, after, before, path)
-
     async def _inside(
         self, script: str, stdin: bytes = b"", words: Sequence[str] = (), *, limit: int = 0, what: str = "the files",
         strict: bool = True,
@@ -195,10 +196,7 @@ class DockerBox:
                 self._current = None
                 self._host.cleanup.remove_later(Leftovers(self._leftovers))
                 self._leftovers = []
-            if self.copies and self.plan.workspace and self.plan.workspace.write:
-                left_out = await self._copy_back()
-                result = result.model_copy(update={"left_out": tuple(f"not copied back: {what}" for what in left_out)})
-        return result
+            return await self._granted.finish(result) if self._granted else result
 
     async def measure(self) -> Usage | None:
         return await self._current.measure() if self._current else None
@@ -228,7 +226,7 @@ class DockerBox:
     def _job(
         self, command: Command, given: dict[str, bytes], body: dict[str, Any], relay: EgressRelay | None,
         waiting: Standby | None = None,
-    ) -> Job:  # fmt: skip
+    ) -> ContainerJob:  # fmt: skip
         name = waiting.name if waiting else f"{self.id}-{secrets.token_hex(4)}"
 
         async def create() -> Standby:
@@ -243,7 +241,7 @@ class DockerBox:
             elif given or waiting:  # a keeper that waits has to go: it counts as a process of the guest's
                 await standby.lay(docker_files.archive(_inputs(given), sticky=True), self.plan.inputs)
 
-        return Job(
+        return ContainerJob(
             self.id, spec.order(command.cwd, self._env(command), command.argv), command.stdin,
             command.limits or self.plan.limits, create, deliver, relay,
             lambda told: self._host.proxy(self.plan.egress, told), lasting=bool(self._holder or self.plan.workspace),

@@ -1,4 +1,4 @@
-"""One command in a container, from its word to its verdict."""
+"""One command in a container, from its start to its result."""
 
 from __future__ import annotations
 
@@ -19,30 +19,26 @@ from belljar.backends.base import Emit
 from belljar.backends.containers.egress_relay import EgressRelay
 from belljar.backends.containers.standby import Standby
 from belljar.backends.control import Control
-from belljar.backends.outcome import hear
+from belljar.backends.outcome import KILLED_EXIT_CODE, Ending, Outcome
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, Usage
-from belljar.core.values import MIB
 from belljar.host import cgroups, procfs
-from belljar.host.capture import Capture
 from belljar.host.cgroups import GroupTotals
 from belljar.host.docker_api import asking
-from belljar.host.egress import DENIALS, Proxy, Told
+from belljar.host.egress import Proxy, Told
 from belljar.host.loops import lone_errors
 
-_KILLED = 137
-_NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
-_LATE_WORD = (0.0, 0.05, 0.1, 0.2, 0.4)  # seconds: an engine may hear of the OOM killer after the end of its victim
-_LAST_WORDS = 1.0  # seconds that a run has before it is watched, and that its output has after its end
-_PREAMBLE = 1 << 16
-_CODE = 16  # bytes that an exit code has at most
-_UNTOLD = 255
-_DEAF = "the engine did not answer when it was told to end the container: it will be told again, until it is gone"
-_CASUALTY = "a process that the guest had started was killed for memory; the guest itself went on"
+# Seconds between looks at a dead container: an engine may hear of the OOM killer after the end of its victim.
+_LATE_OOM_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)
+_LAST_OUTPUT_SECONDS = 1.0  # that a run has before it is watched, and that its output has after its end
+_PREAMBLE_BYTES = 1 << 16
+_EXIT_CODE_BYTES = 16  # at most
+_UNKNOWN_EXIT_CODE = 255
+_NOT_KILLED = "the engine did not answer when it was told to end the container: it will be told again, until it is gone"
 
 
-class Job(NamedTuple):
+class ContainerJob(NamedTuple):
     """All that one run needs to know."""
 
     id: str
@@ -77,12 +73,12 @@ class Marked:
             self._held = said[place:]
             return self._guests(said[:place])
         told, newline, after = said[place + len(self._word) :].partition(b"\n")
-        if not newline and len(told) <= _CODE:
+        if not newline and len(told) <= _EXIT_CODE_BYTES:
             self._held = said[place:]
         elif self.begun:
             self.ended = told.strip()
         else:
-            self.preamble = (self.preamble + said[:place])[-_PREAMBLE:]
+            self.preamble = (self.preamble + said[:place])[-_PREAMBLE_BYTES:]
             self.begun = True
             return self.take(after)
         return self._guests(said[:place])
@@ -90,7 +86,7 @@ class Marked:
     def _guests(self, said: bytes) -> bytes:
         if self.begun:
             return said
-        self.preamble = (self.preamble + said)[-_PREAMBLE:]
+        self.preamble = (self.preamble + said)[-_PREAMBLE_BYTES:]
         return b""
 
     def rest(self) -> bytes:
@@ -105,27 +101,21 @@ def _overlap(said: bytes, word: bytes) -> int:
 
 
 class DockerRun:
-    """One container: given its word, supplied, watched, judged. Whoever made it removes it."""
+    """Gives one container its command, supplies and watches it. Whoever made the container removes it."""
 
-    def __init__(self, job: Job, emit: Emit, control: Control) -> None:
+    def __init__(self, job: ContainerJob, emit: Emit, control: Control) -> None:
         self._job = job
-        self._emit = emit
         self._control = control
-        keep = job.limits.output if control.feed is None else None
-        self._streams = {name: Capture(keep) for name in STREAMS}
-        self._word = secrets.token_hex(16).encode()
-        self._marked = {name: Marked(self._word, begun=name == "stdout") for name in STREAMS}
-        self._verdict: Status | None = None
-        self._started = time.perf_counter()
-        self._startup_ms = 0.0
+        self._outcome = Outcome(job.id, job.limits, emit, keep_output=control.feed is None)
+        self._mark = secrets.token_hex(16).encode()
+        self._marked = {name: Marked(self._mark, begun=name == "stdout") for name in STREAMS}
         self._usage: GroupTotals | None = None
         self._cpu_before = 0.0
-        self._denied: list[str] = []
         self._delivered = False
         self._ended = False
         self._deaf = False  # did the engine not even answer when it was told to kill?
         self._listening = anyio.CancelScope()
-        self._silent_since = self._started  # infinite while what was heard is told
+        self._silent_since = time.perf_counter()  # infinite while what was heard is told
         self._standby: Standby
 
     @property
@@ -135,7 +125,8 @@ class DockerRun:
 
     async def go(self) -> Result:
         if self._control.stopping:
-            return self._result(None, False, self._control.reason)
+            self._outcome.end(self._control.reason)
+            return self._result(None, False)
         self._standby = await self._job.create()
         try:
             with lone_errors():
@@ -151,7 +142,7 @@ class DockerRun:
             watchers.start_soon(self._watch_clock)
             watchers.start_soon(self._watch_control)
             await self._deliver()
-            if self._job.relay and self._verdict is None:
+            if self._job.relay and self._outcome.verdict is None:
                 await watchers.start(self._let_out)
             watchers.start_soon(self._talk)
             watchers.start_soon(self._watch_exit)
@@ -159,21 +150,21 @@ class DockerRun:
             if self._deaf:  # the verdict is ours; the cleanup asks again when the engine hears again
                 self._ended = True
                 watchers.cancel_scope.cancel()
-                return self._result(None, False, self._verdict)
+                return self._result(None, False)
             code = await self._exit_code()
             watchers.cancel_scope.cancel()
         starved = await self._was_starved(code)
-        if self._usage and self._usage.forks_refused:
-            await self._emit("limit", f"pids: {self._usage.forks_refused} forks were refused")
-        return self._result(code, starved, self._verdict)
+        if self._usage:
+            await self._outcome.tell_forks_refused(self._usage.forks_refused)
+        return self._result(code, starved)
 
     async def _deliver(self) -> None:
         try:
             await self._job.deliver(self._standby)
         except errors.BelljarError:
-            if self._verdict is None:
+            if self._outcome.verdict is None:
                 raise
-        if self._verdict:  # its end came before its beginning
+        if self._outcome.verdict:  # its end came before its beginning
             await self._kill()
         elif self._standby.group:
             self._cpu_before = self._standby.group.usage().cpu_ms or 0.0
@@ -209,19 +200,13 @@ class DockerRun:
     async def _let_out(self, *, task_status: TaskStatus[None]) -> None:
         assert self._job.relay
         assert self._job.proxy
-
-        async def told(words: str) -> None:
-            if len(self._denied) < DENIALS:
-                self._denied.append(words)
-            await self._emit("denied", words)
-
         async with self._job.relay.open(self._standby) as listener:
             task_status.started()
-            await self._job.proxy(told).serve(listener)
+            await self._job.proxy(self._outcome.deny).serve(listener)
 
     async def _talk(self) -> None:
         streams = self._standby.streams
-        await streams.send(self._word + b"\n" + self._job.order + self._job.stdin)
+        await streams.send(self._mark + b"\n" + self._job.order + self._job.stdin)
         if self._control.feed is not None:
             async for data in self._control.feed:
                 await streams.send(data)
@@ -232,58 +217,56 @@ class DockerRun:
 
         But a listener that takes its time has not heard all yet.
         """
-        await anyio.sleep(_LAST_WORDS)
+        await anyio.sleep(_LAST_OUTPUT_SECONDS)
         with suppress(Exception):
             await self._standby.container.wait()
-        rest = _LAST_WORDS
+        rest = _LAST_OUTPUT_SECONDS
         while rest > 0:
             await anyio.sleep(rest)
             silent = time.perf_counter() - self._silent_since
-            rest = 0.0 if self._verdict else min(_LAST_WORDS, _LAST_WORDS - silent)
+            rest = 0.0 if self._outcome.verdict else min(_LAST_OUTPUT_SECONDS, _LAST_OUTPUT_SECONDS - silent)
         self._listening.cancel()
 
     async def _listen(self, start_soon: Callable[..., object]) -> None:
         with self._listening:
             async for name, data in self._standby.streams.parts():
                 self._silent_since = math.inf
-                marked, capture = self._marked[name], self._streams[name]
+                marked = self._marked[name]
                 waited = not marked.begun
                 heard = marked.take(data)
                 if waited and marked.begun:
-                    self._startup_ms = (time.perf_counter() - self._started) * 1000
-                    await self._emit("started", self._job.id)
-                if heard:
-                    await hear(capture, name, heard, self._emit)
-                if capture.flooded and self._verdict is None:
+                    await self._outcome.begin()
+                flooded = bool(heard) and await self._outcome.take(name, heard)
+                if flooded and self._outcome.verdict is None:
                     start_soon(self._end, Status.OUTPUT_LIMIT)
                 if all(each.ended is not None for each in self._marked.values()):
                     break
                 self._silent_since = time.perf_counter()
-        if self._marked["stderr"].ended is None and self._verdict is None:
+        if self._marked["stderr"].ended is None and self._outcome.verdict is None:
             self._look()  # all of it was killed at once, and an engine may not tell by whom
         for each in STREAMS:
             if held := self._marked[each].rest():
-                await hear(self._streams[each], each, held, self._emit)
-            await hear(self._streams[each], each, b"", self._emit)
+                await self._outcome.take(each, held)
+            await self._outcome.take(each, b"")
 
     async def _exit_code(self) -> int:
         told = self._marked["stderr"].ended
-        if told is not None and self._verdict is None:
+        if told is not None and self._outcome.verdict is None:
             self._look()
             if self._job.lasting or self._usage is None:
                 await self._kill()
             self._ended = True  # its processes are dead; what is left of it is removed in a moment
-            return min(int(told), _UNTOLD) if re.fullmatch(rb"\d{1,3}", told) else _UNTOLD
+            return min(int(told), _UNKNOWN_EXIT_CODE) if re.fullmatch(rb"\d{1,3}", told) else _UNKNOWN_EXIT_CODE
         async with asking("the container's end"):
             code = (await self._standby.container.wait())["StatusCode"]
         self._ended = True
         if not isinstance(code, int):
             raise errors.ExecutionFailed(f"the engine told no exit code: {code!r}")
-        if not self.begun and self._verdict is None and code != _KILLED:
+        if not self.begun and self._outcome.verdict is None and code != KILLED_EXIT_CODE:
             said = self._marked["stderr"].preamble.decode("utf-8", "replace").strip()
             raise errors.StartFailed(f"the guest could not be started: {said[-500:] or f'exit code {code}'}")
         # The launcher itself never ends with 0 before it has told an exit code: if none was heard, it was lost.
-        return code or _UNTOLD if self._verdict is None else code
+        return code or _UNKNOWN_EXIT_CODE if self._outcome.verdict is None else code
 
     def _look(self) -> None:
         """The figures, while the container is still there."""
@@ -294,26 +277,25 @@ class DockerRun:
     async def _was_starved(self, code: int) -> bool:
         if self._usage is not None and (self._usage.oom_kills or self._marked["stderr"].ended is not None):
             return self._usage.oom_kills > 0
-        for pause in _LATE_WORD if code == _KILLED and self._verdict is None else (0.0,):
+        for pause in _LATE_OOM_SECONDS if code == KILLED_EXIT_CODE and self._outcome.verdict is None else (0.0,):
             await anyio.sleep(pause)
             async with asking("the container's state"):
                 if (await self._standby.container.show())["State"].get("OOMKilled") is True:
                     return True
-        if code != _KILLED or self._verdict or self._standby.group is None:
+        if code != KILLED_EXIT_CODE or self._outcome.verdict or self._standby.group is None:
             return False
         # The group was gone before it could be read, and an engine that hears of it too late does not tell at all.
         return await anyio.to_thread.run_sync(cgroups.killed_for_memory, str(self._standby.container.id))
 
     async def _watch_clock(self) -> None:
-        await anyio.sleep(max(0.0, self._job.limits.timeout - (time.perf_counter() - self._started)))
+        await self._outcome.time_out()
         await self._end(Status.TIMEOUT)
 
     async def _watch_control(self) -> None:
         await self._end(await self._control.stopped())
 
     async def _end(self, verdict: Status) -> None:
-        if self._verdict is None:
-            self._verdict = verdict
+        if self._outcome.end(verdict):
             self._look()
         await self._kill()
 
@@ -322,20 +304,15 @@ class DockerRun:
             self._deaf = True
             self._listening.cancel()
 
-    def _result(self, code: int | None, starved: bool, verdict: Status | None) -> Result:
-        out, err = self._streams["stdout"], self._streams["stderr"]
-        stderr, cut = err.text, bool(out.cut or err.cut)
-        ended = verdict is not None
-        went_on = starved and code != _KILLED and not ended
-        peak, cpu = (self._usage.memory_peak, self._usage.cpu_ms) if self._usage else (None, None)
-        return Result(
-            status=verdict or _judge(code, starved, stderr, cut), exit_code=None if ended else code,
-            stdout=out.text, stderr=stderr, truncated=cut,
-            duration_ms=round((time.perf_counter() - self._started) * 1000, 3), startup_ms=round(self._startup_ms, 3),
-            memory_used_mb=None if peak is None else round(peak / MIB, 3),
-            cpu_ms=None if cpu is None else round(max(0.0, cpu - self._cpu_before), 3), container_id=self._job.id,
-            denied=tuple(self._denied),
-            warnings=(*((_CASUALTY,) if went_on else ()), *((_DEAF,) if self._deaf else ())),
+    def _result(self, code: int | None, starved: bool) -> Result:
+        usage, ended = self._usage, self._outcome.verdict is not None
+        cpu = usage.cpu_ms if usage else None
+        return self._outcome.result(
+            Ending(
+                None if ended else code, starved, memory_peak=usage.memory_peak if usage else None,
+                cpu_ms=None if cpu is None else max(0.0, cpu - self._cpu_before),
+                warnings=(_NOT_KILLED,) if self._deaf else (),
+            )
         )  # fmt: skip
 
 
@@ -366,11 +343,3 @@ def _at(value: Any, *path: str) -> Any:
 def _count(value: Any, name: str) -> int:
     found = _at(value, name)
     return found if isinstance(found, int) and found > 0 else 0
-
-
-def _judge(code: int | None, starved: bool, stderr: str, cut: bool) -> Status:
-    if code == 0:
-        return Status.OUTPUT_LIMIT if cut else Status.SUCCESS
-    if starved and code == _KILLED:
-        return Status.OOM_KILLED
-    return Status.DISK_LIMIT if _NO_SPACE.search(stderr[-2000:]) else Status.ERROR

@@ -15,7 +15,7 @@ from typing import Any
 
 from belljar.backends.control import Control
 from belljar.backends.native import jail
-from belljar.backends.native.box import Host, NativeBox
+from belljar.backends.native.box import NativeBox, NativeHost
 from belljar.backends.native.toolchains import Toolchains, find_bubblewrap
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
@@ -207,7 +207,7 @@ class Native:
             if self.uids:
                 uid, claim = self.uid_for(plan.workspace)
                 stack.callback(claim)
-            host = Host(
+            host = NativeHost(
                 self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self.group_for,
                 self.groups is not None, *self._network,
             )  # fmt: skip

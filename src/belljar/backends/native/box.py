@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +20,15 @@ import anyio.to_thread
 
 from belljar.backends.base import Emit
 from belljar.backends.control import Control
+from belljar.backends.granted import GrantedCopy
 from belljar.backends.native import jail
-from belljar.backends.native.run import Job, NativeRun
+from belljar.backends.native.run import NativeJob, NativeRun
 from belljar.backends.native.toolchains import Grant, Tool, Toolchains
 from belljar.backends.pipe_interpreter import PipeInterpreter
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
-from belljar.core.result import Collected, Entry, File, FileTree, Result, Usage
+from belljar.core.result import Collected, Entry, File, Result, Usage
 from belljar.core.values import WORKSPACE
 from belljar.host import cgroups, egress, files, process
 from belljar.host.egress import Proxy, Resolve, Told
@@ -35,7 +37,7 @@ _GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "gue
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
-class Host(NamedTuple):
+class NativeHost(NamedTuple):
     """What a box needs of the backend that opened it."""
 
     bubblewrap: str
@@ -51,7 +53,7 @@ class Host(NamedTuple):
 class NativeBox:
     """One sandbox of the native backend."""
 
-    def __init__(self, host: Host, plan: Plan, uid: int | None) -> None:
+    def __init__(self, host: NativeHost, plan: Plan, uid: int | None) -> None:
         self.id = plan.id
         self.plan = plan
         self.uid = uid
@@ -59,14 +61,26 @@ class NativeBox:
         self._host = host
         self._space = jail.Space()
         self._root = self._tmp = -1
-        self._copied: FileTree = ()
+        self._granted = self._copy_of_grant()
         self._one_at_a_time = anyio.Lock()
         self._current: NativeRun | None = None
 
     @property
     def copies(self) -> bool:
-        """A folder that belongs to root is copied in (and back): the guest's uid could not use it otherwise."""
-        return bool(self.plan.workspace and self._host.drops_uid and os.stat(self.plan.workspace.path).st_uid == 0)
+        """Whether a granted folder is copied in, and changes back."""
+        return self._granted is not None
+
+    def _copy_of_grant(self) -> GrantedCopy | None:
+        """A folder that belongs to root is copied: the guest's uid could not use it otherwise."""
+        workspace, limit = self.plan.workspace, self.plan.limits.disk
+        if not workspace or not self._host.drops_uid or os.stat(workspace.path).st_uid != 0:
+            return None
+
+        async def get() -> Collected:
+            collect = partial(files.collect, self._folder(), ["**"], most=files.MANY, limit=limit)
+            return await anyio.to_thread.run_sync(collect)
+
+        return GrantedCopy(workspace, limit, put=self.put, get=get)
 
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
@@ -101,8 +115,8 @@ class NativeBox:
                 inside = f"/proc/{self._space.holder}/root"
                 self._root = fds.enter_context(files.opened(inside + space.workspace))
                 self._tmp = fds.enter_context(files.opened(inside + space.tmp))
-                if self.copies:
-                    await self._copy_in()
+                if self._granted:
+                    await self._granted.copy_in()
                 yield
             finally:
                 child.kill()
@@ -126,20 +140,6 @@ class NativeBox:
             raise errors.ExecutionFailed("this sandbox keeps no files", fix="open it with keep_files")
         return self._root
 
-    async def _copy_in(self) -> None:
-        assert self.plan.workspace
-        path, limit = self.plan.workspace.path, self.plan.limits.disk
-        self._copied = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
-        await self.put(self._copied)
-
-    async def _copy_back(self) -> tuple[str, ...]:
-        """What the guest changed in a granted folder, written by us, file by file, following no link."""
-        assert self.plan.workspace
-        path, before, limit = self.plan.workspace.path, self._copied, self.plan.limits.disk
-        after = await anyio.to_thread.run_sync(files.copy_back, self._root, before, path, limit)
-        self._copied = after.files
-        return after.left_out
-
     # --- running ---
 
     def interpreter(self, env: Mapping[str, str], lifetime: float) -> PipeInterpreter:
@@ -153,10 +153,7 @@ class NativeBox:
             result, status = await self._run(command, emit, control)
             if note:
                 note(status)
-            if self.copies and self.plan.workspace and self.plan.workspace.write:
-                left_out = await self._copy_back()
-                result = result.model_copy(update={"left_out": tuple(f"not copied back: {what}" for what in left_out)})
-        return result
+            return await self._granted.finish(result) if self._granted else result
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> tuple[Result, dict[str, Any]]:
         limits = command.limits or self.plan.limits
@@ -166,7 +163,7 @@ class NativeBox:
         walls = self._jail(command, limits, tool)
         placeholders = await anyio.to_thread.run_sync(self._clear_the_way, walls) if self._root >= 0 else ()
         group = self._host.group_for(limits)  # last: from here on the run removes it, whatever happens
-        job = Job(
+        job = NativeJob(
             id=self.id, jail=walls, prefix=_rlimits(limits) if group is None else (), argv=self._argv(command.argv),
             stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
             proxy=self._proxy if self.plan.egress.mode == "listed" else None,

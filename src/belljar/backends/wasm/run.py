@@ -1,40 +1,33 @@
-"""One program on the wasm backend, from request to verdict."""
+"""One program on the wasm backend, from its request to its result."""
 
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from belljar.backends.base import Emit
 from belljar.backends.control import Control
-from belljar.backends.outcome import hear
+from belljar.backends.outcome import Ending, Outcome
 from belljar.backends.wasm.worker_process import Worker
 from belljar.core.request import Limits
-from belljar.core.result import STREAMS, Result, Status, Stream
-from belljar.core.values import MIB
-from belljar.host.capture import Capture
+from belljar.core.result import STREAMS, Result, Status
 
 GRACE = 0.5  # seconds between the guest's own deadline and the end of its worker
 
 
 class WasmRun:
-    """One program, from request to verdict."""
+    """Asks a worker to run one program, and hears what it prints."""
 
     def __init__(self, worker: Worker, box: str, limits: Limits, emit: Emit) -> None:
         self._worker = worker
-        self._id = box
-        self._emit = emit
         self.limits = limits
-        self._streams: dict[Stream, Capture] = {name: Capture(limits.output) for name in STREAMS}
-        self._verdict: Status | None = None
-        self._done: dict[str, Any] = {}
-        self._started = time.perf_counter()
+        self._outcome = Outcome(box, limits, emit)
+        self._done: dict[str, Any] = {}  # the worker's last answer
 
     async def go(self, request: dict[str, Any], control: Control, fds: Sequence[int]) -> Result:
-        await self._emit("started", self._id)
-        startup = (time.perf_counter() - self._started) * 1000
+        """Runs the program to its end, or until it is ended; then the worker is gone too."""
+        await self._outcome.begin()
         control.on_stop(self._end)
         try:
             async for frame in self._worker.ask(request, self.limits.timeout + GRACE, fds):
@@ -44,57 +37,45 @@ class WasmRun:
                     await self._hear(frame)
         except TimeoutError:
             self._end(Status.TIMEOUT)
-        for name, capture in self._streams.items():
-            await hear(capture, name, b"", self._emit)
-        return self._result(startup)
+        await self._outcome.close_streams()
+        return self._result()
 
     @property
     def turned_away(self) -> bool:
+        """Whether the worker did not begin, because the guest before left what it could not remove."""
         return "unclean" in self._done
 
     async def _hear(self, frame: dict[str, Any]) -> None:
         for name in STREAMS:
             if frame["stream"] == name and isinstance(data := frame.get("data"), str):
-                capture = self._streams[name]
                 try:
                     written = base64.b64decode(data)
                 except ValueError:  # not our worker's words
                     return
-                await hear(capture, name, written, self._emit)
-                if capture.flooded:
+                if await self._outcome.take(name, written):
                     self._end(Status.OUTPUT_LIMIT)
 
     def _end(self, verdict: Status) -> None:
-        if self._verdict is None and not self._done:
-            self._verdict = verdict
+        if not self._done and self._outcome.end(verdict):
             self._worker.kill()
 
-    def _result(self, startup: float) -> Result:
-        out, err = self._streams["stdout"], self._streams["stderr"]
-        code, cut = self._done.get("exit_code"), bool(out.cut or err.cut)
+    def _result(self) -> Result:
         trap = str(self._done.get("trap", ""))
         if trap and judge_trap(trap) is Status.ERROR:
-            err.feed(f"the interpreter was stopped: {trap.splitlines()[-1].strip()}\n".encode())
-        memory, fuel, cpu = (self._done.get(name) for name in ("memory", "fuel", "cpu_ms"))
-        return Result(
-            status=self._judge(code, trap, err.text, cut), exit_code=code, stdout=out.text, stderr=err.text,
-            truncated=cut, duration_ms=round((time.perf_counter() - self._started) * 1000, 3),
-            startup_ms=round(startup, 3), memory_used_mb=round(memory / MIB, 3) if memory else None,
-            cpu_ms=cpu, fuel_consumed=fuel, container_id=self._id,
-        )  # fmt: skip
+            self._outcome.complain(f"the interpreter was stopped: {trap.splitlines()[-1].strip()}")
+        code, fuel, cpu = (self._done.get(name) for name in ("exit_code", "fuel", "cpu_ms"))
+        status = None if self._outcome.verdict else self._status(code, trap)
+        peak = self._done.get("memory") or None
+        return self._outcome.result(Ending(code, status=status, memory_peak=peak, cpu_ms=cpu, fuel=fuel))
 
-    def _judge(self, code: int | None, trap: str, stderr: str, cut: bool) -> Status:
-        if self._verdict:
-            return self._verdict
+    def _status(self, code: int | None, trap: str) -> Status | None:
+        """What the worker's end or wasmtime's words say; None: the exit code and the output have to."""
         if not self._done:
             return self._worker.ending()
         if (ended := judge_trap(trap)) and ended is not Status.ERROR:
             return ended
-        if code == 0:
-            return Status.OUTPUT_LIMIT if cut else Status.SUCCESS
-        if "MemoryError" in stderr[-2000:] or "memory minimum size" in trap:
-            return Status.OOM_KILLED
-        return Status.DISK_LIMIT if "No space left on device" in stderr[-2000:] else Status.ERROR
+        out_of_memory = "MemoryError" in self._outcome.stderr[-2000:] or "memory minimum size" in trap
+        return Status.OOM_KILLED if code != 0 and out_of_memory else None
 
 
 def judge_trap(trap: str) -> Status | None:

@@ -1,0 +1,63 @@
+"""A granted folder that the guest uses as a copy, because it could not use the folder itself."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio.to_thread
+
+from belljar.core.request import Workspace
+from belljar.core.result import Collected, FileTree, Result
+from belljar.host import files
+
+
+class GrantedCopy:
+    """Copies a granted folder into a sandbox, and what the guest changed back to the host.
+
+    What comes back is written by us, file by file, following no link.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        limit: int,
+        *,
+        put: Callable[[FileTree], Awaitable[None]],
+        get: Callable[[], Awaitable[Collected]],
+    ) -> None:
+        """Remembers how to copy; nothing is done yet.
+
+        Args:
+            workspace: the folder, and whether the guest may change it.
+            limit: how many bytes may be copied in.
+            put: writes the files into the sandbox.
+            get: reads all files of the copy out of the sandbox.
+        """
+        self._workspace = workspace
+        self._limit = limit
+        self._put = put
+        self._get = get
+        self._before: FileTree = ()
+
+    async def copy_in(self) -> None:
+        """Puts the folder's regular files into the sandbox.
+
+        Raises:
+            PolicyDenied: the folder holds more than the limit.
+        """
+        path, limit = self._workspace.path, self._limit
+        self._before = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
+        await self._put(self._before)
+
+    async def copy_back(self) -> tuple[str, ...]:
+        """Writes what the guest changed to the host, if it may change the folder; returns what was left out."""
+        if not self._workspace.write:
+            return ()
+        after = await self._get()
+        before, self._before = self._before, after.files
+        return await anyio.to_thread.run_sync(files.bring_back, after, before, self._workspace.path)
+
+    async def finish(self, result: Result) -> Result:
+        """Copies back after a run; returns its result with what was left out added to it."""
+        left_out = tuple(f"not copied back: {what}" for what in await self.copy_back())
+        return result.model_copy(update={"left_out": result.left_out + left_out}) if left_out else result
