@@ -35,7 +35,7 @@ from belljar.core.plan import Command, Plan
 from belljar.core.request import Egress, Limits
 from belljar.core.settings import EXECUTION, ContainerSettings, Settings
 from belljar.host import ownership
-from belljar.host.docker_api import EngineAddress, asking, connected, docker_address, is_outside
+from belljar.host.docker_api import EngineAddress, asking, connected, is_outside
 from belljar.host.egress import Proxy, Resolve, Told, resolve
 
 if TYPE_CHECKING:
@@ -48,10 +48,6 @@ _SHARED_KERNEL = re.compile(r"runc|crun|youki|io\.containerd\.runc\..*")  # not 
 _VOUCHED = 60.0  # seconds that an image's lock, signature and scan need not be looked at again
 _REMEMBERED = 10.0  # seconds that a name is taken to mean the same image
 _ABANDONED = 3600  # seconds after which a container of an earlier boot is nobody's
-
-
-def create(settings: Settings, languages: Languages | None = None) -> Containers:
-    return Containers(docker_address(settings.docker_socket), settings, languages)
 
 
 class Containers:
