@@ -7,8 +7,10 @@ import json
 import pytest
 
 import belljar
+from belljar.backends.native.backend import Native
 from belljar.backends.wasm import modules
 from belljar.core import hints
+from belljar.core.capabilities import Guarantees
 from belljar.engine.engine import Engine
 
 pytestmark = pytest.mark.anyio
@@ -51,6 +53,22 @@ NEEDS_MORE = {
         "may recurse deeply",
     ),
 }
+
+
+async def test_native_is_proved_once_although_wasm_runs_in_its_jail(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs, prove = list[Native](), Native._prove
+
+    async def counted(native: Native) -> Guarantees:
+        proofs.append(native)
+        return await prove(native)
+
+    monkeypatch.setattr(Native, "_prove", counted)
+    fresh = Engine(engine.settings)
+    assert (await belljar.arun("print(1)", engine=fresh, backend="wasm")).ok
+    assert (await belljar.arun("print(1)", engine=fresh, backend="native")).ok
+    assert len(proofs) == 1
 
 
 @pytest.mark.parametrize("what", FITS)

@@ -14,7 +14,6 @@ import pytest
 import belljar
 from belljar.backends.base import Box, Measurable
 from belljar.backends.native.backend import Native
-from belljar.backends.native.backend import create as create_native
 from belljar.backends.wasm import store as wasm_cache
 from belljar.backends.wasm.backend import Wasm
 from belljar.core import errors
@@ -22,6 +21,7 @@ from belljar.core.capabilities import Capabilities
 from belljar.core.request import Limits
 from belljar.core.result import Usage
 from belljar.core.values import MIB
+from belljar.engine.backends import Backends
 from belljar.engine.engine import Engine
 from belljar.host import cgroups
 from belljar.protocol.records import Alert, Sample
@@ -143,12 +143,12 @@ async def _no_jail() -> Capabilities:
 
 @pytest.fixture(params=["jailed", "plain"])
 def wasm(request: pytest.FixtureRequest, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Any:
-    store = wasm_cache.Store.of(engine.settings)
+    store = wasm_cache.Store.of(engine.settings.cache_dir)
     try:
         store.check()
     except errors.NotAvailable as error:
         pytest.skip(f"{error}: run `belljar setup wasm`, as `make test` does")
-    native = create_native(engine.settings)
+    native = Backends(engine.settings).native()
     if request.param == "plain":
         monkeypatch.setattr(native, "probe", _no_jail)
     backend = Wasm(native, store)

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 import belljar
-from belljar import backends
 from belljar.backends.base import Box
 from belljar.backends.fake import Fake
 from belljar.backends.none import NoSandbox
 from belljar.containers import CONTAINERS, Detection, _container_backend, adetect, ais_container_available
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
-from belljar.core.languages import Languages
 from belljar.core.plan import Plan
+from belljar.engine.backends import NAMES, Backends
 from belljar.engine.engine import Engine
 from belljar.settings import load
 
@@ -58,7 +57,7 @@ class Told:
 def engine(*told: Told, state: Path) -> Engine:
     """All real backends are played, so that the answer is the same on every machine."""
     played = {one.name: one for one in told}
-    rest = [played.get(name, Told(name, f"{name} is not here")) for name in backends.NAMES]
+    rest = [played.get(name, Told(name, f"{name} is not here")) for name in NAMES]
     return Engine(load({"HOME": "/"}, state, state_dir=str(state)), extra=tuple(rest))
 
 
@@ -66,13 +65,13 @@ def engine(*told: Told, state: Path) -> Engine:
 
 
 def test_apple_comes_after_the_other_container_engines_and_none_is_never_in_the_order() -> None:
-    assert backends.NAMES == ("wasm", "native", "docker", "podman", "apple")
-    assert "none" not in backends.NAMES
+    assert NAMES == ("wasm", "native", "docker", "podman", "apple")
+    assert "none" not in NAMES
 
 
 async def test_detection_tells_all_backends_in_order_with_their_reasons(tmp_path: Path) -> None:
     found = await adetect(engine=engine(Told("docker"), state=tmp_path))
-    assert [one.backend for one in found.order] == list(backends.NAMES)
+    assert [one.backend for one in found.order] == list(NAMES)
     assert found.backend == "docker"
     by_name = {one.backend: one for one in found.order}
     assert by_name["native"] == ("native", False, "native is not here", "mend it", None)
@@ -107,7 +106,7 @@ def test_on_this_system_apple_says_what_it_needs() -> None:
 
 
 async def test_the_backend_none_is_known_by_name_and_every_call_is_refused() -> None:
-    none = backends.load("none", load(), Languages())
+    none = Backends(load())["none"]
     offer = await none.probe()
     assert (offer.available, offer.why_not) == (False, "no sandbox was asked for")
     for call in (none.languages(), none.reap()):

@@ -269,7 +269,7 @@ def test_no_second_run_is_weaker_than_the_first_and_the_result_says_so() -> None
     last: list[belljar.Result] = []
     native = Stage("native", has_it, guarantees=weak)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(belljar.backends, "NAMES", ())
+        patch.setattr(belljar.engine.engine, "NAMES", ())
         engine = staged(Stage("wasm", lacks_it), native)
         result = belljar.run(
             CODE,

@@ -13,12 +13,12 @@ import anyio
 import pytest
 
 import belljar
-from belljar.backends.native.backend import create as create_native
 from belljar.backends.wasm import store as wasm_cache
 from belljar.backends.wasm.backend import Wasm
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
 from belljar.core.plan import Plan
+from belljar.engine.backends import Backends
 from belljar.engine.engine import Engine
 from witness import Traces, descendants, eventually
 
@@ -30,7 +30,7 @@ HIDDEN = "numpy = __import__('num' + 'py')"  # an import that the analysis canno
 @pytest.fixture
 def store(engine: Engine) -> wasm_cache.Store:
     """The real one, which takes minutes to build."""
-    found = wasm_cache.Store.of(engine.settings)
+    found = wasm_cache.Store.of(engine.settings.cache_dir)
     try:
         found.check()
     except errors.NotAvailable as error:
@@ -41,7 +41,7 @@ def store(engine: Engine) -> wasm_cache.Store:
 @pytest.fixture
 def wasm(engine: Engine, store: wasm_cache.Store) -> Iterator[Wasm]:
     """The real backend with a state directory of its own; the compiled interpreter is shared."""
-    backend = Wasm(create_native(engine.settings), store)
+    backend = Wasm(Backends(engine.settings).native(), store)
     yield backend
     backend.close()
 
@@ -53,7 +53,7 @@ async def _no_jail() -> Capabilities:
 @pytest.fixture
 def plain(engine: Engine, store: wasm_cache.Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wasm]:
     """The same where there is no native jail, as on macOS: its workers are plain processes."""
-    native = create_native(engine.settings)
+    native = Backends(engine.settings).native()
     monkeypatch.setattr(native, "probe", _no_jail)
     backend = Wasm(native, store)
     yield backend
@@ -347,7 +347,7 @@ async def test_limits_hold_in_a_plain_worker_and_nothing_is_left(
 
 
 async def test_until_it_is_compiled_it_says_how_and_nothing_waits(engine: Engine, tmp_path: Path) -> None:
-    offer = await Wasm(create_native(engine.settings), wasm_cache.Store(tmp_path)).probe()
+    offer = await Wasm(Backends(engine.settings).native(), wasm_cache.Store(tmp_path)).probe()
     assert not offer.available
     assert offer.fix == "belljar setup wasm"
     assert offer.setup
@@ -423,7 +423,7 @@ async def test_auto_does_not_wait_and_an_explicit_request_builds_and_tells_its_s
 ) -> None:
     ready = {path: (store.folder / f"{name}.cwasm") for name, path in wasm_cache.sources().items()}
     steps: list[str] = []
-    backend = Wasm(create_native(engine.settings), wasm_cache.Store(open_folder / "cache"))
+    backend = Wasm(Backends(engine.settings).native(), wasm_cache.Store(open_folder / "cache"))
     own = Engine(engine.settings, on_setup=steps.append)
     own._backends["wasm"] = backend  # in its usual place among the others
     monkeypatch.setattr(wasm_cache, "_compiled", lambda path: pytest.fail("auto compiled it"))

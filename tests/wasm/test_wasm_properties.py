@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 import belljar
-from belljar.backends.native.backend import create as create_native
 from belljar.backends.wasm import store as wasm_cache
 from belljar.backends.wasm.backend import Wasm
 from belljar.core import errors
 from belljar.core.plan import Plan
+from belljar.engine.backends import Backends
 from belljar.settings import load
 from witness import Traces, descendants, eventually
 
@@ -33,12 +33,12 @@ NAMES = ("a", "b", "c")
 @pytest.fixture(scope="module")
 def wasm() -> Iterator[Wasm]:
     options = load()
-    store = wasm_cache.Store.of(options)
+    store = wasm_cache.Store.of(options.cache_dir)
     try:
         store.check()
     except errors.NotAvailable as error:
         pytest.skip(f"{error}: run `belljar setup wasm`, as `make test` does")
-    backend = Wasm(create_native(options), store)
+    backend = Wasm(Backends(options).native(), store)
     yield backend
     backend.close()
 
@@ -308,19 +308,19 @@ async def _lives(session: belljar.Session) -> bool:
 HOST = """
 import sys
 import belljar
-from belljar.backends import wasm_cache
-from belljar.backends.native import create
-from belljar.backends.wasm import Wasm
-from belljar.engine import Engine
-from belljar.models import Capabilities
+from belljar.backends.wasm.backend import Wasm
+from belljar.backends.wasm.store import Store
+from belljar.core.capabilities import Capabilities
+from belljar.engine.backends import Backends
+from belljar.engine.engine import Engine
 
 async def probe():
     return Capabilities(backend="native", available=False, why_not="no jail")
 
 engine = Engine()
-native = create(engine.settings)
+native = Backends(engine.settings).native()
 native.probe = probe
-backend = Wasm(native, wasm_cache.Store.of(engine.settings))
+backend = Wasm(native, Store.of(engine.settings.cache_dir))
 code = "print('in', flush=True)\\nwhile True: pass" if sys.argv[1] == "busy" else "print('in')"
 tell = lambda text: print(text, end="", flush=True)
 belljar.run(code, backend=backend, timeout=300, on_stdout=tell)

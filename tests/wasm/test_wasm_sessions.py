@@ -17,10 +17,10 @@ import anyio.lowlevel
 import pytest
 
 import belljar
-from belljar.backends.native.backend import create as create_native
 from belljar.backends.wasm import store as wasm_cache
 from belljar.backends.wasm.backend import Wasm
 from belljar.core import errors
+from belljar.engine.backends import Backends
 from belljar.engine.engine import Engine
 from witness import Traces, eventually
 
@@ -30,12 +30,12 @@ SOON = 10  # seconds; what a user would not wait for
 
 @pytest.fixture
 def wasm(engine: Engine) -> Iterator[Wasm]:
-    store = wasm_cache.Store.of(engine.settings)
+    store = wasm_cache.Store.of(engine.settings.cache_dir)
     try:
         store.check()
     except errors.NotAvailable as error:
         pytest.skip(f"{error}: run `belljar setup wasm`, as `make test` does")
-    backend = Wasm(create_native(engine.settings), store)
+    backend = Wasm(Backends(engine.settings).native(), store)
     yield backend
     backend.close()
 

@@ -1,6 +1,6 @@
-"""The backend `none`: known by name, chosen by nobody, and able to do nothing.
+"""The backend `none`, which refuses everything.
 
-Who asks for it asks to run code without a sandbox. There is no such thing here, and every call says so.
+A caller that asks for it asks to run code without a sandbox. Belljar cannot do that, and every call says so.
 """
 
 from __future__ import annotations
@@ -11,16 +11,10 @@ from contextlib import asynccontextmanager
 from belljar.backends.base import Box
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, LanguageSupport
-from belljar.core.languages import Languages
 from belljar.core.plan import Plan
-from belljar.core.settings import Settings
 
 WHY = "no sandbox was asked for"
 FIX = "choose a backend (`belljar doctor` shows which work here): there is no execution without a sandbox"
-
-
-def create(settings: Settings, languages: Languages | None = None) -> NoSandbox:
-    return NoSandbox()
 
 
 class NoSandbox:

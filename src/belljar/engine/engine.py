@@ -10,8 +10,6 @@ from typing import Any
 
 import anyio
 
-from belljar.backends import NAMES, NEVER_CHOSEN
-from belljar.backends import load as load_backend
 from belljar.backends.base import Backend, Preparable
 from belljar.backends.control import Control
 from belljar.core import errors, policy, routing
@@ -23,6 +21,7 @@ from belljar.core.routing import Choice
 from belljar.core.settings import CONTAINER_ENGINES, Settings
 from belljar.engine import audit, language_file
 from belljar.engine.audit import Audit
+from belljar.engine.backends import NAMES, NEVER_CHOSEN, Backends
 from belljar.engine.capacity import Capacity
 from belljar.engine.lease import Lease, Listener, notify
 from belljar.engine.tracing import span
@@ -49,7 +48,8 @@ class Engine:
         self.settings = settings or load_settings()
         self.languages = language_file.load(self.settings.language_file)
         self._extra = {backend.name: backend for backend in extra}
-        self._backends: dict[str, Backend] = {}
+        own_native = None if "native" in self._extra else lambda: self.capabilities("native")
+        self._backends = Backends(self.settings, self.languages, own_native)
         self._capabilities: dict[str, Capabilities] = {}
         self._languages: dict[str, tuple[LanguageSupport, ...]] = {}
         self._sinks = tuple(sinks)
@@ -61,11 +61,7 @@ class Engine:
     # --- what there is ---
 
     def backend(self, name: str) -> Backend:
-        if name in self._extra:
-            return self._extra[name]
-        if name not in self._backends:
-            self._backends[name] = load_backend(name, self.settings, self.languages)
-        return self._backends[name]
+        return self._extra[name] if name in self._extra else self._backends[name]
 
     async def capabilities(self, name: str, *, again: bool = False) -> Capabilities:
         if again or name not in self._capabilities:

@@ -24,10 +24,10 @@ from belljar.backends.apple.ownership import MachineOwner
 from belljar.backends.control import Control
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
-from belljar.core.languages import BUILTIN, Language, Languages
+from belljar.core.languages import BUILTIN, Language
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits
-from belljar.core.settings import UNPRIVILEGED_UIDS, Settings
+from belljar.core.settings import UNPRIVILEGED_UIDS
 from belljar.core.values import MIB
 from belljar.host import ownership as owners
 from belljar.host.seccomp import PROFILES
@@ -41,17 +41,6 @@ _PULL = 1800.0
 _TYPES_STRIPPED = (23, 6)  # from this Node on TypeScript runs as it is
 _EXECUTION, _NODE = "execution", "node-execution"
 _IMAGES = {_EXECUTION: "python:3.12-slim", _NODE: "node:20-slim"}
-
-
-def create(settings: Settings, languages: Languages | None = None) -> Apple:
-    return Apple(
-        Path(settings.state_dir),
-        path=settings.path,
-        images={name: settings.container.image_of(name) for name in settings.container.types}
-        | dict(settings.container.images),
-        spoken=tuple(languages or Languages()),
-        first_uid=settings.user_uid,
-    )
 
 
 class Apple:

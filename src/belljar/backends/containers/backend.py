@@ -37,7 +37,7 @@ from belljar.core.settings import EXECUTION, ContainerSettings, Settings
 from belljar.host import ownership
 from belljar.host.docker_api import asking, connected, list_containers, list_volumes
 from belljar.host.egress import Proxy, Resolve, Told, resolve
-from belljar.host.engine_address import EngineAddress, docker_address, is_outside
+from belljar.host.engine_address import EngineAddress, is_outside
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -49,10 +49,6 @@ _SHARED_KERNEL = re.compile(r"runc|crun|youki|io\.containerd\.runc\..*")  # not 
 _VOUCHED = 60.0  # seconds that an image's lock, signature and scan need not be looked at again
 _REMEMBERED = 10.0  # seconds that a name is taken to mean the same image
 _ABANDONED = 3600  # seconds after which a container of an earlier boot is nobody's
-
-
-def create(settings: Settings, languages: Languages | None = None) -> Containers:
-    return Containers(docker_address(settings.docker_socket), settings, languages)
 
 
 class Containers:

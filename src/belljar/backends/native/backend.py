@@ -19,21 +19,15 @@ from belljar.backends.native.box import NativeBox, NativeHost
 from belljar.backends.native.toolchains import Toolchains, find_bubblewrap
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
-from belljar.core.languages import BUILTIN, Language, Languages
+from belljar.core.languages import BUILTIN, Language
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
-from belljar.core.settings import Settings
 from belljar.core.values import MIB
 from belljar.host import cgroups, egress, ownership, process
 from belljar.host.egress import Resolve
 
 _OWN_PROCESSES = 2  # bubblewrap's monitor and the init inside count against the pids limit
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
-
-
-def create(settings: Settings, languages: Languages | None = None) -> Native:
-    spoken = tuple(languages or Languages())
-    return Native(Path(settings.state_dir), first_uid=settings.user_uid, path=settings.path, spoken=spoken)
 
 
 class Native:

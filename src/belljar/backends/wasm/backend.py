@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,6 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.native.backend import Native
-from belljar.backends.native.backend import create as create_native
 from belljar.backends.wasm import profiles as wasm_profiles
 from belljar.backends.wasm import store as wasm_cache
 from belljar.backends.wasm.box import WasmBox
@@ -25,10 +24,8 @@ from belljar.backends.wasm.modules import bundled
 from belljar.backends.wasm.worker_process import Kind, Worker
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
-from belljar.core.languages import Languages
 from belljar.core.plan import Plan
 from belljar.core.result import FileTree
-from belljar.core.settings import Settings
 from belljar.core.values import GIB, MIB
 from belljar.host import files
 
@@ -38,17 +35,26 @@ _SCRIPTS = ("javascript", "typescript")
 _WALLS = ("webassembly memory", "no system calls, WASI only")
 
 
-def create(settings: Settings, languages: Languages | None = None) -> Wasm:
-    return Wasm(create_native(settings, languages), wasm_cache.Store.of(settings))
-
-
 class Wasm:
     """The backend `wasm`."""
 
     name = "wasm"
 
-    def __init__(self, native: Native, store: wasm_cache.Store) -> None:
+    def __init__(
+        self,
+        native: Native,
+        store: wasm_cache.Store,
+        probe_native: Callable[[], Awaitable[Capabilities]] | None = None,
+    ) -> None:
+        """Remembers what it is made of; nothing is started yet.
+
+        Args:
+            native: the jail that its workers run in, where that works.
+            store: the compiled interpreters.
+            probe_native: tells what is known of `native`; without it, `native` is probed.
+        """
         self._native = native
+        self._probe_native = probe_native or native.probe
         self._store = store
         self._jailed: bool | None = None  # once probed
         self._facts: dict[str, dict[str, Any]] = {}
@@ -72,7 +78,7 @@ class Wasm:
             return Capabilities(backend=self.name, available=False, why_not=str(error), fix="run `belljar doctor`")
 
     async def _probe(self, version: str) -> Capabilities:
-        outer = await self._native.probe()
+        outer = await self._probe_native()
         self._jailed = outer.available and outer.guarantees is not None
         return Capabilities(
             backend=self.name, available=True, version=version, commands=False, processes=False,
@@ -109,7 +115,7 @@ class Wasm:
         for name, modules in wasm_profiles.PROFILES.items():
             if name not in built:
                 told(f"the profile {name}")
-                await self._native.probe()
+                await self._in_jail()
                 async with self.open(Plan(keep_files=True)) as box:
                     copy = await box.imported(modules)
                 built[name] = wasm_profiles.keep(self._store.folder / f"{name}.pages", copy)
@@ -165,8 +171,9 @@ class Wasm:
 
     async def _in_jail(self) -> bool:
         if self._jailed is None:
-            await self.probe()
-        return bool(self._jailed)
+            outer = await self._probe_native()
+            self._jailed = outer.available and outer.guarantees is not None
+        return self._jailed
 
     async def _worker(self, plan: Plan) -> Worker:
         """An idle worker of the right kind, or a new one."""

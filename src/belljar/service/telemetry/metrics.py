@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from belljar import backends
 from belljar.core import errors
 from belljar.core.languages import BUILTIN, Language
 from belljar.core.result import Result, Status
+from belljar.engine.backends import NAMES, NEVER_CHOSEN
 from belljar.protocol.records import RunRecord
 
 RECENT = 1000  # runs that the success rate is of
@@ -81,14 +81,12 @@ class _Pair(NamedTuple):
 class Metrics:
     """Told of each end by `hear`; `text` is what a scrape gets."""
 
-    def __init__(
-        self, spoken: Iterable[Language] = tuple(BUILTIN.values()), known: Iterable[str] = backends.NAMES
-    ) -> None:
+    def __init__(self, spoken: Iterable[Language] = tuple(BUILTIN.values()), known: Iterable[str] = NAMES) -> None:
         disable_created_metrics()  # else each of ours has a second series, which says when the process was started
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._names = _names(spoken)
-        self._known = frozenset((*known, *backends.NEVER_CHOSEN, _NOWHERE))
+        self._known = frozenset((*known, *NEVER_CHOSEN, _NOWHERE))
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._executions = self._counter("executions", "Runs that began, by language and backend.")
         self._duration = self._histogram("execution_duration_ms", "How long they took, milliseconds.", _MS)

@@ -1,0 +1,125 @@
+"""Which backends there are, and what each is told of the settings. A new one is one folder and one row here.
+
+Backends read no settings: a row hands them finished facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from belljar.backends.base import Backend
+from belljar.core.capabilities import Capabilities
+from belljar.core.languages import Languages
+from belljar.core.settings import Settings
+
+if TYPE_CHECKING:
+    from belljar.backends.apple.backend import Apple
+    from belljar.backends.containers.backend import Containers
+    from belljar.backends.native.backend import Native
+    from belljar.backends.none import NoSandbox
+    from belljar.backends.wasm.backend import Wasm
+
+
+class Facts(NamedTuple):
+    """What the rows choose from."""
+
+    settings: Settings
+    languages: Languages
+    native: Callable[[], Native]  # the engine's own
+    probe_native: Callable[[], Awaitable[Capabilities]] | None = None  # what is known of it; None: it is asked
+
+
+def _native(facts: Facts) -> Native:
+    from belljar.backends.native.backend import Native
+
+    settings = facts.settings
+    return Native(
+        Path(settings.state_dir), first_uid=settings.user_uid, path=settings.path, spoken=tuple(facts.languages)
+    )
+
+
+def _wasm(facts: Facts) -> Wasm:
+    from belljar.backends.wasm.backend import Wasm
+    from belljar.backends.wasm.store import Store
+
+    return Wasm(facts.native(), Store.of(facts.settings.cache_dir), facts.probe_native)
+
+
+def _docker(facts: Facts) -> Containers:
+    from belljar.backends.containers.backend import Containers
+    from belljar.host.engine_address import docker_address
+
+    return Containers(docker_address(facts.settings.docker_socket), facts.settings, facts.languages)
+
+
+def _podman(facts: Facts) -> Containers:
+    from belljar.backends.containers.backend import Containers
+    from belljar.host.engine_address import podman_address
+
+    return Containers(podman_address(facts.settings.podman_socket), facts.settings, facts.languages)
+
+
+def _apple(facts: Facts) -> Apple:
+    from belljar.backends.apple.backend import Apple
+
+    settings, container = facts.settings, facts.settings.container
+    images = {name: container.image_of(name) for name in container.types} | dict(container.images)
+    return Apple(
+        Path(settings.state_dir), path=settings.path, images=images, spoken=tuple(facts.languages),
+        first_uid=settings.user_uid,
+    )  # fmt: skip
+
+
+def _none(facts: Facts) -> NoSandbox:
+    from belljar.backends.none import NoSandbox
+
+    return NoSandbox()
+
+
+# In the order that `auto` prefers them. The fake is passed in by hand, never chosen.
+BACKENDS: Mapping[str, Callable[[Facts], Backend]] = {
+    "wasm": _wasm,
+    "native": _native,
+    "docker": _docker,
+    "podman": _podman,
+    "apple": _apple,
+    "none": _none,
+}
+NEVER_CHOSEN = ("none",)  # asked for by name, it says no
+NAMES = tuple(name for name in BACKENDS if name not in NEVER_CHOSEN)
+
+
+class Backends:
+    """The backends of one engine, each imported and made when it is first asked for."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        languages: Languages | None = None,
+        probe_native: Callable[[], Awaitable[Capabilities]] | None = None,
+    ) -> None:
+        """Remembers what the backends will be made of.
+
+        Args:
+            settings: Belljar's.
+            languages: what they are to run; without any: the built-in ones.
+            probe_native: tells what is known of the backend `native`, so that `wasm` need not prove it again.
+        """
+        self._facts = Facts(settings, languages or Languages(), self.native, probe_native)
+        self._made: dict[str, Backend] = {}
+
+    def __getitem__(self, name: str) -> Backend:
+        """The backend of that name, always the same one."""
+        if name not in self._made:
+            self._made[name] = BACKENDS[name](self._facts)
+        return self._made[name]
+
+    def native(self) -> Native:
+        """The backend `native`, for those that build on it."""
+        from belljar.backends.native.backend import Native
+
+        native = self["native"]
+        assert isinstance(native, Native)
+        return native
