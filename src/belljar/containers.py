@@ -16,7 +16,7 @@ from belljar.host import portal
 from belljar.sandbox import arun, default_engine
 
 if TYPE_CHECKING:
-    from belljar.images.context import BuildReport
+    from belljar.images.build_log import BuildReport
 
 
 class Detected(NamedTuple):
@@ -140,12 +140,10 @@ async def abuild_image(
         except ValueError as error:
             raise errors.InvalidRequest(f"memory: {error}") from None
         return await chosen.build(folder, tag, file=file, memory=size, cpus=cpus, told=on_progress)
-    from belljar.host.docker_api import docker_address, podman_address
+    from belljar.host.engine_address import engine_address
     from belljar.images.images import Images  # it brings the engine's API with it
 
-    settings = engine.settings
-    at = podman_address(settings.podman_socket) if name == "podman" else docker_address(settings.docker_socket)
-    images = Images(settings, url=at.url)
+    images = Images(engine.settings, engine_address(name, engine.settings))
     return await images.build(folder, tag, file, memory, cpus, listener=lambda progress: on_progress(progress.step))
 
 

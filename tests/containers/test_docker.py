@@ -22,7 +22,8 @@ from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.options import request
 from belljar.engine.engine import Engine
-from belljar.host.docker_api import DOCKER, EngineAddress, connected
+from belljar.host.docker_api import connected
+from belljar.host.engine_address import DOCKER, EngineAddress
 from belljar.sandbox import Cancel
 from belljar.settings import load
 from engines import FLAVOURS, IMAGE, backend_of, engines, left_behind, nothing_left, run
@@ -50,7 +51,7 @@ async def test_every_container_has_all_its_walls(engine: Engine) -> None:
     seen: list[dict[str, Any]] = []
 
     async def look(_: str) -> None:
-        async with connected(backend_of(engine)._address) as client:
+        async with connected(backend_of(engine).address) as client:
             for each in await client.containers.list(all=True, filters={"label": [f"{spec.LABEL}=1"]}):
                 seen.append(await each.show())
 
@@ -162,7 +163,7 @@ async def test_dockerd_killed_in_mid_run_is_our_failure_and_the_next_run_works(d
 async def test_an_image_that_is_removed_after_the_probe_is_image_not_found() -> None:
     name = "belljar-test/passing:latest"
     engine = engines().engine("docker", container={"images": {"execution": name}})
-    async with connected(backend_of(engine)._address) as client:
+    async with connected(backend_of(engine).address) as client:
         await client.images.tag(IMAGE, repo="belljar-test/passing", tag="latest")
         assert (await engine.capabilities("docker")).available
         await client.images.delete(name)

@@ -23,7 +23,7 @@ import pytest
 
 from belljar.core import errors
 from belljar.engine.engine import Engine
-from belljar.images.engine import Progress
+from belljar.images.progress import Progress
 from engines import FLAVOURS, IMAGE, Engines, engines, left_behind, nothing_left, run, served
 from image_engine import ImageEngine, Registry, serving
 

@@ -20,7 +20,8 @@ from belljar.backends.containers import spec
 from belljar.backends.containers.backend import Containers
 from belljar.engine.engine import Engine
 from belljar.host import files
-from belljar.host.docker_api import connected, docker_address, podman_address
+from belljar.host.docker_api import connected, list_containers
+from belljar.host.engine_address import docker_address, podman_address
 from belljar.sandbox import Cancel
 from engines import FLAVOURS, IMAGE, backend_of, engines, nothing_left, run
 
@@ -40,9 +41,9 @@ def pooled(flavour: str, **options: Any) -> Engine:
 
 async def running(engine: Engine) -> list[str]:
     """The names of our containers that are up, whoever made them."""
-    async with connected(backend_of(engine)._address) as client:
-        found = await client.containers.list(filters={"label": [f"{spec.LABEL}=1"]})
-    return [str(each._container["Names"][0]).lstrip("/") for each in found]
+    async with connected(backend_of(engine).address) as client:
+        found = await list_containers(client, label=f"{spec.LABEL}=1", running=True)
+    return [str(each["Names"][0]).lstrip("/") for each in found]
 
 
 async def filled(engine: Engine) -> str:
@@ -235,7 +236,7 @@ async def greedy(engine: Engine) -> AsyncIterator[str]:
     changes = ["VOLUME /scratch"]
     if engine.settings.backend == "docker":  # Podman's images know no health
         changes.append('HEALTHCHECK --interval=1s CMD ["true"]')
-    async with connected(backend_of(engine)._address) as client:
+    async with connected(backend_of(engine).address) as client:
         container = await client.containers.create(body)
         try:
             await container.start()
@@ -253,7 +254,7 @@ async def test_an_image_s_volumes_are_held_by_the_disk_limit_and_nobody_looks_af
     shown: list[dict[str, Any]] = []
 
     async def look(_: str) -> None:
-        async with connected(backend_of(engine)._address) as client:
+        async with connected(backend_of(engine).address) as client:
             for each in await client.containers.list(filters={"label": [f"{spec.LABEL}=1"]}):
                 shown.append(await each.show())
 

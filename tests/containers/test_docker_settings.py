@@ -59,7 +59,7 @@ async def seen_by_the_engine(engine: Engine, **options: Any) -> tuple[dict[str, 
     found: list[tuple[dict[str, Any], dict[str, str]]] = []
 
     async def look(_: str) -> None:
-        async with connected(backend._address) as client:
+        async with connected(backend.address) as client:
             for each in await client.containers.list(filters={"label": [f"{spec.LABEL}=1"]}):
                 shown = await each.show()
                 found.append((shown, throttles(int(shown["State"]["Pid"]))))
@@ -223,7 +223,7 @@ async def inner_network(flavour: str) -> AsyncIterator[str]:
     backend = engine_with(flavour).backend(flavour)
     assert isinstance(backend, Containers)
     name = f"belljar-test-{secrets.token_hex(4)}"
-    async with connected(backend._address) as client:
+    async with connected(backend.address) as client:
         try:
             await client.networks.create({"Name": name, "Driver": "bridge", "Internal": True, "CheckDuplicate": True})
         except Exception as error:
@@ -331,7 +331,7 @@ async def another_image(engine: Engine) -> AsyncIterator[str]:
     backend = engine.backend(engine.settings.backend)
     assert isinstance(backend, Containers)
     name = f"localhost/belljar-test/other-{secrets.token_hex(4)}"
-    async with connected(backend._address) as client:
+    async with connected(backend.address) as client:
         await client.images.tag(IMAGE, repo=name, tag="1")
         try:
             yield f"{name}:1"

@@ -10,9 +10,9 @@ import pytest
 
 from belljar import __version__
 from belljar.core import errors
-from belljar.images.engine import Progress
-from belljar.images.images import LANGUAGES
-from belljar.images.rules import parse
+from belljar.images.build import LANGUAGES
+from belljar.images.progress import Progress
+from belljar.images.references import parse
 from engines import IMAGE, engines
 from image_engine import ImageEngine, base_for, belljar, socket_of
 from witness import eventually
@@ -77,7 +77,7 @@ async def test_our_image_says_what_it_was_built_from_and_its_base_is_pinned_from
     assert report.ok, report
     assert report.bases == (f"pinned-base:1@{base}",)
     assert json.loads(host.docker("inspect", report.tag))[0]["Config"]["Labels"]["belljar.bases"] == report.bases[0]
-    pin = images.store.lock().images["pinned-base:1"]
+    pin = images.records.lock().images["pinned-base:1"]
     assert (pin.digest, pin.of) == (base, "engine")
     # The same base is welcome where a lock is required; another one of that name is not, and does not move the pin.
     assert (await host.images(require_lock=True).build_language("bash", "pinned", base="pinned-base:1")).ok
@@ -85,7 +85,7 @@ async def test_our_image_says_what_it_was_built_from_and_its_base_is_pinned_from
     with pytest.raises(errors.ImageRefused, match="is pinned") as caught:
         await images.build_language("bash", "pinned", base="pinned-base:1")
     assert caught.value.context["found"] == other
-    assert images.store.lock().images["pinned-base:1"].digest == base
+    assert images.records.lock().images["pinned-base:1"].digest == base
     host.docker("rmi", "-f", report.id, other)
 
 
@@ -231,7 +231,7 @@ async def test_an_image_in_use_is_not_removed_without_force_and_the_error_says_s
     assert host.has("busy:1")
     host.docker("rm", container)
     assert (await images.remove("busy:1")).id == report.id
-    assert report.id not in images.store.built()
+    assert report.id not in images.records.built()
     with pytest.raises(errors.ImageNotFound):
         await images.remove("busy:1")
 
@@ -268,7 +268,7 @@ async def test_podman_builds_our_image_without_setuid_files_and_package_managers
     assert "bash" in programs
     assert programs & _PACKAGE_MANAGERS == set()
     (base,) = report.bases
-    assert host.images().store.lock().images[IMAGE].digest == base.partition("@")[2]
+    assert host.images().records.lock().images[IMAGE].digest == base.partition("@")[2]
     host.docker("rmi", "-f", report.id)
 
 

@@ -22,8 +22,9 @@ from anyio.abc import SocketAttribute
 
 from belljar.core import errors
 from belljar.core.settings import ImageSettings
-from belljar.images.engine import Progress
-from belljar.images.images import Images, Pulled
+from belljar.images.images import Images
+from belljar.images.progress import Progress
+from belljar.images.pull import Pulled
 from image_engine import ImageEngine, Registry, belljar, free_port, half_a_registry, podman_service, serving, socket_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers]
@@ -217,7 +218,7 @@ async def test_a_pinned_name_that_changed_in_the_registry_is_refused_until_the_p
         assert not host.has(name)
         (told,) = await images.update(check=True)
         assert (told.ok, told.digest) == (True, second)
-    assert images.store.lock().images[name].digest == first
+    assert images.records.lock().images[name].digest == first
     (moved,) = await images.update()
     assert (moved.ok, moved.text, moved.digest) == (True, "updated", second)
     assert (await images.pull(name, policy="always")).image.digest == second
@@ -325,10 +326,10 @@ async def test_cosigns_consent_counts_for_a_while_and_only_for_that_digest_key_a
     assert [await times(images), await times(images)] == [1, 0]
     key.write_text("another key")
     assert [await times(images), await times(images)] == [1, 0]
-    kept = images.store.signature(digest)
+    kept = images.records.signature(digest)
     assert kept is not None
     for moment in (time.time() - ImageSettings().signature_max_age - 1, time.time() + 60):
-        images.store.save_signature(kept.model_copy(update={"at": moment}))
+        images.records.save_signature(kept.model_copy(update={"at": moment}))
         assert await times(images) == 1
     (host.folder / "code").write_text("1")
     await refused(images.verify(name), "signature", "cosign refuses it")
@@ -372,7 +373,7 @@ async def test_a_clean_scan_lets_an_image_in_once_and_is_kept_with_its_digest(ho
     images = scanned(host, printing(host, "Low", "Medium"))
     facts = (await images.pull(name)).image
     assert scans(host) == [f"{name.rpartition(':')[0]}@{digest} {facts.id}"]
-    record = images.store.scan(facts.id)
+    record = images.records.scan(facts.id)
     assert record is not None
     assert (record.digest, record.counts) == (digest, {"low": 1, "medium": 1})
     assert abs(time.time() - record.at) < 60
@@ -412,9 +413,9 @@ async def test_a_stale_scan_is_repeated_or_refused_as_policy_says(host: ImageEng
     script = printing(host, "Low")
     images = scanned(host, script)
     facts = (await images.pull(name)).image
-    fresh = images.store.scan(facts.id)
+    fresh = images.records.scan(facts.id)
     assert fresh is not None
-    images.store.save_scan(fresh.model_copy(update={"at": time.time() - 8 * 86400}))
+    images.records.save_scan(fresh.model_copy(update={"at": time.time() - 8 * 86400}))
     await refused(scanned(host, script, scan_when_stale="refuse").pull(name), "scan", "stale")
     await images.pull(name)
     assert len(scans(host)) == 2

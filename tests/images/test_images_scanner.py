@@ -56,7 +56,7 @@ async def test_what_a_real_scanner_finds_in_an_image_is_recorded_and_refuses_it(
     with pytest.raises(errors.ImageRefused, match="S602") as caught:
         await images.pull("scanned/bad:1", policy="never")
     assert caught.value.context["rule"] == "scan"
-    record = images.store.scan(bad)
+    record = images.records.scan(bad)
     assert record is not None
     assert sum(record.counts.values()) >= 1 and any("app.py" in finding for finding in record.findings), record
     host.docker("rmi", "-f", bad)
@@ -66,6 +66,6 @@ async def test_an_image_in_which_a_real_scanner_finds_nothing_is_let_in(host: Im
     good = await made(host, "scanned/good:1", b"print(40 + 2)\n")
     images = scanning(host)
     assert (await images.pull("scanned/good:1", policy="never")).image.id == good
-    record = images.store.scan(good)
+    record = images.records.scan(good)
     assert record is not None and record.counts == {}
     host.docker("rmi", "-f", good)

@@ -19,8 +19,8 @@ from belljar.backends.containers.backend import Containers
 from belljar.backends.native.backend import Native
 from belljar.core.request import Egress
 from belljar.engine.engine import Engine
-from belljar.host.docker_api import docker_address, podman_address
 from belljar.host.egress import judge
+from belljar.host.engine_address import docker_address, podman_address
 from belljar.settings import load
 from engines import engines
 from witness import eventually

@@ -19,7 +19,7 @@ import belljar
 from belljar.backends.containers import spec
 from belljar.cli.proxy import open_listener
 from belljar.engine.engine import Engine
-from belljar.host.docker_api import DOCKER, PODMAN, Flavour
+from belljar.host.engine_address import DOCKER, PODMAN, Flavour
 from belljar.sandbox import Sandbox
 from belljar.socket_proxy.proxy import SocketProxy
 from belljar.socket_proxy.rules import Rules
@@ -163,7 +163,7 @@ async def test_a_proxy_that_was_started_again_knows_what_was_made_before(name: s
 
 
 async def test_an_engine_outside_of_our_container_is_told_from_one_beside_us() -> None:
-    program = "import sys; from belljar.host.docker_api import is_outside; print(is_outside(sys.argv[1]))"
+    program = "import sys; from belljar.host.engine_address import is_outside; print(is_outside(sys.argv[1]))"
     async with proxied() as path:
         for apart, expected in ([], b"False"), (["unshare", "--pid", "--fork"], b"True"):
             done = await anyio.run_process([*apart, sys.executable, "-c", program, f"unix://{path}"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from belljar.backends.containers import spec
 from belljar.core.request import Limits
-from belljar.host.docker_api import DOCKER
+from belljar.host.engine_address import DOCKER
 
 
 def body(**guest: Any) -> dict[str, Any]:

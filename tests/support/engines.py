@@ -21,10 +21,10 @@ import anyio
 import pytest
 
 import belljar
-from belljar.backends.containers import spec
 from belljar.backends.containers.backend import Containers
+from belljar.core.labels import LABEL
 from belljar.engine.engine import Engine
-from belljar.host.docker_api import connected
+from belljar.host.docker_api import connected, list_containers, list_volumes
 from belljar.settings import load
 
 IMAGE = "belljar-test/base:latest"
@@ -153,11 +153,11 @@ def backend_of(engine: Engine) -> Containers:
 
 async def left_behind(engine: Engine) -> list[str]:
     """The names of our containers and volumes, whoever made them."""
-    wanted = {"label": [f"{spec.LABEL}=1"]}
-    async with connected(backend_of(engine)._address) as client:
-        found = [each._container["Names"][0] for each in await client.containers.list(all=True, filters=wanted)]
-        volumes = (await client.volumes.list(filters=wanted)).get("Volumes") or []
-    return [*found, *(each["Name"] for each in volumes)]
+    wanted = f"{LABEL}=1"
+    async with connected(backend_of(engine).address) as client:
+        found = await list_containers(client, label=wanted)
+        volumes = await list_volumes(client, label=wanted)
+    return [*(each["Names"][0] for each in found), *(each["Name"] for each in volumes)]
 
 
 async def nothing_left(engine: Engine) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 import anyio
 import pytest
 
+from belljar.host.engine_address import FLAVOURS, EngineAddress
 from belljar.images.images import Images
 from belljar.settings import load
 from engines import IMAGE, engines
@@ -137,7 +138,7 @@ class ImageEngine:
 
     def images(self, **rules: Any) -> Images:
         settings = load({"HOME": str(self.folder)}, self.folder, images=rules, cache_dir=str(self.folder / "cache"))
-        return Images(settings, url=self.socket, lock_file=self.lock_file)
+        return Images(settings, EngineAddress(FLAVOURS[self.name], f"unix://{self.socket}"), lock_file=self.lock_file)
 
     def docker(self, *words: str, check: bool = True) -> str:
         done = subprocess.run(

@@ -18,7 +18,7 @@ from belljar.core.languages import BUILTIN
 from belljar.core.request import Limits
 from belljar.core.settings import ContainerSettings, Settings
 from belljar.engine.engine import Engine
-from belljar.host.docker_api import DOCKER, PODMAN, EngineAddress
+from belljar.host.engine_address import DOCKER, PODMAN, EngineAddress
 
 ELSEWHERE = EngineAddress(DOCKER, "tcp://192.0.2.1:2375")  # so that no namespace of this machine is compared
 STATUS = """\

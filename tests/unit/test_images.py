@@ -16,10 +16,14 @@ from hypothesis import strategies as st
 from belljar import settings
 from belljar.core import errors
 from belljar.core.settings import ImageSettings
-from belljar.images import engine, reports
+from belljar.host.docker_api import EngineRefusal, translate
+from belljar.images import reports
 from belljar.images import rules as images_rules
-from belljar.images.rules import ImageFacts, Lock, Pin, Reference, ScanRecord, parse
-from belljar.images.store import Distrusted, Store, new_pin, run_pinned
+from belljar.images.lock import MAX_LOCK_BYTES, Lock, Pin, write_lock
+from belljar.images.pinned import Distrusted, run_pinned
+from belljar.images.records import ImageRecords, new_pin
+from belljar.images.references import ImageFacts, Reference, digests_of, parse
+from belljar.images.rules import ScanRecord
 
 D1, D2, D3 = (f"sha256:{digit * 64}" for digit in "123")
 patient = trials(deadline=None, max_examples=200)
@@ -93,9 +97,9 @@ def test_whatever_is_accepted_can_be_no_option_and_reads_the_same_again(text: st
 
 def test_the_digest_is_the_one_of_the_images_own_repository() -> None:
     entries = [f"other.example/app@{D3}", f"app@{D1}", "garbage", f"app@sha256:{'x' * 64}"]
-    assert images_rules.digests_of(parse("app:1"), entries) == (D1,)
-    assert images_rules.digests_of(parse("unknown:1"), entries) == ()
-    assert images_rules.digests_of(parse("library/app:1"), [f"hub.example/library/app@{D2}"]) == (D2,)
+    assert digests_of(parse("app:1"), entries) == (D1,)
+    assert digests_of(parse("unknown:1"), entries) == ()
+    assert digests_of(parse("library/app:1"), [f"hub.example/library/app@{D2}"]) == (D2,)
 
 
 def test_an_image_that_its_repository_knows_by_two_digests_holds_against_a_pin_of_either() -> None:
@@ -111,7 +115,7 @@ def test_an_image_that_its_repository_knows_by_two_digests_holds_against_a_pin_o
 
 
 def test_a_lock_file_keeps_digest_time_and_person_and_is_the_same_when_written_again(tmp_path: Path) -> None:
-    store = Store(tmp_path / "cache", tmp_path / "belljar.images.lock")
+    store = ImageRecords(tmp_path / "cache", tmp_path / "belljar.images.lock")
     assert store.lock() == Lock()
     store.save_lock(
         Lock().moved(parse("b:1"), new_pin(D1, in_registry=True, by="ada")).moved(parse("a:1"), Pin(digest=D2))
@@ -123,7 +127,7 @@ def test_a_lock_file_keeps_digest_time_and_person_and_is_the_same_when_written_a
         abs(time.mktime(time.strptime(found.images["b:1"].at, "%Y-%m-%dT%H:%M:%SZ")) - time.mktime(time.gmtime())) < 60
     )
     assert list(json.loads(text)["images"]) == ["a:1", "b:1"]
-    assert images_rules.write_lock(found) == text
+    assert write_lock(found) == text
     assert [path.name for path in tmp_path.iterdir()] == ["belljar.images.lock"]
 
 
@@ -142,16 +146,16 @@ def locked(key: str, digest: str = D1) -> str:
     ],
 )  # fmt: skip
 def test_a_damaged_lock_refuses_everything_instead_of_nothing(text: str, tmp_path: Path) -> None:
-    store = Store(tmp_path, tmp_path / "lock")
+    store = ImageRecords(tmp_path, tmp_path / "lock")
     store.lock_file.write_text(text)
     refused("lock", store.lock)
 
 
 def test_a_lock_file_too_large_or_unreadable_is_a_refusal_too(tmp_path: Path) -> None:
-    store = Store(tmp_path, tmp_path / "lock")
-    store.lock_file.write_bytes(b" " * (images_rules.MAX_LOCK + 1) + b'{"version": 1}')
+    store = ImageRecords(tmp_path, tmp_path / "lock")
+    store.lock_file.write_bytes(b" " * (MAX_LOCK_BYTES + 1) + b'{"version": 1}')
     refused("lock", store.lock)
-    refused("lock", Store(tmp_path, tmp_path).lock)
+    refused("lock", ImageRecords(tmp_path, tmp_path).lock)
 
 
 # --- pulling -----------------------------------------------------------------------------------
@@ -317,7 +321,7 @@ def test_the_json_of_grype_and_of_trivy_is_read_with_the_image_it_speaks_of() ->
     ],
 )  # fmt: skip
 def test_a_report_that_is_none_never_looks_like_a_clean_one(text: str) -> None:
-    with pytest.raises(reports.Unreadable):
+    with pytest.raises(reports.UnreadableReport):
         reports.read(text)
 
 
@@ -337,7 +341,7 @@ def test_a_report_that_is_none_never_looks_like_a_clean_one(text: str) -> None:
 def test_a_scanner_can_print_anything_and_get_no_worse_than_unreadable(data: Any) -> None:
     try:
         report = reports.read(json.dumps(data))
-    except reports.Unreadable:
+    except reports.UnreadableReport:
         return
     assert all(count > 0 for count in report.counts.values())
 
@@ -371,7 +375,7 @@ def test_a_scan_is_stale_when_old_or_from_the_future_or_by_another_scanner() -> 
 
 
 def test_a_scan_record_is_kept_by_id_and_a_damaged_or_exchanged_one_is_none(tmp_path: Path) -> None:
-    store = Store(tmp_path, tmp_path / "lock")
+    store = ImageRecords(tmp_path, tmp_path / "lock")
     assert store.scan(D1) is None
     store.save_scan(record(counts={"low": 1}))
     kept = store.scan(D1)
@@ -428,6 +432,7 @@ def test_only_what_is_ours_unused_unpinned_and_old_is_garbage() -> None:
     ("status", "message", "kind"),
     [
         (900, "Cannot connect", errors.NotAvailable),
+        (404, "No such image: x", errors.ImageNotFound),
         (404, "manifest for x:1 not found: manifest unknown", errors.ImageNotFound),
         (0, "pull access denied for x, repository does not exist", errors.ImageNotFound),
         (0, "filesystem layer verification failed for digest sha256:1", errors.PullFailed),
@@ -437,7 +442,15 @@ def test_only_what_is_ours_unused_unpinned_and_old_is_garbage() -> None:
     ],
 )
 def test_an_engines_words_become_the_right_one_of_our_errors(status: int, message: str, kind: type) -> None:
-    assert type(engine.translated(status, message)) is kind
+    assert type(translate(EngineRefusal(status, message), "docker said", registry=True)) is kind
+
+
+def test_only_where_the_engine_speaks_for_a_registry_its_words_are_read_as_a_registrys() -> None:
+    slow, in_use = EngineRefusal(500, "context deadline exceeded"), EngineRefusal(409, "is already in progress")
+    for refusal in (slow, in_use):
+        told = translate(refusal, "the container could not be started", errors.StartFailed)
+        assert type(told) is errors.StartFailed
+        assert told.message == f"the container could not be started: {refusal.message}"
 
 
 def test_a_project_file_may_not_say_which_images_are_trusted(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from belljar.core import errors
-from belljar.images import context
-from belljar.images import rules as images_rules
-from belljar.images.context import BuildLog, Ignore
+from belljar.images import context, dockerfile
+from belljar.images.build_log import BuildLog
+from belljar.images.context import Ignore
 
 D1 = f"sha256:{'1' * 64}"
 
@@ -35,8 +35,8 @@ def test_the_images_a_dockerfile_takes_from_are_found_and_its_own_stages_are_not
         FROM scratch
         COPY --from=other/tools:9 /a /b
     """
-    assert images_rules.bases(text) == ("python:3.12", "node:20", "tools:9", "other/tools:9")
-    assert images_rules.bases(text, {"BASE": D1})[0] == D1
+    assert dockerfile.bases(text) == ("python:3.12", "node:20", "tools:9", "other/tools:9")
+    assert dockerfile.bases(text, {"BASE": D1})[0] == D1
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_images_a_dockerfile_takes_from_are_found_and_its_own_stages_are_not
 )
 def test_a_dockerfile_whose_base_cannot_be_told_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="Dockerfile"):
-        images_rules.bases(text)
+        dockerfile.bases(text)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_a_dockerfile_whose_base_cannot_be_told_is_refused(text: str) -> None:
 )  # fmt: skip
 def test_a_build_without_network_has_no_other_way_to_fetch_either(line: str) -> None:
     with pytest.raises(errors.PolicyDenied, match="may fetch something"):
-        images_rules.check_sources(f"\ufeffFROM a\n{line}\n")
-    images_rules.check_sources("FROM a\nADD files.tar /\nRUN curl http://x\n# ADD http://x /\n")
+        dockerfile.check_sources(f"\ufeffFROM a\n{line}\n")
+    dockerfile.check_sources("FROM a\nADD files.tar /\nRUN curl http://x\n# ADD http://x /\n")
 
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "../Dockerfile", "a/../../b", ".", "", "a\0b"])
 def test_a_dockerfile_outside_the_context_is_refused(file: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="not in the context"):
-        images_rules.build_file(file)
+        dockerfile.build_file(file)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from belljar.core.settings import ImageSettings
-from belljar.images.engine import Traits, network_of
-from belljar.images.rules import SignatureRecord, parse, still_signed
-from belljar.images.store import Store
+from belljar.images.engine import EngineTraits, network_of
+from belljar.images.records import ImageRecords
+from belljar.images.references import parse
+from belljar.images.rules import SignatureRecord, still_signed
 from belljar.images.trust import Trust
 
 ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
@@ -37,7 +38,7 @@ def test_a_consent_counts_for_its_repository_and_policy_and_not_for_ever(
 
 
 def test_a_consent_is_kept_by_its_digest_and_forgotten_with_its_image(tmp_path: Path) -> None:
-    store = Store(tmp_path, tmp_path / "lock")
+    store = ImageRecords(tmp_path, tmp_path / "lock")
     assert store.signature(ONE) is None
     store.save_signature(RECORD)
     assert store.signature(ONE) == RECORD
@@ -55,7 +56,7 @@ def test_a_policy_is_another_one_with_another_program_word_or_key(tmp_path: Path
 
     def policy(sha256: str = "a" * 64, words: tuple[str, ...] = ("--key", str(key))) -> str:
         rules = ImageSettings(cosign="/bin/cosign", cosign_sha256=sha256, cosign_arguments=words)
-        return Trust(rules, Store(tmp_path, tmp_path / "lock"), "")._policy()
+        return Trust(rules, ImageRecords(tmp_path, tmp_path / "lock"), "")._policy()
 
     first = policy()
     assert policy() == first
@@ -68,7 +69,7 @@ def test_a_policy_is_another_one_with_another_program_word_or_key(tmp_path: Path
 
 
 def test_no_network_is_said_in_each_engines_own_words() -> None:
-    docker, podman = Traits(podman=False, limits=True), Traits(podman=True, limits=True)
+    docker, podman = EngineTraits(podman=False, limits=True), EngineTraits(podman=True, limits=True)
     assert network_of(docker, False) == {"networkmode": "none"}
     assert network_of(docker, True) == {"networkmode": "default"}
     for allowed, word in ((False, "NetworkDisabled"), (True, "NetworkDefault")):

@@ -11,7 +11,7 @@ import pytest
 from belljar.backends.containers import spec
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import MIB
-from belljar.host.docker_api import PODMAN
+from belljar.host.engine_address import PODMAN
 from belljar.socket_proxy import rules as socket_rules
 from belljar.socket_proxy.rules import Refused, Rules
 from container_bodies import body, told

@@ -17,9 +17,10 @@ from belljar.core import errors
 from belljar.settings import load
 
 if TYPE_CHECKING:
-    from belljar.images.context import BuildReport
-    from belljar.images.engine import Listener, Progress
-    from belljar.images.images import Images, Outcome
+    from belljar.images.build_log import BuildReport
+    from belljar.images.images import Images
+    from belljar.images.progress import Listener, Progress
+    from belljar.images.pull import ImageOutcome
 
 app = typer.Typer(
     no_args_is_help=True, help="The images of container engines: build, pull, pin, verify, scan, clean up."
@@ -33,12 +34,11 @@ LockFile = Annotated[Path | None, typer.Option("--lock-file", metavar="FILE", he
 
 
 def _images(engine: str, lock_file: Path | None = None) -> Images:
-    from belljar.host.docker_api import docker_address, podman_address
+    from belljar.host.engine_address import engine_address
     from belljar.images.images import Images
 
     settings = load()
-    at = podman_address(settings.podman_socket) if engine == "podman" else docker_address(settings.docker_socket)
-    return Images(settings, url=at.url, lock_file=lock_file)
+    return Images(settings, engine_address(engine, settings), lock_file=lock_file)
 
 
 def _await(function: Callable[[Listener], Awaitable[Any]], *, quiet: bool = False) -> Any:
@@ -97,7 +97,7 @@ def build(
     engine: Engine = "docker", lock_file: LockFile = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Build our hardened language images, or with --context and --tag a project of your own."""
-    from belljar.images.images import LANGUAGES
+    from belljar.images.build import LANGUAGES
 
     if context is None and tag:
         raise errors.InvalidRequest("--tag goes with --context DIR")
@@ -149,10 +149,10 @@ def list_(
     """The images of the engine: size, digest, whether they are pinned, what the last scan said."""
     images = _images(engine, lock_file)
     rows = []
-    pins = {pin.digest for pin in images.store.lock().images.values()}
+    pins = {pin.digest for pin in images.records.lock().images.values()}
     for image in _await(lambda _: images.list(ours=ours), quiet=True):
-        scan = images.store.scan(image.id)
-        worst = scan.worst(images.rules.scan_unknown_as) or "clean" if scan else ""
+        scan = images.records.scan(image.id)
+        worst = scan.worst(images.settings.scan_unknown_as) or "clean" if scan else ""
         pinned = bool({image.id, image.digest} & pins)
         rows.append({**image.model_dump(mode="json"), "pinned": pinned, "scan": worst})
     if as_json:
@@ -196,7 +196,7 @@ def prepull(names: Names = None, engine: Engine = "docker", lock_file: LockFile 
     _tell_outcomes(_await(lambda listener: images.prepull(names or (), listener=listener), quiet=as_json), as_json)
 
 
-def _tell_outcomes(outcomes: Iterable[Outcome], as_json: bool) -> None:
+def _tell_outcomes(outcomes: Iterable[ImageOutcome], as_json: bool) -> None:
     outcomes = tuple(outcomes)
     if as_json:
         terminal.print_json({"images": [outcome.model_dump(mode="json") for outcome in outcomes]})
@@ -260,7 +260,7 @@ def scan(
         for finding in record.findings[:10]:
             terminal.say(f"  {terminal.escape(finding)}")
     try:
-        check_scan(record, images.rules)
+        check_scan(record, images.settings)
     except errors.ImageRefused as error:
         if not as_json:
             terminal.problem(error)

@@ -49,14 +49,14 @@ def _wasm(facts: Facts) -> Wasm:
 
 def _docker(facts: Facts) -> Containers:
     from belljar.backends.containers.backend import Containers
-    from belljar.host.docker_api import docker_address
+    from belljar.host.engine_address import docker_address
 
     return Containers(docker_address(facts.settings.docker_socket), facts.settings, facts.languages)
 
 
 def _podman(facts: Facts) -> Containers:
     from belljar.backends.containers.backend import Containers
-    from belljar.host.docker_api import podman_address
+    from belljar.host.engine_address import podman_address
 
     return Containers(podman_address(facts.settings.podman_socket), facts.settings, facts.languages)
 

@@ -1,107 +1,72 @@
-"""The conversation with a container engine: where it listens, what its errors mean, and bytes in both directions.
+"""The one client of container engines: it connects, asks under a deadline, and translates every failure.
 
-Docker and Podman speak the same API. What differs between them is one row of data each.
+Docker and Podman speak the same API. aiodocker speaks it for us; what it keeps behind an underscore, and we need all
+the same, is used in this file and nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 import re
-import socket
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 
 from belljar.core import errors
 from belljar.core.result import Stream
+from belljar.host.engine_address import EngineAddress
 
 if TYPE_CHECKING:
     from aiodocker import Docker
+    from aiodocker.containers import DockerContainer
 
-DEFAULT_SOCKET = "/var/run/docker.sock"
-PATIENCE = 60.0  # seconds for one answer of an engine that is busy with fifty containers
+ANSWER_SECONDS = 60.0  # for one answer of an engine that is busy with fifty containers
+NOT_FOUND = 404
+_IN_USE = 409
+_IN_STREAM = 0  # aiodocker's own status for an error told in the middle of a stream
 _UNREACHABLE = 900  # aiodocker's own status for "no connection"
+_CLOSE_SECONDS = 5
+_UPLOAD_BYTES = 1 << 20
+_SEND_BYTES = 1 << 18
 _NAMES: dict[int, Stream] = {1: "stdout", 2: "stderr"}
-
-
-class Flavour(NamedTuple):
-    """What differs from one engine to the other."""
-
-    name: str
-    start: str  # how to get it running
-    init: str = ""  # how to get the init that reaps zombies, where it is a package of its own
-    profile_by_path: bool = False  # does it want the seccomp profile's path, instead of its text?
-    one_runtime: bool = False  # does its API ignore which runtime a container asks for?
-    ulimits: tuple[tuple[str, int], ...] = ()
-    folders: tuple[tuple[str, str], ...] = ()
-
-
-DOCKER = Flavour("docker", "start it (systemctl start docker), or set DOCKER_SOCKET_PATH or DOCKER_HOST")
-PODMAN = Flavour(
-    "podman",
-    "start it (podman system service --time=0), or set CONTAINER_HOST",
-    init="apt install catatonit",
-    profile_by_path=True,
-    one_runtime=True,
-    # Its own default is over what an ordinary host lets it set. Our limit on processes is the control group's.
-    ulimits=(("nproc", 16_384),),
-    # Under a read-only root it would make these writable, each of any size.
-    folders=(("/run", "ro,size=64k"), ("/var/tmp", "ro,size=64k")),
+_NO_IMAGE = re.compile(
+    r"manifest (?:for \S+ )?(?:unknown|not found)|not found: manifest|no such image|repository does not exist"
+    r"|repository name not known|name unknown|pull access denied|does not exist or no pull access",
+    re.IGNORECASE,
 )
+_SLOW = re.compile(r"timeout|deadline exceeded|timed out", re.IGNORECASE)
 
 
-class EngineAddress(NamedTuple):
-    """Where an engine listens; the version of its API is known once it has answered."""
+class EngineRefusal(Exception):
+    """An engine answered, and the answer was no.
 
-    flavour: Flavour
-    url: str = ""  # empty: aiodocker looks for the current context, then for the usual sockets
-    version: str = "auto"
-    outside: bool = False  # is it outside of the container that we are in? Known once it has answered, too
+    Attributes:
+        status: The HTTP status; 0 if the engine said so in the middle of a stream.
+        message: The engine's own words.
+        detail: What else the engine said of an error in a stream, such as an exit code.
+    """
 
-    @property
-    def local(self) -> bool:
-        """Whether the engine sees the folders and processes that we see."""
-        return not self.outside and (not self.url or self.url.startswith("unix://"))
-
-    def __str__(self) -> str:
-        return self.url or f"{DEFAULT_SOCKET} or the current context"
-
-
-def docker_address(place: str) -> EngineAddress:
-    """What the settings say; their default leaves room for a context."""
-    if place == DEFAULT_SOCKET:
-        return EngineAddress(DOCKER, f"unix://{place}" if Path(place).exists() else "")
-    return EngineAddress(DOCKER, _url(place))
+    def __init__(self, status: int, message: str, detail: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message.strip()
+        self.detail = detail or {}
 
 
-def podman_address(place: str) -> EngineAddress:
-    mine = f"/run/user/{os.geteuid()}/podman/podman.sock" if os.geteuid() else "/run/podman/podman.sock"
-    return EngineAddress(PODMAN, _url(place or mine))
-
-
-def _url(place: str) -> str:
-    return f"unix://{place}" if place.startswith("/") else place
-
-
-def is_outside(url: str) -> bool:
-    """Whether who listens at a socket is in no pid namespace of ours: then the kernel gives its pid as 0."""
-    if not url.startswith("unix://") or not hasattr(socket, "SO_PEERCRED"):
-        return False
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(5)
-        line.connect(url.removeprefix("unix://"))
-        return int.from_bytes(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder) == 0
-    return False
+# --- connecting and asking ---
 
 
 @asynccontextmanager
 async def connected(address: EngineAddress) -> AsyncIterator[Docker]:
-    """A client for as long as it is needed; nothing is said yet."""
+    """Yields a client for as long as it is needed. Nothing is sent yet.
+
+    Raises:
+        NotAvailable: The client is not installed, or nobody listens at the address.
+    """
     try:
         import aiodocker
     except ImportError:
@@ -117,40 +82,14 @@ async def connected(address: EngineAddress) -> AsyncIterator[Docker]:
             client = aiodocker.Docker(url=address.url or None, api_version=address.version)
         except AssertionError:  # its way to say that it looked everywhere
             raise errors.NotAvailable(f"no engine listens at {address}", fix=address.flavour.start) from None
+        except ValueError as error:
+            fix = "give a path, or unix://… or tcp://…"
+            raise errors.NotAvailable(f"{address.flavour.name}'s address: {error}", fix=fix) from None
     try:
         yield client
     finally:
-        with anyio.CancelScope(shield=True), suppress(Exception):
+        with anyio.move_on_after(_CLOSE_SECONDS, shield=True), suppress(Exception):
             await client.close()
-
-
-@contextmanager
-def translated(
-    what: str, otherwise: type[errors.BelljarError] = errors.ExecutionFailed, fix: str = ""
-) -> Iterator[None]:
-    """Whatever goes wrong with the engine, as one of our errors that says what we were about to do."""
-    try:
-        yield
-    except errors.BelljarError:
-        raise
-    except TimeoutError:
-        raise errors.BackendTimeout(f"{what}: the engine did not answer", fix="look at the engine's log") from None
-    except Exception as error:
-        raise _told(what, error, otherwise, fix) from None
-
-
-def _told(what: str, error: Exception, otherwise: type[errors.BelljarError], fix: str) -> errors.BelljarError:
-    status, message = getattr(error, "status", None), str(getattr(error, "message", "") or error).strip()
-    if status == 404 and re.search(r"no such image|image not known|image.* not found", message, re.IGNORECASE):
-        return errors.ImageNotFound(message, context={"status": status})
-    if "no space left on device" in message:
-        fix = errors.FULL_DISK
-    if status == _UNREACHABLE or isinstance(error, OSError):
-        kind = otherwise if issubclass(otherwise, errors.NotAvailable) else errors.ExecutionFailed
-        return kind(f"{what}: the engine cannot be reached: {message}"[:500], fix=fix or "is it running?")
-    if isinstance(status, int) and status >= 400:
-        return otherwise(f"{what}: {message}"[:1000], fix=fix, context={"status": status})
-    return otherwise(f"{what}: the engine's answer makes no sense: {error!r}"[:500], fix=fix or "is it a real engine?")
 
 
 @asynccontextmanager
@@ -158,16 +97,194 @@ async def asking(
     what: str,
     otherwise: type[errors.BelljarError] = errors.ExecutionFailed,
     *,
-    seconds: float = PATIENCE,
+    seconds: float = ANSWER_SECONDS,
     fix: str = "",
 ) -> AsyncIterator[None]:
-    """Around one question to the engine: a deadline, and its errors as ours."""
+    """Puts one question to the engine under a deadline, and its errors into our words.
+
+    Args:
+        what: What we are about to do, for the error's message.
+        otherwise: The error to raise where the engine's words say nothing more exact.
+        seconds: The deadline.
+        fix: What the reader of the error can do about it.
+    """
     with translated(what, otherwise, fix), anyio.fail_after(seconds):
         yield
 
 
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raises an engine's answer of no as `EngineRefusal`, for callers that have to tell one from another."""
+    import aiodocker
+
+    try:
+        yield
+    except aiodocker.DockerError as error:
+        if error.status == _UNREACHABLE:
+            raise
+        raise EngineRefusal(error.status, error.message, getattr(error, "error_detail", None)) from None
+
+
+# --- errors ---
+
+
+@contextmanager
+def translated(
+    what: str,
+    otherwise: type[errors.BelljarError] = errors.ExecutionFailed,
+    fix: str = "",
+    *,
+    registry: bool = False,
+) -> Iterator[None]:
+    """Raises whatever goes wrong with the engine as one of our errors, which says what we were about to do.
+
+    Args:
+        what: What we are about to do.
+        otherwise: The error to raise where the engine's words say nothing more exact.
+        fix: What the reader of the error can do about it.
+        registry: Whether the engine speaks for a registry of images: see `translate`.
+    """
+    try:
+        yield
+    except errors.BelljarError:
+        raise
+    except TimeoutError:
+        raise errors.BackendTimeout(f"{what}: the engine did not answer", fix="look at the engine's log") from None
+    except Exception as error:
+        raise translate(error, what, otherwise, fix, registry=registry) from None
+
+
+def translate(
+    error: Exception,
+    what: str,
+    otherwise: type[errors.BelljarError] = errors.ExecutionFailed,
+    fix: str = "",
+    *,
+    registry: bool = False,
+) -> errors.BelljarError:
+    """Returns the error of ours that a failure of the engine means.
+
+    Args:
+        error: aiodocker's error, an `EngineRefusal`, or whatever else came out of the client.
+        what: What we were about to do.
+        otherwise: The kind of error where the engine's words say nothing more exact.
+        fix: What the reader of the error can do about it.
+        registry: Whether the engine speaks for a registry of images. Then a message may tell of a slow registry, of a
+            pull that broke off, or of an image in use; and an engine that cannot be reached is one that is not there.
+    """
+    status, message = getattr(error, "status", None), str(getattr(error, "message", "") or error).strip()
+    if status == _UNREACHABLE or _is_lost(error):
+        absent = registry or issubclass(otherwise, errors.NotAvailable)
+        kind = errors.NotAvailable if absent else errors.ExecutionFailed
+        return kind(f"{what}: the engine cannot be reached: {message}"[:500], fix=fix or "is it running?")
+    if not isinstance(status, int):
+        fix = fix or "is it a real engine?"
+        return otherwise(f"{what}: the engine's answer makes no sense: {error!r}"[:500], fix=fix)
+    if _NO_IMAGE.search(message) or (status == NOT_FOUND and "image" in message.lower()):
+        return errors.ImageNotFound(
+            message[:500], fix="check the name, or log in to its registry", context={"status": status}
+        )
+    if registry and (told := _of_registry(status, message[:500])):
+        return told
+    fix = errors.FULL_DISK if "no space left on device" in message else fix
+    return otherwise(f"{what}: {message}"[:1000], fix=fix, context={"status": status})
+
+
+def _is_lost(error: Exception) -> bool:
+    import aiohttp
+
+    return isinstance(error, OSError | aiohttp.ClientConnectionError | aiohttp.ClientPayloadError)
+
+
+def _of_registry(status: int, message: str) -> errors.BelljarError | None:
+    if _SLOW.search(message):
+        return errors.BackendTimeout(message, fix="check the registry, and try again")
+    if status == _IN_USE:
+        return errors.CleanupFailed(message, fix="stop and remove what uses it, or use --force")
+    if status == _IN_STREAM:  # the pull had begun
+        full = "no space left on device" in message
+        again = "try again; if it happens again, the registry's copy is damaged"
+        return errors.PullFailed(message, fix=errors.FULL_DISK if full else again)
+    return None
+
+
+# --- questions that aiodocker has no public word for ---
+
+
+async def list_containers(client: Docker, *, label: str = "", running: bool = False) -> list[dict[str, Any]]:
+    """Returns the engine's rows of containers.
+
+    Args:
+        client: Of the engine.
+        label: Only those that have it, as `name=value`; empty: any.
+        running: Only those that run.
+    """
+    filters = {"filters": {"label": [label]}} if label else {}
+    found = await client.containers.list(**({} if running else {"all": True}), **filters)
+    return [dict(each._container) for each in found]
+
+
+async def list_volumes(client: Docker, *, label: str) -> list[dict[str, Any]]:
+    """Returns the engine's rows of volumes with a label (`name=value`)."""
+    found = await client.volumes.list(filters={"label": [label]})  # type: ignore[no-untyped-call]
+    return [dict(row) for row in found.get("Volumes") or ()]
+
+
+async def status_of(client: Docker, method: str, path: str) -> int:
+    """Makes a call for the sake of its HTTP status alone, and returns that, be it yes or no."""
+    try:
+        with refusals():
+            async with client._query(path, method=method) as response:
+                return int(response.status)
+    except EngineRefusal as refusal:
+        return refusal.status
+
+
+async def container_stats(container: DockerContainer) -> Any:
+    """Returns what an engine says now of a container's use of resources; None if that is not JSON."""
+    # One shot: otherwise an engine looks twice, with a second in between. Podman does not say that it is JSON.
+    path, once = f"containers/{container.id}/stats", {"stream": "0", "one-shot": "1"}
+    async with container.docker._query(path, params=once) as answer:
+        said = await answer.content.readline()
+    try:
+        return json.loads(said)
+    except ValueError:
+        return None
+
+
+async def ask_registry(client: Docker, name: str) -> Any:
+    """Returns what the registry says now of an image's `name:tag`, or raises `EngineRefusal`."""
+    with refusals():
+        return await client._query_json(f"distribution/{name}/json")
+
+
+@asynccontextmanager
+async def building(client: Docker, params: Mapping[str, Any], context: IO[bytes]) -> AsyncIterator[Any]:
+    """Starts a build and yields its messages as they come; a failed step is an `EngineRefusal`.
+
+    aiodocker's own `build` cannot be told memory, processor or network.
+    """
+    import aiohttp
+    from aiodocker.jsonstream import json_stream_stream
+
+    async def chunks() -> AsyncIterator[bytes]:
+        while chunk := await anyio.to_thread.run_sync(context.read, _UPLOAD_BYTES):
+            yield chunk
+
+    query = {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in params.items()}
+    headers = {"content-type": "application/x-tar"}
+    with refusals():
+        async with client._query(
+            "build", "POST", params=query, headers=headers, data=chunks(), timeout=aiohttp.ClientTimeout()
+        ) as response:
+            yield json_stream_stream(response)
+
+
+# --- streams ---
+
+
 class ProgramStreams:
-    """The standard streams of a program inside, over one connection."""
+    """The standard streams of a program in a container, over one connection."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -175,9 +292,15 @@ class ProgramStreams:
     @classmethod
     @asynccontextmanager
     async def open(cls, stream: Any, what: str) -> AsyncIterator[ProgramStreams]:
+        """Connects now, so that nothing is started before somebody listens; closes in the end.
+
+        Args:
+            stream: aiodocker's, of a container that was attached to, or of a program that was started in it.
+            what: What the program is for, for the error's message.
+        """
         async with AsyncExitStack() as stack:
             async with asking(what, errors.StartFailed):
-                await stream._init()  # connects now: nothing may be started before somebody listens
+                await stream.__aenter__()
             stack.push_async_callback(cls._close, stream)
             yield cls(stream)
 
@@ -187,15 +310,15 @@ class ProgramStreams:
             await stream.close()
 
     async def send(self, data: bytes) -> None:
-        """All of it, or as much as the other side wants to hear."""
+        """Sends all of it, or as much as the other side wants to hear."""
         with suppress(Exception):
             view = memoryview(data)
             while view:
-                await self._stream.write_in(bytes(view[: 1 << 18]))
-                view = view[1 << 18 :]
+                await self._stream.write_in(bytes(view[:_SEND_BYTES]))
+                view = view[_SEND_BYTES:]
 
     async def supply(self, data: bytes) -> None:
-        """All that the program's stdin will ever get."""
+        """Sends all that the program's stdin will ever get."""
         await self.send(data)
         self.end()
 
@@ -211,6 +334,7 @@ class ProgramStreams:
             self._stream._resp.connection.transport.write_eof()
 
     async def parts(self) -> AsyncIterator[tuple[Stream, bytes]]:
+        """Yields what the program writes, with the name of the stream, until it has ended."""
         while True:
             with translated("the program's output"):
                 message = await self._stream.read_out()

@@ -7,12 +7,10 @@ import os
 import re
 import stat
 import tarfile
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO, NamedTuple
 
 from belljar.core import errors
-from belljar.core.model import Model
 from belljar.core.values import MIB, format_size
 from belljar.host import files
 
@@ -21,13 +19,8 @@ MAX_ENTRIES = 200_000
 _MAX_DEPTH = 100
 _MAX_IGNORE = MIB
 _MAX_PATTERNS = 2000
-_KEPT_LINES = 30
-_LONGEST_LINE = 2000
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_STEP = re.compile(r"(?:\[(\d{1,3})/\d{1,3}\] )?step (\d{1,4})/(\d{1,4}) ?: (.*)", re.IGNORECASE)
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # engines paint what a step says on stderr
-_MADE = re.compile(r" ?-{2,3}> ([0-9a-f]{11,12})")
 
 
 # --- .dockerignore -----------------------------------------------------------------------------
@@ -211,72 +204,3 @@ def _text(root: int, path: str, limit: int) -> str | None:
     if len(data) > limit:
         raise errors.InvalidRequest(f"{path}: larger than {format_size(limit)}")
     return data.decode("utf-8", "replace")
-
-
-# --- what a build says -------------------------------------------------------------------------
-
-
-class BuildReport(Model):
-    """What a build came to. A step that failed is the Dockerfile's failure, so it is told here and not raised."""
-
-    ok: bool
-    tag: str
-    id: str = ""
-    step: str = ""
-    exit_code: int | None = None
-    problem: str = ""
-    last_lines: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    bases: tuple[str, ...] = ()  # name@digest of what it was built from; an id, where no registry has it
-    weaker: tuple[str, ...] = ()  # limits that did not hold, because the engine has none
-    duration_ms: float = 0
-
-
-class BuildLog:
-    """Follows an engine's words, so that a failure can be told as its step and that step's last lines."""
-
-    def __init__(self) -> None:
-        self.step = ""
-        self.number = self.total = 0
-        self._stage = 1  # Podman counts the steps of each stage, Docker those of all
-        self.id = ""
-        self.stages: list[str] = []  # the last image of each stage but the last: nameless, and nobody's
-        self._made = ""
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._rest = ""
-
-    def feed(self, message: object) -> Sequence[str]:
-        """The lines that a message completed."""
-        if not isinstance(message, dict):
-            return ()
-        aux = message.get("aux")
-        if isinstance(aux, dict) and isinstance(aux.get("ID"), str):
-            self.id = aux["ID"]
-        text = message.get("stream")
-        if not isinstance(text, str):
-            return ()
-        *lines, self._rest = (self._rest + text).split("\n")
-        self._rest = self._rest[:_LONGEST_LINE]
-        return [line for raw in lines if (line := self._line(_COLOUR.sub("", raw.rstrip("\r")[:_LONGEST_LINE])))]
-
-    def _line(self, line: str) -> str:
-        match = _STEP.fullmatch(line)
-        if match and self._is_next(int(match[1] or 1), int(match[2])):
-            self._stage, self.number, self.total, self.step = int(match[1] or 1), int(match[2]), int(match[3]), line
-            self._lines.clear()
-            if match[4].upper().startswith("FROM ") and self._made:
-                self.stages.append(self._made)
-        elif made := _MADE.fullmatch(line):
-            self._made = made[1]
-        elif line.strip():
-            self._lines.append(line)
-        return line
-
-    def _is_next(self, stage: int, number: int) -> bool:
-        """What a step prints may look like the announcement of one."""
-        return (stage, number) in ((self._stage, self.number + 1), (self._stage + 1, 1))
-
-    @property
-    def last_lines(self) -> tuple[str, ...]:
-        rest = _COLOUR.sub("", self._rest)
-        return (*self._lines, *([rest] if rest.strip() else []))

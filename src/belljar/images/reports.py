@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 from belljar.images.rules import SEVERITIES
 
-MAX_REPORT = 64 << 20
+MAX_REPORT_BYTES = 64 << 20
 _MAX_FINDINGS = 200_000
 _SHOWN = 50
 _LEVELS = {"error": "high", "warning": "medium", "note": "low", "none": "negligible"}
 _SCORES = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.1, "low"), (0.0, "negligible"))
 
 
-class Unreadable(ValueError):
+class UnreadableReport(ValueError):
     """Not a report, or one of a shape we do not know. A report that says nothing must not look like a clean one."""
 
 
-class Finding(NamedTuple):
+class Vulnerability(NamedTuple):
     name: str
     severity: str  # one of SEVERITIES, or "unknown"
     where: str
@@ -29,19 +29,19 @@ class Finding(NamedTuple):
         return f"{self.name} ({self.severity}) in {self.where}" if self.where else f"{self.name} ({self.severity})"
 
 
-class Report(NamedTuple):
+class ScanReport(NamedTuple):
     counts: dict[str, int]
     findings: tuple[str, ...]  # the worst first, a few
     subjects: frozenset[str]  # ids and digests of the image it speaks of, where it says so
 
 
-def read(text: str) -> Report:
+def read(text: str) -> ScanReport:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        raise Unreadable("it is not JSON, or was cut") from None
+        raise UnreadableReport("it is not JSON, or was cut") from None
     if not isinstance(data, dict):
-        raise Unreadable("it is not a JSON object")
+        raise UnreadableReport("it is not a JSON object")
     if isinstance(data.get("runs"), list):
         found, subjects = _sarif(data), frozenset[str]()
     elif isinstance(data.get("matches"), list):
@@ -49,23 +49,23 @@ def read(text: str) -> Report:
     elif "SchemaVersion" in data and isinstance(data.get("Results") or [], list):
         found, subjects = _trivy(data), _trivy_subjects(data)
     else:
-        raise Unreadable("it is neither SARIF nor the JSON of grype or trivy")
+        raise UnreadableReport("it is neither SARIF nor the JSON of grype or trivy")
     return _summed(found, subjects)
 
 
-def _summed(found: Iterator[Finding], subjects: frozenset[str]) -> Report:
+def _summed(found: Iterator[Vulnerability], subjects: frozenset[str]) -> ScanReport:
     counts: Counter[str] = Counter()
-    all_found: list[Finding] = []
+    all_found: list[Vulnerability] = []
     try:
         for finding in found:
             counts[finding.severity] += 1
             all_found.append(finding)
             if len(all_found) > _MAX_FINDINGS:
-                raise Unreadable(f"it has more than {_MAX_FINDINGS} findings")
+                raise UnreadableReport(f"it has more than {_MAX_FINDINGS} findings")
     except (AttributeError, TypeError, KeyError, IndexError):
-        raise Unreadable("a finding in it has an unknown shape") from None
+        raise UnreadableReport("a finding in it has an unknown shape") from None
     all_found.sort(key=lambda finding: -_rank(finding.severity))
-    return Report(dict(counts), tuple(map(str, all_found[:_SHOWN])), subjects)
+    return ScanReport(dict(counts), tuple(map(str, all_found[:_SHOWN])), subjects)
 
 
 def _rank(severity: str) -> float:
@@ -81,12 +81,12 @@ def _words(*values: object) -> str:
     return " ".join(value[:100] for value in values if isinstance(value, str) and value)
 
 
-def _sarif(data: dict[str, Any]) -> Iterator[Finding]:
+def _sarif(data: dict[str, Any]) -> Iterator[Vulnerability]:
     if not data["runs"]:
-        raise Unreadable("it is SARIF without a run")
+        raise UnreadableReport("it is SARIF without a run")
     for run in data["runs"]:
         if run.get("results") is None:  # by the standard: the run failed before it could tell
-            raise Unreadable("it is SARIF of a run without results")
+            raise UnreadableReport("it is SARIF of a run without results")
         driver = run["tool"]["driver"]
         rules = driver.get("rules") or []
         by_name = {rule["id"]: rule for rule in rules}
@@ -96,7 +96,7 @@ def _sarif(data: dict[str, Any]) -> Iterator[Finding]:
             if rule is None:
                 rule = rules[index] if isinstance(index, int) and 0 <= index < len(rules) else {}
             name = _words(result.get("ruleId")) or _words(rule.get("id")) or "a finding"
-            yield Finding(name, _sarif_severity(result, rule), _sarif_place(result))
+            yield Vulnerability(name, _sarif_severity(result, rule), _sarif_place(result))
 
 
 def _sarif_severity(result: dict[str, Any], rule: dict[str, Any]) -> str:
@@ -118,11 +118,11 @@ def _sarif_place(result: dict[str, Any]) -> str:
     return ""
 
 
-def _grype(data: dict[str, Any]) -> Iterator[Finding]:
+def _grype(data: dict[str, Any]) -> Iterator[Vulnerability]:
     for match in data["matches"]:
         flaw, artifact = match["vulnerability"], match.get("artifact") or {}
         where = _words(artifact.get("name"), artifact.get("version"))
-        yield Finding(_words(flaw.get("id")) or "a finding", _severity(flaw.get("severity")), where)
+        yield Vulnerability(_words(flaw.get("id")) or "a finding", _severity(flaw.get("severity")), where)
 
 
 def _grype_subjects(data: dict[str, Any]) -> frozenset[str]:
@@ -133,13 +133,15 @@ def _grype_subjects(data: dict[str, Any]) -> frozenset[str]:
     return _digests(target.get("imageID"), target.get("manifestDigest"), target.get("repoDigests"))
 
 
-def _trivy(data: dict[str, Any]) -> Iterator[Finding]:
+def _trivy(data: dict[str, Any]) -> Iterator[Vulnerability]:
     if not data.get("Results") and not data.get("ArtifactName"):
-        raise Unreadable("it names neither an image nor a result")
+        raise UnreadableReport("it names neither an image nor a result")
     for result in data.get("Results") or ():
         for flaw in result.get("Vulnerabilities") or ():
             where = _words(flaw.get("PkgName"), flaw.get("InstalledVersion"))
-            yield Finding(_words(flaw.get("VulnerabilityID")) or "a finding", _severity(flaw.get("Severity")), where)
+            yield Vulnerability(
+                _words(flaw.get("VulnerabilityID")) or "a finding", _severity(flaw.get("Severity")), where
+            )
 
 
 def _trivy_subjects(data: dict[str, Any]) -> frozenset[str]:

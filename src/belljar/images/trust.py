@@ -1,4 +1,4 @@
-"""Who vouches for an image: the pinned cosign and the pinned scanner, asked when what they said is too old."""
+"""Checks signatures with the pinned cosign, and scans with the pinned scanner; what they said counts for a while."""
 
 from __future__ import annotations
 
@@ -11,104 +11,111 @@ import anyio.to_thread
 from belljar.core import errors
 from belljar.core.settings import ImageSettings
 from belljar.host import process
-from belljar.images import reports
-from belljar.images import rules as images_rules
-from belljar.images.rules import ImageFacts, Reference, ScanRecord, SignatureRecord
-from belljar.images.store import Distrusted, Store, run_pinned
+from belljar.images import reports, rules
+from belljar.images.pinned import Distrusted, run_pinned
+from belljar.images.records import ImageRecords
+from belljar.images.references import ImageFacts, Reference
+from belljar.images.rules import ScanRecord, SignatureRecord
 
-_LONGEST_KEY = 1 << 20
+_MAX_KEY_BYTES = 1 << 20
 
 
 class Trust:
-    """Signatures and scans under one set of rules."""
+    """Checks signatures and scans under one set of rules."""
 
-    def __init__(self, rules: ImageSettings, store: Store, socket: str) -> None:
-        self.rules, self.store, self.socket = rules, store, socket
+    def __init__(self, settings: ImageSettings, records: ImageRecords, socket: str) -> None:
+        self.settings, self.records, self.socket = settings, records, socket
 
     async def check(self, reference: Reference, facts: ImageFacts, *, signed: bool = False) -> None:
-        """Whatever policy asks for; `signed`: its signature was looked at already."""
-        if self.rules.require_signature and not signed:
+        """Checks whatever policy asks for, or raises `ImageRefused`.
+
+        Args:
+            reference: The image's name.
+            facts: What the engine says of it.
+            signed: Its signature was checked already.
+        """
+        if self.settings.require_signature and not signed:
             await self.check_signature(reference, facts.digest)
-        if self.rules.require_scan:
+        if self.settings.require_scan:
             await self._check_scan(facts)
 
     # --- signatures ---
 
     async def check_signature(self, reference: Reference, digest: str, *, again: bool = False) -> None:
-        """What cosign accepted counts for a while; what it refused is asked anew each time."""
-        argv = images_rules.signature_command(reference, digest, self.rules)
+        """Asks cosign, or raises `ImageRefused`. What cosign accepted counts for a while; a refusal is never kept."""
+        argv = rules.signature_command(reference, digest, self.settings)
         policy = await anyio.to_thread.run_sync(self._policy)
-        kept, max_age = None if again else self.store.signature(digest), self.rules.signature_max_age
-        if kept and images_rules.still_signed(kept, reference, policy, time.time(), max_age):
+        kept, max_age = None if again else self.records.signature(digest), self.settings.signature_max_age
+        if kept and rules.still_signed(kept, reference, policy, time.time(), max_age):
             return
         try:
-            said = await run_pinned(argv, self.rules.cosign_sha256, deadline=self.rules.tool_timeout, limit=1 << 20)
+            said = await run_pinned(
+                argv, self.settings.cosign_sha256, deadline=self.settings.tool_timeout, limit=1 << 20
+            )
         except Distrusted as error:
             fix = "install the pinned cosign, or have the administrator set images.cosign_sha256 anew"
-            raise images_rules.refused_signature(str(reference), str(error), fix) from None
+            raise rules.refused_signature(str(reference), str(error), fix) from None
         if said.code != 0:
-            self.store.forget(digest)
+            self.records.forget(digest)
             told = (said.stderr.strip() or said.stdout.strip() or f"exit code {said.code}")[-300:]
-            raise images_rules.refused_signature(str(reference), f"cosign refuses it: {told}", "use a signed image")
-        self.store.save_signature(SignatureRecord(digest=digest, name=reference.name, at=time.time(), policy=policy))
+            raise rules.refused_signature(str(reference), f"cosign refuses it: {told}", "use a signed image")
+        self.records.save_signature(SignatureRecord(digest=digest, name=reference.name, at=time.time(), policy=policy))
 
     def _policy(self) -> str:
         """What a verdict depends on: the program, its words, and what is in the files that they name, such as keys."""
-        digest = hashlib.sha256(self.rules.cosign_sha256.encode())
-        for word in (self.rules.cosign, *self.rules.cosign_arguments):
+        digest = hashlib.sha256(self.settings.cosign_sha256.encode())
+        for word in (self.settings.cosign, *self.settings.cosign_arguments):
             digest.update(b"\0word\0" + word.encode())
             path = word.partition("=")[2] if word.startswith("-") else word
-            if os.path.isabs(path) and path != self.rules.cosign:
+            if os.path.isabs(path) and path != self.settings.cosign:
                 digest.update(b"\0file\0" + _start_of(path))
         return digest.hexdigest()
 
     # --- scans ---
 
     async def _check_scan(self, facts: ImageFacts) -> None:
-        record = self.store.scan(facts.id)
-        if record is not None and images_rules.is_stale(record, self.rules, time.time()):
-            if self.rules.scan_when_stale == "refuse":
-                raise images_rules.refused_scan(
-                    facts.reference, "its scan is stale", f"belljar images scan {facts.reference}"
-                )
+        record = self.records.scan(facts.id)
+        if record is not None and rules.is_stale(record, self.settings, time.time()):
+            if self.settings.scan_when_stale == "refuse":
+                raise rules.refused_scan(facts.reference, "its scan is stale", f"belljar images scan {facts.reference}")
             record = None
         if record is None:
             try:
                 record = await self.scan(facts)
             except errors.BackendError as error:  # the policy wants a scan, and there is none: that is a no
-                raise images_rules.refused_scan(facts.reference, error.message, error.fix) from error
-        images_rules.check_scan(record, self.rules)
+                raise rules.refused_scan(facts.reference, error.message, error.fix) from error
+        rules.check_scan(record, self.settings)
 
     async def scan(self, facts: ImageFacts) -> ScanRecord:
         """Asks the scanner, and keeps what it said."""
-        argv = images_rules.scan_command(facts, self.rules, self.socket)
+        argv = rules.scan_command(facts, self.settings, self.socket)
         try:
             said = await run_pinned(
-                argv, self.rules.scanner_sha256, deadline=self.rules.tool_timeout, limit=reports.MAX_REPORT
+                argv, self.settings.scanner_sha256, deadline=self.settings.tool_timeout, limit=reports.MAX_REPORT_BYTES
             )
         except Distrusted as error:
             fix = "install the pinned scanner, or have the administrator set images.scanner_sha256 anew"
-            raise images_rules.refused_scan(facts.reference, str(error), fix) from None
+            raise rules.refused_scan(facts.reference, str(error), fix) from None
         record = self._recorded(facts, argv[0], said)
-        self.store.save_scan(record)
+        self.records.save_scan(record)
         return record
 
     def _recorded(self, facts: ImageFacts, scanner: str, said: process.Output) -> ScanRecord:
         told = said.stderr.strip()[-300:]
         try:
             report = reports.read(said.stdout)
-        except reports.Unreadable as error:
+        except reports.UnreadableReport as error:
             raise errors.ExecutionFailed(f"the scanner's report cannot be used: {error}", fix=told) from None
         if report.subjects and not report.subjects & {facts.id, facts.digest}:
             raise errors.ExecutionFailed("the scanner's report is about another image", fix="correct images.scanner")
         record = ScanRecord(
             id=facts.id, digest=facts.digest, reference=facts.reference, at=time.time(), scanner=scanner,
-            scanner_sha256=self.rules.scanner_sha256, counts=report.counts, findings=report.findings,
+            scanner_sha256=self.settings.scanner_sha256, counts=report.counts, findings=report.findings,
         )  # fmt: skip
         if said.code != 0:
             # Scanners can be told to fail when they find something. One that fails and finds nothing bad is broken.
             try:
-                images_rules.check_scan(record, self.rules)
+                rules.check_scan(record, self.settings)
             except errors.ImageRefused:
                 return record
             raise errors.ExecutionFailed(f"the scanner ended with {said.code}", fix=told or "run it by hand")
@@ -118,6 +125,6 @@ class Trust:
 def _start_of(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            return file.read(_LONGEST_KEY)
+            return file.read(_MAX_KEY_BYTES)
     except OSError as error:
         return f"unreadable: {error.errno}".encode()

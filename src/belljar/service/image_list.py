@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from belljar.engine.engine import Engine
-from belljar.host.docker_api import docker_address, podman_address
+from belljar.host.engine_address import FLAVOURS, engine_address
 from belljar.images.images import Images
 from belljar.protocol.responses import SeenImage
 from belljar.service.store.store import Store
@@ -12,11 +12,10 @@ from belljar.service.store.store import Store
 async def images(engine: Engine, store: Store) -> list[SeenImage]:
     """The last seen first. An engine that does not answer now keeps what was seen of it."""
     settings = engine.settings
-    places = {"docker": docker_address(settings.docker_socket), "podman": podman_address(settings.podman_socket)}
-    for name, place in places.items():
+    for name in FLAVOURS:
         if not (await engine.capabilities(name)).available:
             continue
-        for image in await Images(settings, url=place.url).list():
+        for image in await Images(settings, engine_address(name, settings)).list():
             facts = image.model_dump(mode="json", include={"id", "size", "created", "tags"})
             await store.add_image(name, image.reference, image.digest, facts)
     return [SeenImage(**row) for row in await store.images()]

@@ -31,8 +31,8 @@ from belljar.core.settings import UNPRIVILEGED_UIDS
 from belljar.core.values import MIB
 from belljar.host import ownership as owners
 from belljar.host.seccomp import PROFILES
-from belljar.images import rules
-from belljar.images.context import BuildReport
+from belljar.images import dockerfile, references
+from belljar.images.build_log import BuildReport
 
 _LEAST_VERSION = (0, 12)  # the first that can take capabilities away
 _FOLDERS = ("/usr/local/bin", "/opt/homebrew/bin", "/opt/local/bin")
@@ -230,11 +230,11 @@ class Apple:
         """Builds a folder, telling each line of progress. A step that fails is a report, not an exception."""
         if not os.path.isdir(context_dir):
             raise errors.InvalidRequest(f"context_dir: {context_dir} is not a folder", fix="check the path")
-        name = str(rules.parse(tag))
+        name = str(references.parse(tag))
         cli, _ = await self._installed()
         began = time.perf_counter()
         context = os.path.abspath(context_dir)  # the program is started in another folder
-        file = os.path.join(context, rules.build_file(file))
+        file = os.path.join(context, dockerfile.build_file(file))
         words = arguments.build(context, name, file=file, memory_bytes=memory, cpus=cpus)
         said = await cli.follow(words, told, deadline=_PULL)
         spent = round((time.perf_counter() - began) * 1000, 1)
@@ -290,7 +290,7 @@ class Apple:
         cli = self._cli()
         if plan.workspace and not os.path.isdir(plan.workspace.path):
             raise errors.InvalidRequest(f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path")
-        image = str(rules.parse(self.image_for(plan)))
+        image = str(references.parse(self.image_for(plan)))
         if not await self._has(cli, image):  # `run` would fetch it, whatever the policy on that is
             raise errors.ImageNotFound(f"the image {image} is not here", fix=f"container image pull {image}")
         owner = (await self._prepare(cli)).name

@@ -35,8 +35,9 @@ from belljar.core.plan import Command, Plan
 from belljar.core.request import Egress, Limits
 from belljar.core.settings import EXECUTION, ContainerSettings, Settings
 from belljar.host import ownership
-from belljar.host.docker_api import EngineAddress, asking, connected, is_outside
+from belljar.host.docker_api import asking, connected, list_containers, list_volumes
 from belljar.host.egress import Proxy, Resolve, Told, resolve
+from belljar.host.engine_address import EngineAddress, is_outside
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -62,7 +63,7 @@ class Containers:
         private_network: bool = False,
     ) -> None:
         self.name = address.flavour.name
-        self._address = address
+        self.address = address
         self._settings = settings
         self._options: ContainerSettings = settings.container
         self._vouched: dict[str, tuple[float, str]] = {}  # image -> until when it counts, and its id
@@ -95,14 +96,14 @@ class Containers:
     async def _probe_in_time(self) -> Capabilities:
         try:
             with anyio.fail_after(60):
-                async with connected(self._address) as client:
+                async with connected(self.address) as client:
                     return await self._probe(client)
         except errors.BelljarError as error:
             absent = error.context.get("absent") and self._settings.images.image_pull_policy != "never"
             setup = f"its image, {error.context['absent']}, must be pulled" if absent else ""
             return Capabilities(backend=self.name, available=False, why_not=error.message, fix=error.fix, setup=setup)
         except (OSError, TimeoutError) as error:
-            fix = self._address.flavour.start
+            fix = self.address.flavour.start
             return Capabilities(backend=self.name, available=False, why_not=str(error) or "no answer in time", fix=fix)
 
     async def _probe(self, client: Docker) -> Capabilities:
@@ -129,13 +130,13 @@ class Containers:
         )  # fmt: skip
 
     async def _ask(self, client: Docker) -> Facts:
-        flavour = self._address.flavour
-        async with asking(f"{self.name} at {self._address}", errors.NotAvailable, seconds=30, fix=flavour.start):
+        flavour = self.address.flavour
+        async with asking(f"{self.name} at {self.address}", errors.NotAvailable, seconds=30, fix=flavour.start):
             version = await client.version()
             said: dict[str, Any] = dict(await client.system.info())
             api = tuple(int(part) for part in str(version["ApiVersion"]).split("."))
-            outside = await anyio.to_thread.run_sync(is_outside, self._address.url)
-            address = self._address._replace(version="v" + ".".join(map(str, api)), outside=outside)
+            outside = await anyio.to_thread.run_sync(is_outside, self.address.url)
+            address = self.address._replace(version="v" + ".".join(map(str, api)), outside=outside)
         if api < _MINIMUM_API:
             raise errors.NotAvailable(
                 f"{self.name} {version.get('Version')} is too old", fix="Docker 20.10, Podman 4, or later is needed"
@@ -228,7 +229,7 @@ class Containers:
     async def languages(self) -> tuple[LanguageSupport, ...]:
         """A language is there if its image is."""
         found: list[LanguageSupport] = []
-        async with connected(self._address) as client:
+        async with connected(self.address) as client:
             for language in self._languages:
                 image = self._image_of(language)
                 fix = f"set container.images.{language.name} to an image that has it"
@@ -286,7 +287,7 @@ class Containers:
     def _images(self) -> Images:
         from belljar.images.images import Images
 
-        return Images(self._settings, url=self._address.url)
+        return Images(self._settings, self.address)
 
     async def _trusted(self, image: str) -> str:
         """What to run: where the rules ask for more than a name, the id of what they let through, for a minute."""
@@ -315,7 +316,7 @@ class Containers:
     @asynccontextmanager
     async def open(self, plan: Plan, *, pooled: bool = True) -> AsyncIterator[DockerBox]:
         async with AsyncExitStack() as stack:
-            address = self._facts.address if self._facts else self._address
+            address = self._facts.address if self._facts else self.address
             client = await stack.enter_async_context(connected(address))
             facts = self._facts = self._facts or await self._ask(client)
             address = facts.address
@@ -390,7 +391,7 @@ class Containers:
     # --- what is left behind ---
 
     async def reap(self) -> int:
-        async with connected(self._address) as client:
+        async with connected(self.address) as client:
             return await self._reap(client)
 
     async def _reap(self, client: Docker) -> int:
@@ -399,10 +400,9 @@ class Containers:
         left, self.cleanup.left = self.cleanup.left, []  # what would not go earlier; the engine may have been restarted
         for leftovers in left:
             self.cleanup.remove_later(leftovers)
-        filters = {"label": [f"{spec.LABEL}=1"]}
         async with asking("the list of containers"):
-            containers = [each._container for each in await client.containers.list(all=True, filters=filters)]
-            volumes = (await client.volumes.list(filters=filters)).get("Volumes") or []  # type: ignore[no-untyped-call]
+            containers = await list_containers(client, label=f"{spec.LABEL}=1")
+            volumes = await list_volumes(client, label=f"{spec.LABEL}=1")
         dead = [
             str(each["Id"]) for each in containers if _is_orphan(each.get("Labels"), each.get("State") == "running")
         ]

@@ -33,8 +33,9 @@ from belljar.core.request import Egress, Limits
 from belljar.core.result import Collected, Entry, File, FileTree, Result, Usage
 from belljar.core.values import MIB, WORKSPACE
 from belljar.host import egress, files
-from belljar.host.docker_api import Flavour, ProgramStreams, asking
+from belljar.host.docker_api import ProgramStreams, asking
 from belljar.host.egress import Proxy, Told
+from belljar.host.engine_address import Flavour
 from belljar.host.loops import lone_errors
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from weakref import WeakMethod
 import anyio
 
 from belljar.core import errors
-from belljar.host.docker_api import EngineAddress, asking, connected
+from belljar.host.docker_api import NOT_FOUND, asking, connected, status_of
+from belljar.host.engine_address import EngineAddress
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _TRIES = 6
 _PAUSE = 0.2  # seconds, doubled with each try
 _BATCH = 16
+_ANSWER_SECONDS = 30.0
 _FAREWELL = 20.0  # the longest that the end of the process waits for it
 
 
@@ -118,11 +120,13 @@ async def _gone(client: Docker, path: str, look: str) -> bool:
     for attempt in range(_TRIES):
         for method, where in (("DELETE", path), ("GET", look)):
             try:
-                async with asking("removal", seconds=30), client._query(where, method=method):
-                    pass
-            except errors.BelljarError as error:
-                if error.context.get("status") == 404:
-                    return True
+                async with asking("removal", seconds=_ANSWER_SECONDS):
+                    status = await status_of(client, method, where)
+            except errors.BelljarError:
+                break
+            if status == NOT_FOUND:
+                return True
+            if status >= 400:
                 break
         await anyio.sleep(_PAUSE * 2**attempt)
     return False

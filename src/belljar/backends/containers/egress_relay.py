@@ -24,8 +24,8 @@ from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.values import KIB, MIB
 from belljar.host import ownership
-from belljar.host.docker_api import Flavour
 from belljar.host.egress import PORT
+from belljar.host.engine_address import Flavour
 
 if TYPE_CHECKING:
     from aiodocker import Docker

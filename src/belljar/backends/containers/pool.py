@@ -28,7 +28,8 @@ from belljar.backends.containers.standby import Standby
 from belljar.core import errors
 from belljar.core.values import WORKSPACE
 from belljar.host import ownership
-from belljar.host.docker_api import EngineAddress, asking, connected
+from belljar.host.docker_api import asking, connected, list_containers
+from belljar.host.engine_address import EngineAddress
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -226,8 +227,8 @@ async def _running(client: Docker) -> set[str]:
     """The ids of those of any pool that are up."""
     with suppress(errors.BelljarError):
         async with asking("the list of containers"):
-            filters = {"label": [f"{spec.LABEL}.run={_POOL}"]}
-            return {str(each.id) for each in await client.containers.list(filters=filters)}
+            found = await list_containers(client, label=f"{spec.LABEL}.run={_POOL}", running=True)
+            return {str(each["Id"]) for each in found}
     return set()
 
 

@@ -19,7 +19,7 @@ from belljar.core.request import Limits
 from belljar.core.settings import ContainerSettings
 from belljar.core.values import MIB
 from belljar.host import cgroups
-from belljar.host.docker_api import EngineAddress
+from belljar.host.engine_address import EngineAddress
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
 _GROUPS = "/sys/fs/cgroup"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import secrets
@@ -25,7 +24,7 @@ from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, Usage
 from belljar.host import cgroups, procfs
 from belljar.host.cgroups import GroupTotals
-from belljar.host.docker_api import asking
+from belljar.host.docker_api import asking, container_stats
 from belljar.host.egress import Proxy, Told
 from belljar.host.loops import lone_errors
 
@@ -181,21 +180,10 @@ class DockerRun:
             )
             figures = figures._replace(cpu_ms=max(0.0, (figures.cpu_ms or 0.0) - self._cpu_before), rx=rx, tx=tx)
         elif not group:
-            figures = told_figures(await self._ask())
+            async with asking("the container's figures", seconds=5):
+                figures = told_figures(await container_stats(self._standby.container))
         # What goes through the proxy is no traffic of the container's network.
         return figures._replace(rx=None, tx=None) if figures and self._job.relay else figures
-
-    async def _ask(self) -> Any:
-        container = self._standby.container
-        async with asking("the container's figures", seconds=5):
-            # One shot: otherwise an engine looks twice, with a second in between. Podman does not say that it is JSON.
-            path, once = f"containers/{container.id}/stats", {"stream": "0", "one-shot": "1"}
-            async with container.docker._query(path, params=once) as answer:
-                said = await answer.content.readline()
-        try:
-            return json.loads(said)
-        except ValueError:
-            return None
 
     async def _let_out(self, *, task_status: TaskStatus[None]) -> None:
         assert self._job.relay

@@ -15,7 +15,7 @@ from belljar.core import errors
 from belljar.core.plan import INPUTS
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import MIB, WORKSPACE
-from belljar.host.docker_api import Flavour
+from belljar.host.engine_address import Flavour
 from belljar.host.seccomp import PROFILES
 from belljar.host.seccomp.profiles import read_profile
 

@@ -1,30 +1,29 @@
-"""What is kept of images on disk: the lock file, the records of scans and signatures, the ids of what was built here;
-and the pinned programs that vouch for them."""
+"""Keeps on disk what is known of images: the lock file, records of scans and signatures, ids of what was built here."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-import anyio.to_thread
 from pydantic import ValidationError
 
 from belljar.core import errors
 from belljar.core.model import Model
 from belljar.core.values import MIB
-from belljar.host import process
-from belljar.images.rules import MAX_LOCK, Lock, Pin, ScanRecord, SignatureRecord, is_digest, read_lock, write_lock
+from belljar.images.lock import MAX_LOCK_BYTES, Lock, Pin, read_lock, write_lock
+from belljar.images.references import is_digest
+from belljar.images.rules import ScanRecord, SignatureRecord
 
-_MAX_RECORD = 1 * MIB
+_MAX_RECORD_BYTES = 1 * MIB
 _Record = TypeVar("_Record", bound=Model)
 
 
-class Store:
+class ImageRecords:
+    """The lock file, and a folder with a small file for each image that something is known of."""
+
     def __init__(self, folder: Path, lock_file: Path) -> None:
         self.folder = folder
         self.lock_file = lock_file
@@ -35,14 +34,14 @@ class Store:
         """No file is an empty lock; a file that cannot be read is a refusal."""
         try:
             with self.lock_file.open("rb") as file:
-                data = file.read(MAX_LOCK + 1)
+                data = file.read(MAX_LOCK_BYTES + 1)
         except FileNotFoundError:
             return Lock()
         except OSError as error:
             raise errors.ImageRefused(
                 f"{self.lock_file}: {error.strerror}", fix="make the file readable", context={"rule": "lock"}
             ) from None
-        return read_lock(data.decode("utf-8", "replace") if len(data) <= MAX_LOCK else "", str(self.lock_file))
+        return read_lock(data.decode("utf-8", "replace") if len(data) <= MAX_LOCK_BYTES else "", str(self.lock_file))
 
     def save_lock(self, lock: Lock) -> None:
         try:
@@ -70,8 +69,8 @@ class Store:
     def _kept(self, shape: type[_Record], kind: str, digest: str) -> _Record | None:
         try:
             with self._record(kind, digest).open("rb") as file:
-                data = file.read(_MAX_RECORD + 1)
-            return shape.model_validate_json(data) if len(data) <= _MAX_RECORD else None
+                data = file.read(_MAX_RECORD_BYTES + 1)
+            return shape.model_validate_json(data) if len(data) <= _MAX_RECORD_BYTES else None
         except (OSError, ValidationError):
             return None
 
@@ -125,39 +124,3 @@ def _account() -> str:
 
         return pwd.getpwuid(os.geteuid()).pw_name
     return "unknown"
-
-
-class Distrusted(Exception):
-    """A program that is absent, or is not the one that was pinned; the text says which."""
-
-
-async def run_pinned(argv: Sequence[str], sha256: str, *, deadline: float, limit: int) -> process.Output:
-    """Runs a program if its bytes are the ones the administrator pinned.
-
-    Between the check and the start somebody who may write the file could change it, but who may write there has won
-    already: the path belongs in a folder of root's.
-    """
-    program = argv[0]
-    if not os.path.isabs(program):
-        raise Distrusted(f"{program!r} is not an absolute path")
-    if not sha256:
-        raise Distrusted(f"the sha256 of {program} is not pinned")
-    try:
-        found = await anyio.to_thread.run_sync(_sha256, program)
-    except OSError as error:
-        raise Distrusted(f"{program}: {error.strerror}") from None
-    if found != sha256:
-        raise Distrusted(f"{program} has changed: its sha256 is {found}, and {sha256} is pinned")
-    try:
-        return await process.output(argv, deadline=deadline, limit=limit)
-    except TimeoutError:
-        raise errors.BackendTimeout(
-            f"{program} took longer than {deadline:g} s", fix="raise images.tool_timeout"
-        ) from None
-    except OSError as error:
-        raise Distrusted(f"{program} cannot be started: {error.strerror}") from None
-
-
-def _sha256(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
