@@ -425,7 +425,7 @@ def test_our_own_profile_is_one_by_the_same_rules() -> None:
 
 
 def test_every_setting_of_containers_is_on_the_page_about_them() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "containers.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     rows = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
     assert {*ContainerSettings.model_fields, *core_settings._OTHER_NAMES} <= {word.strip("`,") for word in rows.split()}
 
