@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 import belljar
 from belljar import settings
-from belljar.cli import main
+from belljar.cli.run import EXIT_CODES
 from belljar.core import errors, values
 from belljar.core.languages import Language
 from belljar.core.request import Limits, RunRequest
@@ -80,7 +80,7 @@ def test_every_exit_code_in_the_reference_is_one_the_code_uses_and_none_is_left_
     rows = REFERENCE.partition("| `status` | meaning |")[2].partition("\n\n")[0]
     told = {int(code) for code in re.findall(r"\| (\d{3}) \|$", rows, re.MULTILINE)}
     ours = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
-    assert told == ours | set(main._OWN_CODES.values()) | {_INTERRUPTED}
+    assert told == ours | set(EXIT_CODES.values()) | {_INTERRUPTED}
     assert {status.value for status in Status} <= in_code(rows)
 
 
