@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import re
 import subprocess
 import sys
@@ -115,11 +117,49 @@ def test_every_public_name_is_in_the_api_page_and_no_other() -> None:
 
 
 def test_the_drawing_of_the_rooms_is_the_contract_that_is_checked() -> None:
-    (drawing,) = (block.text for block in blocks(ROOT / "docs/architecture.md") if block.kind == "text rooms")
-    drawn = [re.findall(r"\w+", line.partition("│")[0]) for line in drawing.splitlines() if "│" in line]
     contracts = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
-    assert drawn == [[room.strip().removeprefix("belljar.") for room in re.split("[|:]", row)] for row in layers]
+    assert rows_of_rooms() == [
+        [room.strip().removeprefix("belljar.") for room in re.split("[|:]", row)] for row in layers
+    ]
+
+
+def rows_of_rooms() -> list[list[str]]:
+    """The rows of the drawing, from the top."""
+    (drawing,) = (block.text for block in blocks(ROOT / "docs/architecture.md") if block.kind == "text rooms")
+    return [re.findall(r"\w+", line.partition("│")[0]) for line in drawing.splitlines() if "│" in line]
+
+
+def walks() -> dict[str, list[str]]:
+    """The walks through the code: title -> the names of its hops."""
+    section = text_of("docs/architecture.md").partition("## Three walks")[2].partition("\n## ")[0]
+    titled = [part.partition("\n") for part in section.split("\n### ")[1:]]
+    return {title: re.findall(r"^\d+\. `([\w.]+)`", text, re.MULTILINE) for title, _, text in titled}
+
+
+def resolve(name: str) -> object:
+    """What a dotted name below `belljar` means: a module, or something in one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        if importlib.util.find_spec(".".join(["belljar", *parts[:length]])):
+            module = importlib.import_module(".".join(["belljar", *parts[:length]]))
+            return functools.reduce(getattr, parts[length:], module)
+    raise ModuleNotFoundError(name)
+
+
+@pytest.mark.parametrize("title", walks())
+def test_a_walk_has_ten_hops_at_most_all_of_which_exist_and_none_of_which_goes_back_up(title: str) -> None:
+    hops = walks()[title]
+    assert 3 <= len(hops) <= 10
+    for hop in hops:
+        assert callable(resolve(hop)), hop
+    rows = rows_of_rooms()
+    depths = [next(i for i, row in enumerate(rows) if hop.split(".")[0] in row) for hop in hops]
+    assert depths == sorted(depths)
+
+
+def test_there_are_three_walks() -> None:
+    assert len(walks()) == 3
 
 
 def test_every_room_has_a_line_in_the_architecture() -> None:
