@@ -24,7 +24,8 @@ from belljar.core import errors
 from belljar.core.settings import ImageSettings
 from belljar.images.engine import Progress
 from belljar.images.images import Images, Pulled
-from image_engine import ImageEngine, Registry, belljar, free_port, half_a_registry, podman_service, serving, socket_of
+from image_engine import ImageEngine, Registry, belljar, half_a_registry, podman_service, serving, socket_of
+from ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers]
 
