@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from belljar.backends.guest_programs import shell
+from belljar.backends.guest_text import shell_script
 from belljar.core import errors
 from belljar.core.request import Workspace
 from belljar.core.values import MIB, WORKSPACE
@@ -71,7 +71,7 @@ class Jail(NamedTuple):
 
 def launcher(doors: Sequence[Path], uid: int | None, holder: int) -> list[str]:
     """sh joins the groups, chroot drops root, nsenter goes where the writable folders are."""
-    argv = ["/bin/sh", "-c", shell("native_launch"), "belljar", str(len(doors)), *map(str, doors)]
+    argv = ["/bin/sh", "-c", shell_script("native_launch"), "belljar", str(len(doors)), *map(str, doors)]
     if uid is not None:
         # coreutils' chroot to / only changes the uid, in half the time that setpriv takes.
         argv += ["chroot", f"--userspec=+{uid}:+{uid}", "--groups=", "/"]
@@ -88,7 +88,7 @@ def holder_arguments(disk: int, space: Space) -> list[str]:
         for path in (space.workspace, space.tmp)
         for part in ("--perms", "0755", "--size", str(disk), "--tmpfs", path)
     ]
-    return [*walls, "--dev-bind", "/", "/", *folders, "--", "/bin/sh", "-c", shell("native_hold")]
+    return [*walls, "--dev-bind", "/", "/", *folders, "--", "/bin/sh", "-c", shell_script("native_hold")]
 
 
 def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
