@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from belljar.backends.wasm.backend import Wasm
 
 
-class Facts(NamedTuple):
+class BackendFacts(NamedTuple):
     """What the rows choose from."""
 
     settings: Settings
@@ -31,7 +31,7 @@ class Facts(NamedTuple):
     probe_native: Callable[[], Awaitable[Capabilities]] | None = None  # what is known of it; None: it is asked
 
 
-def _native(facts: Facts) -> Native:
+def _native(facts: BackendFacts) -> Native:
     from belljar.backends.native.backend import Native
 
     settings = facts.settings
@@ -40,28 +40,28 @@ def _native(facts: Facts) -> Native:
     )
 
 
-def _wasm(facts: Facts) -> Wasm:
+def _wasm(facts: BackendFacts) -> Wasm:
     from belljar.backends.wasm.backend import Wasm
     from belljar.backends.wasm.store import Store
 
     return Wasm(facts.native(), Store.of(facts.settings.cache_dir), facts.probe_native)
 
 
-def _docker(facts: Facts) -> Containers:
+def _docker(facts: BackendFacts) -> Containers:
     from belljar.backends.containers.backend import Containers
     from belljar.host.engine_address import docker_address
 
     return Containers(docker_address(facts.settings.docker_socket), facts.settings, facts.languages)
 
 
-def _podman(facts: Facts) -> Containers:
+def _podman(facts: BackendFacts) -> Containers:
     from belljar.backends.containers.backend import Containers
     from belljar.host.engine_address import podman_address
 
     return Containers(podman_address(facts.settings.podman_socket), facts.settings, facts.languages)
 
 
-def _apple(facts: Facts) -> Apple:
+def _apple(facts: BackendFacts) -> Apple:
     from belljar.backends.apple.backend import Apple
 
     settings, container = facts.settings, facts.settings.container
@@ -72,14 +72,14 @@ def _apple(facts: Facts) -> Apple:
     )  # fmt: skip
 
 
-def _none(facts: Facts) -> NoSandbox:
+def _none(facts: BackendFacts) -> NoSandbox:
     from belljar.backends.none import NoSandbox
 
     return NoSandbox()
 
 
 # In the order that `auto` prefers them. The fake is passed in by hand, never chosen.
-BACKENDS: Mapping[str, Callable[[Facts], Backend]] = {
+BACKENDS: Mapping[str, Callable[[BackendFacts], Backend]] = {
     "wasm": _wasm,
     "native": _native,
     "docker": _docker,
@@ -107,7 +107,7 @@ class Backends:
             languages: what they are to run; without any: the built-in ones.
             probe_native: tells what is known of the backend `native`, so that `wasm` need not prove it again.
         """
-        self._facts = Facts(settings, languages or Languages(), self.native, probe_native)
+        self._facts = BackendFacts(settings, languages or Languages(), self.native, probe_native)
         self._made: dict[str, Backend] = {}
 
     def __getitem__(self, name: str) -> Backend:
