@@ -26,6 +26,7 @@ from belljar.host.engine_address import FLAVOURS, EngineAddress
 from belljar.images.images import Images
 from belljar.settings import load
 from engines import IMAGE, engines
+from ports import free_port
 from witness import eventually
 
 TOOLCHAINS = "belljar-test/toolchains:latest"
@@ -34,12 +35,6 @@ _REGISTRY = """version: 0.1
 storage: {{filesystem: {{rootdirectory: {folder}}}, delete: {{enabled: true}}}}
 http: {{addr: "127.0.0.1:{port}"}}
 """
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def socket_of(engine: str) -> str:
