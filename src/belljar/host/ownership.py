@@ -28,7 +28,7 @@ class Owner:
 
     def __init__(self, state_dir: Path, groups: cgroups.Cgroups | None) -> None:
         self.pid = os.getpid()
-        self.name = f"{_namespace()}.{self.pid}.{_started(self.pid)}"
+        self.name = name_of(self.pid)
         self._numbers = count(1)
         self._record = state_dir / f"{self.name}.owner"
         where = {"version": groups.version, "bases": {k: str(v) for k, v in groups.bases.items()}} if groups else {}
@@ -44,6 +44,11 @@ class Owner:
         """Removes its file: nothing of this process is left to clean up."""
         if os.getpid() == self.pid:
             self._record.unlink(missing_ok=True)
+
+
+def name_of(pid: int) -> str:
+    """The name of a process as an owner: no other process ever has the same."""
+    return f"{_namespace()}.{pid}.{_started(pid)}"
 
 
 def is_dead(name: str) -> bool:

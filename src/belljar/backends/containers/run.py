@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -16,6 +16,8 @@ from anyio.abc import TaskStatus
 
 from belljar.backends.base import Emit
 from belljar.backends.containers.egress_relay import EgressRelay
+from belljar.backends.containers.engine_stats import usage_of
+from belljar.backends.containers.marked_stream import MarkedStream
 from belljar.backends.containers.standby import Standby
 from belljar.backends.control import Control
 from belljar.backends.outcome import KILLED_EXIT_CODE, Ending, Outcome
@@ -31,8 +33,6 @@ from belljar.host.loops import lone_errors
 # Seconds between looks at a dead container: an engine may hear of the OOM killer after the end of its victim.
 _LATE_OOM_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)
 _LAST_OUTPUT_SECONDS = 1.0  # that a run has before it is watched, and that its output has after its end
-_PREAMBLE_BYTES = 1 << 16
-_EXIT_CODE_BYTES = 16  # at most
 _UNKNOWN_EXIT_CODE = 255
 _NOT_KILLED = "the engine did not answer when it was told to end the container: it will be told again, until it is gone"
 
@@ -51,54 +51,6 @@ class ContainerJob(NamedTuple):
     lasting: bool = False  # can it touch what outlives it? Then nobody is told anything before it is dead.
 
 
-class Marked:
-    """A stream in which a secret word marks where the guest begins and where it has ended."""
-
-    def __init__(self, word: bytes, *, begun: bool) -> None:
-        self.begun = begun
-        self.preamble = b""  # what was said before
-        self.ended: bytes | None = None  # what was said with the word
-        self._word = word
-        self._held = b""
-
-    def take(self, data: bytes) -> bytes:
-        """What of it is the guest's. The tail is held back while it may be the beginning of the word."""
-        if self.ended is not None:
-            return b""
-        said, self._held = self._held + data, b""
-        place = said.find(self._word)
-        if place < 0:
-            place = len(said) - _overlap(said, self._word)
-            self._held = said[place:]
-            return self._guests(said[:place])
-        told, newline, after = said[place + len(self._word) :].partition(b"\n")
-        if not newline and len(told) <= _EXIT_CODE_BYTES:
-            self._held = said[place:]
-        elif self.begun:
-            self.ended = told.strip()
-        else:
-            self.preamble = (self.preamble + said[:place])[-_PREAMBLE_BYTES:]
-            self.begun = True
-            return self.take(after)
-        return self._guests(said[:place])
-
-    def _guests(self, said: bytes) -> bytes:
-        if self.begun:
-            return said
-        self.preamble = (self.preamble + said)[-_PREAMBLE_BYTES:]
-        return b""
-
-    def rest(self) -> bytes:
-        """What was held back, when nothing more will come."""
-        held, self._held = self._held, b""
-        return self._guests(held) if self.ended is None else b""
-
-
-def _overlap(said: bytes, word: bytes) -> int:
-    """How many bytes at the end of the one are the beginning of the other."""
-    return next((n for n in range(min(len(said), len(word) - 1), 0, -1) if word.startswith(said[-n:])), 0)
-
-
 class DockerRun:
     """Gives one container its command, supplies and watches it. Whoever made the container removes it."""
 
@@ -107,7 +59,7 @@ class DockerRun:
         self._control = control
         self._outcome = Outcome(job.id, job.limits, emit, keep_output=control.feed is None)
         self._mark = secrets.token_hex(16).encode()
-        self._marked = {name: Marked(self._mark, begun=name == "stdout") for name in STREAMS}
+        self._marked = {name: MarkedStream(self._mark, begun=name == "stdout") for name in STREAMS}
         self._usage: GroupTotals | None = None
         self._cpu_before = 0.0
         self._delivered = False
@@ -181,7 +133,7 @@ class DockerRun:
             figures = figures._replace(cpu_ms=max(0.0, (figures.cpu_ms or 0.0) - self._cpu_before), rx=rx, tx=tx)
         elif not group:
             async with asking("the container's figures", seconds=5):
-                figures = told_figures(await container_stats(self._standby.container))
+                figures = usage_of(await container_stats(self._standby.container))
         # What goes through the proxy is no traffic of the container's network.
         return figures._replace(rx=None, tx=None) if figures and self._job.relay else figures
 
@@ -302,32 +254,3 @@ class DockerRun:
                 warnings=(_NOT_KILLED,) if self._deaf else (),
             )
         )  # fmt: skip
-
-
-def told_figures(stats: Any) -> Usage | None:
-    """An engine's answer about a container; what is not there or makes no sense is not known."""
-    cpu, held = _at(stats, "cpu_stats", "cpu_usage", "total_usage"), _at(stats, "memory_stats", "usage")
-    if not (isinstance(cpu, int) and isinstance(held, int)):
-        return None
-    pages = _at(stats, "memory_stats", "stats")
-    cache = sum(_count(pages, name) or _count(pages, f"total_{name}") for name in ("inactive_file", "active_file"))
-    rx = tx = read = written = None
-    if isinstance(networks := _at(stats, "networks"), dict):
-        links = [link for name, link in networks.items() if name != "lo"]
-        rx, tx = (sum(_count(link, f"{way}_bytes") for link in links) for way in ("rx", "tx"))
-    if isinstance(rows := _at(stats, "blkio_stats", "io_service_bytes_recursive"), list):
-        read, written = (
-            sum(_count(row, "value") for row in rows if str(_at(row, "op")).lower() == way) for way in ("read", "write")
-        )
-    return Usage(max(0, cpu) / 1e6, max(0, held - cache), rx, tx, read, written)
-
-
-def _at(value: Any, *path: str) -> Any:
-    for step in path:
-        value = value.get(step) if isinstance(value, dict) else None
-    return value
-
-
-def _count(value: Any, name: str) -> int:
-    found = _at(value, name)
-    return found if isinstance(found, int) and found > 0 else 0
