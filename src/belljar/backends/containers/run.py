@@ -64,17 +64,23 @@ class DockerRun:
         self._cpu_before = 0.0
         self._delivered = False
         self._ended = False
-        self._deaf = False  # did the engine not even answer when it was told to kill?
+        self._not_killed = False  # did the engine not answer when it was told to kill?
         self._listening = anyio.CancelScope()
         self._silent_since = time.perf_counter()  # infinite while what was heard is told
         self._standby: Standby
 
     @property
     def begun(self) -> bool:
-        """Whether the guest had its first moment."""
+        """Whether the guest was started."""
         return self._marked["stderr"].begun
 
     async def go(self) -> Result:
+        """Runs the command in a new container, and ends the container.
+
+        Raises:
+            StartFailed: the guest could not be started.
+            BackendError: the engine failed.
+        """
         if self._control.stopping:
             self._outcome.end(self._control.reason)
             return self._result(None, False)
@@ -94,20 +100,20 @@ class DockerRun:
             watchers.start_soon(self._watch_control)
             await self._deliver()
             if self._job.relay and self._outcome.verdict is None:
-                await watchers.start(self._let_out)
-            watchers.start_soon(self._talk)
+                await watchers.start(self._serve_egress)
+            watchers.start_soon(self._feed)
             watchers.start_soon(self._watch_exit)
             await self._listen(watchers.start_soon)
-            if self._deaf:  # the verdict is ours; the cleanup asks again when the engine hears again
+            if self._not_killed:  # the verdict is ours; the cleanup asks again when the engine hears again
                 self._ended = True
                 watchers.cancel_scope.cancel()
                 return self._result(None, False)
             code = await self._exit_code()
             watchers.cancel_scope.cancel()
-        starved = await self._was_starved(code)
+        oom_killed = await self._was_oom_killed(code)
         if self._usage:
             await self._outcome.tell_forks_refused(self._usage.forks_refused)
-        return self._result(code, starved)
+        return self._result(code, oom_killed)
 
     async def _deliver(self) -> None:
         try:
@@ -137,14 +143,15 @@ class DockerRun:
         # What goes through the proxy is no traffic of the container's network.
         return figures._replace(rx=None, tx=None) if figures and self._job.relay else figures
 
-    async def _let_out(self, *, task_status: TaskStatus[None]) -> None:
+    async def _serve_egress(self, *, task_status: TaskStatus[None]) -> None:
+        """Answers what the guest asks of the proxy."""
         assert self._job.relay
         assert self._job.proxy
         async with self._job.relay.open(self._standby) as listener:
             task_status.started()
             await self._job.proxy(self._outcome.deny).serve(listener)
 
-    async def _talk(self) -> None:
+    async def _feed(self) -> None:
         streams = self._standby.streams
         await streams.send(self._mark + b"\n" + self._job.order + self._job.stdin)
         if self._control.feed is not None:
@@ -153,9 +160,10 @@ class DockerRun:
         streams.end()
 
     async def _watch_exit(self) -> None:
-        """An engine that still holds input for a container that is dead does not end the conversation by itself.
+        """Ends listening some time after the container's end.
 
-        But a listener that takes its time has not heard all yet.
+        An engine that still holds input for a container that is dead does not close its streams by itself. But a
+        listener that takes its time has not heard all yet.
         """
         await anyio.sleep(_LAST_OUTPUT_SECONDS)
         with suppress(Exception):
@@ -183,16 +191,17 @@ class DockerRun:
                     break
                 self._silent_since = time.perf_counter()
         if self._marked["stderr"].ended is None and self._outcome.verdict is None:
-            self._look()  # all of it was killed at once, and an engine may not tell by whom
+            self._read_usage()  # all of it was killed at once, and an engine may not tell by whom
         for each in STREAMS:
             if held := self._marked[each].rest():
                 await self._outcome.take(each, held)
             await self._outcome.take(each, b"")
 
     async def _exit_code(self) -> int:
+        """The guest's exit code as the launcher told it, else the container's as the engine tells it."""
         told = self._marked["stderr"].ended
         if told is not None and self._outcome.verdict is None:
-            self._look()
+            self._read_usage()
             if self._job.lasting or self._usage is None:
                 await self._kill()
             self._ended = True  # its processes are dead; what is left of it is removed in a moment
@@ -208,13 +217,13 @@ class DockerRun:
         # The launcher itself never ends with 0 before it has told an exit code: if none was heard, it was lost.
         return code or _UNKNOWN_EXIT_CODE if self._outcome.verdict is None else code
 
-    def _look(self) -> None:
-        """The figures, while the container is still there."""
+    def _read_usage(self) -> None:
+        """Reads the group's figures, while the container is still there."""
         usage = self._standby.group.usage() if self._standby.group else None
         if usage and (usage.memory_peak is not None or usage.cpu_ms is not None):  # else the group is gone
             self._usage = usage
 
-    async def _was_starved(self, code: int) -> bool:
+    async def _was_oom_killed(self, code: int) -> bool:
         if self._usage is not None and (self._usage.oom_kills or self._marked["stderr"].ended is not None):
             return self._usage.oom_kills > 0
         for pause in _LATE_OOM_SECONDS if code == KILLED_EXIT_CODE and self._outcome.verdict is None else (0.0,):
@@ -236,21 +245,21 @@ class DockerRun:
 
     async def _end(self, verdict: Status) -> None:
         if self._outcome.end(verdict):
-            self._look()
+            self._read_usage()
         await self._kill()
 
     async def _kill(self) -> None:
         if not await self._standby.kill():
-            self._deaf = True
+            self._not_killed = True
             self._listening.cancel()
 
-    def _result(self, code: int | None, starved: bool) -> Result:
+    def _result(self, code: int | None, oom_killed: bool) -> Result:
         usage, ended = self._usage, self._outcome.verdict is not None
         cpu = usage.cpu_ms if usage else None
         return self._outcome.result(
             Ending(
-                None if ended else code, starved, memory_peak=usage.memory_peak if usage else None,
+                None if ended else code, oom_killed, memory_peak=usage.memory_peak if usage else None,
                 cpu_ms=None if cpu is None else max(0.0, cpu - self._cpu_before),
-                warnings=(_NOT_KILLED,) if self._deaf else (),
+                warnings=(_NOT_KILLED,) if self._not_killed else (),
             )
         )  # fmt: skip
