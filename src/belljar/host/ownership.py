@@ -28,7 +28,7 @@ class Owner:
 
     def __init__(self, state_dir: Path, groups: cgroups.Cgroups | None) -> None:
         self.pid = os.getpid()
-        self.name = f"{_namespace()}.{self.pid}.{_started(self.pid)}"
+        self.name = own_name()
         self._numbers = count(1)
         self._record = state_dir / f"{self.name}.owner"
         where = {"version": groups.version, "bases": {k: str(v) for k, v in groups.bases.items()}} if groups else {}
@@ -42,6 +42,12 @@ class Owner:
     def resign(self) -> None:
         if os.getpid() == self.pid:
             self._record.unlink(missing_ok=True)
+
+
+def own_name() -> str:
+    """Returns this process's name as an owner, which no other process ever has."""
+    pid = os.getpid()
+    return f"{_namespace()}.{pid}.{_started(pid)}"
 
 
 def is_dead(name: str) -> bool:

@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from belljar.backends.containers.spec import KEEPER
+from belljar.backends.guest_text import shell_script
 from belljar.core.result import Collected, Entry, File
 from belljar.core.values import MIB, format_size, guest_path
 from belljar.host import files
@@ -25,33 +26,14 @@ _LETTERS = {b"f": stat.S_IFREG, b"d": stat.S_IFDIR, b"l": stat.S_IFLNK, b"p": st
 # A name can hold a newline, so a guest can say whole lines of its own: no number is longer than a kernel's.
 _LINE = re.compile(rb"(\d{1,10}) (?:([a-z]) ([0-7]{1,6})|([0-9a-f]{1,8})) (\d{1,19}) \./(.+)")
 
-# Takes away what the keeper put in for the last command, then puts in what is for the next.
-DELIVER = (
-    f'cd "$0" || exit 1; umask 022; find . -xdev -uid {KEEPER} -type f -delete 2>/dev/null; '
-    f"find . -xdev -mindepth 1 -depth -uid {KEEPER} -type d -exec rmdir {{}} + 2>/dev/null; exec tar -xpf -"
-)
-LAY = 'cd "$0" && umask 022 && exec tar -xf -'
-LAY_AND_SAY = 'cd "$0" && umask 022 && tar -xpf - && exec echo laid'
-NOT_A_FOLDER = 20
-# Whole or not at all: unpacked beside, then moved over what was there. No link is followed on the way.
-REPLACE = (
-    'cd "$0" && umask 022 && draft=$(mktemp -d ./.belljar-XXXXXX) || exit 1; trap \'rm -rf "$draft"\' EXIT; '
-    'tar -xf - -C "$draft" || exit 1; for path; do at=.; rest=$path; while :; do case $rest in '
-    "*/*) at=$at/${rest%%/*}; rest=${rest#*/};; *) break;; esac; "
-    f'if [ -L "$at" ]; then exit {NOT_A_FOLDER}; fi; if [ -d "$at" ]; then continue; fi; '
-    f'if [ -e "$at" ]; then exit {NOT_A_FOLDER}; fi; mkdir -- "$at" || exit 1; done; '
-    'if [ -L "./$path" ]; then rm -f -- "./$path"; elif [ -d "./$path" ]; then rmdir -- "./$path" || exit 1; fi; '
-    'mv -f -- "$draft/$path" "./$path" || exit 1; done'
-)
-# GNU's `find` tells all by itself; BusyBox's needs `stat`, which an older gVisor answers with an error.
-_WALK = f"find . -xdev -mindepth 1 -maxdepth {files.MAX_DEPTH + 1}"
-LIST_LIMIT = 32 * MIB
-LIST = (
-    'cd "$0" || exit 1; if find . -maxdepth 0 -printf "" 2>/dev/null; '
-    f'then {_WALK} -printf "%U %y %m %s %p\\n"; else {_WALK} -exec stat -c "%u %f %s %n" {{}} +; fi '
-    f'2>/dev/null | head -n "${{1:-{2 * files.MAX_ENTRIES}}}" | head -c {LIST_LIMIT}'
-)
-FETCH = 'cd "$0" && exec tar -cf - -T - 2>/dev/null'
+LIST_LIMIT = 32 * MIB  # bytes
+NOT_A_FOLDER = 20  # the exit code of REPLACE
+DELIVER = shell_script("deliver", keeper=KEEPER)
+LAY = shell_script("lay")
+LAY_AND_SAY = shell_script("lay_and_say")
+REPLACE = shell_script("replace", not_a_folder=NOT_A_FOLDER)
+LIST = shell_script("list", depth=files.MAX_DEPTH + 1, most=2 * files.MAX_ENTRIES, limit=LIST_LIMIT)
+FETCH = shell_script("fetch")
 
 
 def archive(tree: Iterable[File], *, sticky: bool = False) -> bytes:
