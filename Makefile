@@ -1,19 +1,23 @@
-# Two commands do everything: `make run` shows Belljar at work, `make test` runs all tests.
+# Two commands do everything: `make run` shows Belljar at work, `make test` runs the tests.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.belljar-ready
 
-.PHONY: run test test-quick test-containers setup check bench docs profiles clean
+.PHONY: run test test-all test-quick test-containers setup check bench docs profiles clean
 
 run: $(STAMP)              ## a small showcase on the embedded default: no Docker, no root
 	@$(BIN)/python examples/showcase.py
 
-test: $(STAMP)             ## all tests, on real sandboxes; as root also on the container engines, which it starts
+test: $(STAMP)             ## everything a change can break, on real sandboxes; as root also on the container engines, which it starts
 	@sh scripts/system_packages.sh
+	@sh scripts/test_engines.sh prepare
 	@$(BIN)/belljar setup wasm
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(TESTS)
+
+test-all:                  ## the same and what takes long: see CONTRIBUTING.md
+	@$(MAKE) test TESTS='--exhaustive $(TESTS)'
 
 test-quick:                ## the same without container engines
 	@$(MAKE) test TESTS='-m "not containers"'
@@ -21,11 +25,12 @@ test-quick:                ## the same without container engines
 test-containers:           ## only what needs container engines
 	@$(MAKE) test TESTS='-m containers'
 
-check: $(STAMP)            ## style, types, layers
+check: $(STAMP)            ## style, types, layers, shell scripts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/shellcheck src/belljar/guest/shell/*.sh scripts/*.sh images/*.sh
 
 bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand and peers; BENCH=--quick for less
 	@$(BIN)/belljar setup wasm

@@ -9,6 +9,8 @@
 #   test_engines.sh again FOLDER [podman]  starts Docker, or Podman, once more, after a test has killed it
 #   test_engines.sh status FOLDER
 #   test_engines.sh install         what they need, where that is possible: as root, on Debian or Ubuntu
+#   test_engines.sh prepare         the same, and the guests' image: all that takes long and is done once per machine
+#   test_engines.sh toolchains      makes an archive with compilers, for images of languages, and says where it is
 #
 # FOLDER/ready has a line for each engine: its name and its socket, or "missing", its name and why.
 # BELLJAR_INSTALL=no stops the installation. Nothing here touches an engine that the machine runs already: sockets,
@@ -22,7 +24,9 @@ CACHE=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/belljar-tests
 PACKAGES="docker.io:dockerd docker-cli:docker runsc:runsc runc:runc podman:podman catatonit:catatonit uidmap:newuidmap slirp4netns:slirp4netns
 fuse-overlayfs:fuse-overlayfs mmdebstrap:mmdebstrap docker-registry:docker-registry iptables:iptables iproute2:ip e2fsprogs:mkfs.ext4"
 INSIDE=bash,ca-certificates,nodejs,python3,python3-numpy,python3-pip,python3-pytest
-BASE=$CACHE/base-$(echo "$INSIDE" | cksum | cut -d' ' -f1).tar # another list, another file
+COMPILERS=bash,ca-certificates,golang-go,rustc,gcc,libc6-dev
+archive() { echo "$CACHE/$1-$(echo "$2" | cksum | cut -d' ' -f1).tar"; } # another list, another file
+BASE=$(archive base "$INSIDE")
 
 say() { echo "test engines: $*" >&2; }
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -54,22 +58,28 @@ install_packages() {
     [ "${own_policy:-no}" = no ] || rm -f "$policy"
 }
 
-# The guests' image, from Debian's packages, made once: no registry of images is asked for anything.
-make_base() {
-    [ -s "$BASE" ] && return 0
-    has mmdebstrap || { say "mmdebstrap is missing, so there is no image"; return 1; }
+# One at a time: several processes of the tests may come here together.
+alone() {
     mkdir -p "$CACHE" || return 1
-    say "making the image from Debian's packages, once (about a minute)"
-    draft=$(mktemp "$CACHE/base.XXXXXX") || return 1
+    (flock 9 && "$@") 9>"$CACHE/lock"
+}
+
+# An image of the guests', from Debian's packages, made once: no registry of images is asked for anything.
+make_archive() {
+    name=$1 include=$2 target=$(archive "$1" "$2")
+    [ -s "$target" ] && return 0
+    has mmdebstrap || { say "mmdebstrap is missing, so there is no image"; return 1; }
+    say "making the image $name from Debian's packages, once (about a minute)"
+    draft=$(mktemp "$CACHE/$name.XXXXXX") || return 1
     # shellcheck disable=SC1091  # the machine's own
     codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")
-    if mmdebstrap --quiet --format=tar --variant=essential --include="$INSIDE" \
+    if mmdebstrap --quiet --format=tar --variant=essential --include="$include" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' "$codename" - >"$draft" 2>"$draft.log"; then
-        mv "$draft" "$BASE"
+        mv "$draft" "$target"
         rm -f "$draft.log"
     else
-        say "the image could not be made: $(tail -n 1 "$draft.log")"
+        say "the image $name could not be made: $(tail -n 1 "$draft.log")"
         rm -f "$draft" "$draft.log"
         return 1
     fi
@@ -153,7 +163,7 @@ start_all() {
     if [ "$(id -u)" != 0 ]; then
         echo "missing docker only root can start one for the tests" >"$folder/found"
         echo "missing podman only root can start one for the tests" >>"$folder/found"
-    elif ! make_base; then
+    elif ! alone make_archive base "$INSIDE"; then
         echo "missing docker there is no image" >"$folder/found"
         echo "missing podman there is no image" >>"$folder/found"
     else
@@ -216,9 +226,15 @@ groups=belljar-engines-$(basename "${folder:-none}")
 podman="--root $folder/podman/root --runroot $folder/podman/run --tmpdir $folder/podman/tmp --cgroup-manager cgroupfs
 --events-backend file --runtime $(command -v runc || command -v crun)"
 case $command in
-    install) install_packages; exit 0 ;;
+    install) alone install_packages; exit 0 ;;
+    prepare)
+        alone install_packages
+        [ "$(id -u)" != 0 ] || alone make_archive base "$INSIDE"
+        exit 0
+        ;;
+    toolchains) alone make_archive toolchains "$COMPILERS" && archive toolchains "$COMPILERS"; exit ;;
     serve | start | again | stop | status) [ -n "$folder" ] || { say "which folder?"; exit 2; } ;;
-    *) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
 case $command in
     serve)

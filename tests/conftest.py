@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import sys
 import tempfile
@@ -68,8 +69,14 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def traces(state_dir: Path) -> Traces:
-    return Traces(state_dir)
+def traces(state_dir: Path) -> Iterator[Traces]:
+    """Counts what sandboxes leave on the machine; no two tests count at the same time, in whatever process they are.
+
+    What a killed Belljar leaves does not say which test killed it.
+    """
+    with (Path(tempfile.gettempdir()) / "belljar-tests-counting.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Traces(state_dir)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from pydantic import Field, StrictBool, ValidationError
 from belljar.core import errors
 from belljar.core.model import Model
 from belljar.core.request import Limits
-from belljar.core.settings import Caps, Settings, merge, moved
+from belljar.core.settings import EMPTY, Caps, Settings, merge, moved
 from belljar.core.values import MIB, Size
 from belljar.host.seccomp.profiles import read_profile
 
@@ -91,7 +90,7 @@ def load(environ: Mapping[str, str] | None = None, project: Path | None = None, 
     layers.append(("the environment", _environment_layer(env)))
     layers.append(("the flags", flags))
     cache = env.get("XDG_CACHE_HOME") or f"{home}/.cache"
-    merged: dict[str, Any] = {
+    merged: dict[str, Any] = EMPTY | {
         "home": home,
         "cache_dir": f"{cache}/belljar",
         "data_dir": f"{env.get('XDG_DATA_HOME') or f'{home}/.local/share'}/belljar",
@@ -131,6 +130,8 @@ def _check_profile(path: str, source: str) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    import tomllib  # here: most machines have no such file
+
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -213,7 +214,7 @@ def _environment_layer(env: Mapping[str, str]) -> dict[str, Any]:
             value = read(env[name])
             for key in reversed(keys):
                 value = {key: value}
-            _validate(value, name)
+            _validate(merge(EMPTY, value), name)
         except ValueError as error:
             told = error.message if isinstance(error, errors.InvalidRequest) else f"{name}: cannot be read"
             raise errors.InvalidRequest(f"{told} (got {env[name]!r})", fix=f"correct or unset {name}") from None

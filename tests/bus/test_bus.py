@@ -19,7 +19,8 @@ from belljar.service.bus.bus import LocalBus
 from belljar.service.bus.nats import NatsBus
 from belljar.service.bus.queues import Outbox
 from belljar.service.bus.redis import RedisBus
-from brokers import Broker, NatsServer, RedisServer, comes_true, free_port, numbers, read, read_until
+from brokers import Broker, NatsServer, RedisServer, comes_true, numbers, read, read_until
+from ports import free_port
 
 KINDS = ("local", "redis", "nats")
 BROKERS = ("redis", "nats")

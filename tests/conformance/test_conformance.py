@@ -13,12 +13,12 @@ from typing import Any
 import anyio
 import pytest
 
-from belljar.backends import NAMES
 from belljar.backends.fake import Fake
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.plan import Plan
 from belljar.core.result import Result, Status
+from belljar.engine.backends import NAMES
 from belljar.engine.engine import Engine
 from belljar.settings import load
 from belljar.testing import conformance

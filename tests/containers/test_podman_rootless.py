@@ -22,7 +22,11 @@ import belljar
 from engines import IMAGE, engines
 from witness import eventually, interpreter_for
 
-pytestmark = [pytest.mark.engine, pytest.mark.containers]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.containers,
+    pytest.mark.exhaustive("another engine with a storage of its own"),
+]
 UID = 54322
 SUBORDINATES = 1_540_000
 _NEEDED = {"podman": "podman", "newuidmap": "uidmap", "runc": "runc", "setpriv": "util-linux", "unshare": "util-linux"}

@@ -21,7 +21,11 @@ from engines import IMAGE
 from service_image import Host, host, import_packages
 from witness import eventually
 
-pytestmark = [pytest.mark.engine, pytest.mark.containers]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.containers,
+    pytest.mark.exhaustive("the image of the service is built and Compose started"),
+]
 SERVICES = yaml.safe_load(FILE.read_text())["services"]
 CONNECT = """
 import socket, sys

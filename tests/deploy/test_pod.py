@@ -17,7 +17,7 @@ import yaml
 from service_image import ROOT, SERVICE, Host, host, lay_in
 from witness import eventually
 
-pytestmark = [pytest.mark.engine, pytest.mark.containers]
+pytestmark = [pytest.mark.engine, pytest.mark.containers, pytest.mark.exhaustive("the image of the service is built")]
 POD = yaml.safe_load((ROOT / "deploy/kubernetes/deployment.yaml").read_text())["spec"]["template"]["spec"]
 NAME = "bj-pod"
 

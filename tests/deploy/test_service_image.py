@@ -6,7 +6,7 @@ import pytest
 
 from service_image import SERVICE, host
 
-pytestmark = [pytest.mark.engine, pytest.mark.containers]
+pytestmark = [pytest.mark.engine, pytest.mark.containers, pytest.mark.exhaustive("the image of the service is built")]
 ALONE = ["--rm", "--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
 
 

@@ -16,7 +16,11 @@ import pytest
 from service_image import Host, host, import_packages, lay_in
 from witness import eventually
 
-pytestmark = [pytest.mark.engine, pytest.mark.containers]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.containers,
+    pytest.mark.exhaustive("the image of the service is built and a systemd booted"),
+]
 NAME, BASE, IMAGE = "bj-systemd", "belljar-test/systemd-base", "belljar-test/systemd"
 # Whatever a boot does to a machine (clock, devices, settings of its kernel) is left out: the kernel is the host's.
 DOCKERFILE = f"""

@@ -25,7 +25,8 @@ from belljar.core.settings import ImageSettings
 from belljar.images.images import Images
 from belljar.images.progress import Progress
 from belljar.images.pull import Pulled
-from image_engine import ImageEngine, Registry, belljar, free_port, half_a_registry, podman_service, serving, socket_of
+from image_engine import ImageEngine, Registry, belljar, half_a_registry, podman_service, serving, socket_of
+from ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers]
 

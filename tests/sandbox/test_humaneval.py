@@ -83,7 +83,12 @@ async def _failures(backend: str, engine: Engine, problems: dict[str, str]) -> d
     return failed
 
 
-@pytest.fixture(params=["wasm", "native"])
+_SECOND = pytest.mark.exhaustive(
+    "the corpus is run once before each commit, on the backend that is most unlike CPython"
+)
+
+
+@pytest.fixture(params=["wasm", pytest.param("native", marks=_SECOND)])
 async def backend(request: pytest.FixtureRequest, engine: Engine) -> str:
     offer = await engine.capabilities(str(request.param))
     if not offer.available:

@@ -133,6 +133,7 @@ print('took', time.monotonic() - start, flush=True)"""
     assert took[1] < took[0] + 5, took
 
 
+@pytest.mark.exhaustive("a thousand WebSockets take a quarter of a minute; fifty are in the test above")
 def test_a_thousand_watchers_of_one_run_get_all_of_its_lines(http: httpx2.Client, server: Server) -> None:
     code = "import time\nprint('up', flush=True); time.sleep(8)\nfor i in range(20): print(i, flush=True)"
     _, path = started(http, code, timeout_seconds=60)
@@ -147,6 +148,7 @@ def test_a_thousand_watchers_of_one_run_get_all_of_its_lines(http: httpx2.Client
     assert eventually(lambda: http.get("/healthz").status_code == 200)
 
 
+@pytest.mark.exhaustive("three gigabytes; the conformance suite has a flood on each backend")
 @pytest.mark.parametrize("length", [0, 99, 100_000])
 def test_a_flood_of_a_gigabyte_ends_the_run_and_leaves_the_server_as_it_was(
     http: httpx2.Client, server: Server, length: int

@@ -15,6 +15,7 @@ from belljar.core.model import Model
 from belljar.core.settings import Settings
 from belljar.service.http import openapi as examples
 from belljar.service.http.app import create_app
+from lanes import examples as budget
 from serving import served
 
 pytestmark = pytest.mark.engine
@@ -38,7 +39,7 @@ def url() -> Iterator[str]:
 
 
 @schema.parametrize()
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=budget(20), deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_one_that_the_document_promises(case: schemathesis.Case, url: str) -> None:
     answer = case.call(base_url=url, timeout=30)
     assert answer.status_code != 500, answer.text  # 503 may be true of an engine that is not here

@@ -18,11 +18,7 @@ from typing import Any, Self
 import anyio
 import pytest
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from ports import free_port
 
 
 class Broker:

@@ -25,21 +25,15 @@ import pytest
 from belljar.host.engine_address import FLAVOURS, EngineAddress
 from belljar.images.images import Images
 from belljar.settings import load
-from engines import IMAGE, engines
+from engines import IMAGE, SCRIPT, engines
+from ports import free_port
 from witness import eventually
 
 TOOLCHAINS = "belljar-test/toolchains:latest"
-_INSIDE = "bash,ca-certificates,golang-go,rustc,gcc,libc6-dev"
 _REGISTRY = """version: 0.1
 storage: {{filesystem: {{rootdirectory: {folder}}}, delete: {{enabled: true}}}}
 http: {{addr: "127.0.0.1:{port}"}}
 """
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def socket_of(engine: str) -> str:
@@ -240,17 +234,8 @@ def base_for(language: str, host: ImageEngine) -> str:
         return IMAGE
     if host.has(TOOLCHAINS):
         return TOOLCHAINS
-    archive = Path.home() / ".cache" / "belljar-tests" / "toolchains.tar"
-    if not archive.exists():
-        if shutil.which("mmdebstrap") is None:
-            pytest.skip(f"the {language} image was NOT built: apt install mmdebstrap, to make its base")
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        draft = archive.with_suffix(".draft.tar")
-        words = ["--quiet", "--variant=essential", f"--include={_INSIDE}", "bookworm", str(draft)]
-        done = subprocess.run(["mmdebstrap", *words], capture_output=True, text=True, timeout=900, check=False)
-        if done.returncode != 0:
-            draft.unlink(missing_ok=True)
-            pytest.skip(f"the {language} image was NOT built, its base cannot be made: {done.stderr[-300:]}")
-        draft.rename(archive)
-    host.docker("import", str(archive), TOOLCHAINS)
+    done = subprocess.run(["sh", SCRIPT, "toolchains"], capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"the {language} image was NOT built, its base cannot be made: {done.stderr[-300:]}")
+    host.docker("import", done.stdout.strip(), TOOLCHAINS)
     return TOOLCHAINS

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 TESTS = Path(__file__).parents[1]
@@ -39,6 +40,11 @@ def allow_second_tries(items: Sequence[pytest.Item]) -> None:
             if not marker.args or not str(marker.args[0]).strip():
                 raise pytest.UsageError(f"{item.nodeid}: second_try needs a reason")
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def examples(full: int) -> int:
+    """How many examples Hypothesis tries: all in `make test-all`, a fifth before each commit."""
+    return full if hypothesis.settings.get_current_profile_name() == "full" else max(5, full // 5)
 
 
 def leave_out_exhaustive(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -46,7 +46,12 @@ class Traces:
         return [name for name in names - self._before if name.startswith(mine) or name in dead]
 
     def mounts(self) -> list[str]:
-        return [line for line in Path("/proc/self/mounts").read_text().splitlines() if "belljar" in line]
+        """Mounts with our name, except those in folders of tests that run beside this one."""
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+        return [line for line in lines if "belljar" in line and ("belljar-test-" not in line or self._is_mine(line))]
+
+    def _is_mine(self, line: str) -> bool:
+        return str(self.state_dir.parent) in line
 
     def files(self) -> list[str]:
         if not self.state_dir.exists():

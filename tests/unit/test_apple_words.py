@@ -18,6 +18,7 @@ from belljar.backends.apple import arguments, output, ownership
 from belljar.backends.apple.arguments import LEAST_MEMORY, Machine
 from belljar.backends.apple.backend import Apple
 from belljar.backends.apple.run import MachineFigures, figures
+from belljar.backends.guest_text import shell_script
 from belljar.core import errors
 from belljar.core.plan import Plan
 from belljar.core.request import Limits, Workspace
@@ -192,13 +193,13 @@ def test_the_guest_s_environment_comes_after_its_limits_are_set() -> None:
         "bj-1", 5, WATCH, 9, argv=["sh", "-c", "x"], env={"LD_PRELOAD": "/x"}, cwd="/workspace", stdin=True
     )
     assert not {"--env", "-e", "--env-file"} & set(words)
-    assert words.index("LD_PRELOAD=/x") > words.index(arguments.RUN)
+    assert words.index("LD_PRELOAD=/x") > words.index(shell_script("apple_run"))
     assert words[-3:] == ["sh", "-c", "x"]
 
 
 def test_a_program_with_an_equals_sign_in_its_name_is_not_a_variable() -> None:
     words = arguments.guest("b", 5, WATCH, 9, argv=["./a=b", "c"], env={}, cwd="/workspace", stdin=False)
-    assert words[-5:] == ["/bin/sh", "-c", arguments.LITERAL, "./a=b", "c"]
+    assert words[-5:] == ["/bin/sh", "-c", shell_script("exec_literal"), "./a=b", "c"]
 
 
 def test_a_build_is_told_its_limits() -> None:

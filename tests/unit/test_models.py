@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from belljar.core import capabilities, errors, plan, request, result
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
+from belljar.core.languages import BUILTIN, Language
 from belljar.core.model import Model
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Egress, Limits, RunRequest, Workspace
@@ -309,3 +310,9 @@ def test_in_json_text_is_text_and_other_bytes_are_base64() -> None:
 def test_a_mapping_that_is_no_base64_is_refused_with_what_to_write(wrong: object) -> None:
     with pytest.raises(ValidationError, match="base64"):
         RunRequest(code="", stdin=wrong)
+
+
+def test_every_built_in_language_is_valid() -> None:
+    for name, language in BUILTIN.items():
+        assert Language.model_validate(language.model_dump()) == language
+        assert name == language.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import re
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from pydantic import BaseModel
 
 import belljar
 from belljar import settings
-from belljar.cli import main
+from belljar.cli.run import EXIT_CODES
 from belljar.core import errors, values
 from belljar.core.languages import Language
 from belljar.core.request import Limits, RunRequest
@@ -80,7 +82,7 @@ def test_every_exit_code_in_the_reference_is_one_the_code_uses_and_none_is_left_
     rows = REFERENCE.partition("| `status` | meaning |")[2].partition("\n\n")[0]
     told = {int(code) for code in re.findall(r"\| (\d{3}) \|$", rows, re.MULTILINE)}
     ours = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
-    assert told == ours | set(main._OWN_CODES.values()) | {_INTERRUPTED}
+    assert told == ours | set(EXIT_CODES.values()) | {_INTERRUPTED}
     assert {status.value for status in Status} <= in_code(rows)
 
 
@@ -115,11 +117,49 @@ def test_every_public_name_is_in_the_api_page_and_no_other() -> None:
 
 
 def test_the_drawing_of_the_rooms_is_the_contract_that_is_checked() -> None:
-    (drawing,) = (block.text for block in blocks(ROOT / "docs/architecture.md") if block.kind == "text rooms")
-    drawn = [re.findall(r"\w+", line.partition("│")[0]) for line in drawing.splitlines() if "│" in line]
     contracts = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
-    assert drawn == [[room.strip().removeprefix("belljar.") for room in re.split("[|:]", row)] for row in layers]
+    assert rows_of_rooms() == [
+        [room.strip().removeprefix("belljar.") for room in re.split("[|:]", row)] for row in layers
+    ]
+
+
+def rows_of_rooms() -> list[list[str]]:
+    """The rows of the drawing, from the top."""
+    (drawing,) = (block.text for block in blocks(ROOT / "docs/architecture.md") if block.kind == "text rooms")
+    return [re.findall(r"\w+", line.partition("│")[0]) for line in drawing.splitlines() if "│" in line]
+
+
+def walks() -> dict[str, list[str]]:
+    """The walks through the code: title -> the names of its hops."""
+    section = text_of("docs/architecture.md").partition("## Three walks")[2].partition("\n## ")[0]
+    titled = [part.partition("\n") for part in section.split("\n### ")[1:]]
+    return {title: re.findall(r"^\d+\. `([\w.]+)`", text, re.MULTILINE) for title, _, text in titled}
+
+
+def resolve(name: str) -> object:
+    """What a dotted name below `belljar` means: a module, or something in one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        if importlib.util.find_spec(".".join(["belljar", *parts[:length]])):
+            module = importlib.import_module(".".join(["belljar", *parts[:length]]))
+            return functools.reduce(getattr, parts[length:], module)
+    raise ModuleNotFoundError(name)
+
+
+@pytest.mark.parametrize("title", walks())
+def test_a_walk_has_ten_hops_at_most_all_of_which_exist_and_none_of_which_goes_back_up(title: str) -> None:
+    hops = walks()[title]
+    assert 3 <= len(hops) <= 10
+    for hop in hops:
+        assert callable(resolve(hop)), hop
+    rows = rows_of_rooms()
+    depths = [next(i for i, row in enumerate(rows) if hop.split(".")[0] in row) for hop in hops]
+    assert depths == sorted(depths)
+
+
+def test_there_are_three_walks() -> None:
+    assert len(walks()) == 3
 
 
 def test_every_room_has_a_line_in_the_architecture() -> None:

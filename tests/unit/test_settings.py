@@ -17,7 +17,7 @@ from belljar.core import errors
 from belljar.core import settings as core_settings
 from belljar.core.policy import decide
 from belljar.core.request import RunRequest
-from belljar.core.settings import GRANTABLE, TYPES, ContainerSettings, Settings
+from belljar.core.settings import GRANTABLE, TYPES, ContainerSettings, ContainerType, Settings
 from belljar.core.values import GIB, MIB
 from belljar.host.seccomp.profiles import read_profile
 
@@ -425,7 +425,7 @@ def test_our_own_profile_is_one_by_the_same_rules() -> None:
 
 
 def test_every_setting_of_containers_is_on_the_page_about_them() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "containers.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     rows = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
     assert {*ContainerSettings.model_fields, *core_settings._OTHER_NAMES} <= {word.strip("`,") for word in rows.split()}
 
@@ -448,7 +448,7 @@ def test_an_administrator_changes_one_field_of_a_type_and_adds_others(home: Path
     types = load(home).container.types
     assert (types["preview"].memory, types["preview"].timeout) == (3 * GIB, 1800)
     assert (types["lint"].image, types["lint"].timeout) == ("lint:1", 5)
-    assert types["execution"] == TYPES["execution"]
+    assert types["execution"] == ContainerType(**TYPES["execution"])
 
 
 def test_a_type_s_image_is_that_of_the_short_form_before_its_own(home: Path) -> None:

@@ -24,6 +24,7 @@ from belljar.core import errors
 from belljar.core.plan import Plan
 from belljar.engine.backends import Backends
 from belljar.settings import load
+from lanes import examples
 from witness import Traces, descendants, eventually
 
 pytestmark = pytest.mark.anyio
@@ -80,7 +81,7 @@ def _seen(result: belljar.Result) -> tuple[object, ...]:
     return result.status, result.exit_code, result.stdout, result.stderr, result.fuel_consumed
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(program=programs, seed=st.integers(0, 2**64), start=st.integers(0, 2**32))
 def test_a_program_run_twice_in_deterministic_mode_is_equal(wasm: Wasm, program: str, seed: int, start: int) -> None:
     world = {"seed": seed, "start": start}
@@ -90,7 +91,7 @@ def test_a_program_run_twice_in_deterministic_mode_is_equal(wasm: Wasm, program:
     assert _seen(first) == _seen(second)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(seeds=st.lists(st.integers(), min_size=2, max_size=2, unique=True))
 def test_another_seed_gives_other_numbers(wasm: Wasm, seeds: list[int]) -> None:
     code = "import os, random; print(random.random(), os.urandom(8))"
@@ -205,7 +206,7 @@ def _copied(world: World) -> World:
     return dict(world[0]), dict(world[1])
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=st.lists(st.tuples(st.integers(0, MOST_BRANCHES - 1), steps), max_size=12))
 def test_every_branch_sees_its_own_history_and_no_other(
     wasm: Wasm, history: list[tuple[int, tuple[str, str, int]]]

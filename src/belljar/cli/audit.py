@@ -10,13 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from belljar.cli import terminal
+from belljar.cli.options import Json
 from belljar.core import errors
 from belljar.engine.audit import Audit, Head
 from belljar.settings import load
 
-app = typer.Typer(no_args_is_help=True, help="The audit log: show it, export it, prove that nothing was changed.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="The audit log: show it, export it, prove that nothing was changed.",
+)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Log = Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Instead of the setting audit_log.")]
 
 

@@ -13,6 +13,7 @@ import typer
 
 from belljar import __version__
 from belljar.cli import terminal
+from belljar.cli.options import Json
 from belljar.core import errors
 from belljar.settings import load
 
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from belljar.images.pull import ImageOutcome
 
 app = typer.Typer(
-    no_args_is_help=True, help="The images of container engines: build, pull, pin, verify, scan, clean up."
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="The images of container engines: build, pull, pin, verify, scan, clean up.",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Name = Annotated[str, typer.Argument(metavar="IMAGE", help="[registry/]name[:tag][@sha256:…]")]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[IMAGE…]")]
 Engine = Annotated[Literal["docker", "podman"], typer.Option("--engine", help="Whose images.")]

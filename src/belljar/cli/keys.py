@@ -11,6 +11,7 @@ import anyio
 import typer
 
 from belljar.cli import terminal
+from belljar.cli.options import Json
 from belljar.core import errors
 from belljar.settings import load
 
@@ -18,9 +19,13 @@ if TYPE_CHECKING:
     from belljar.protocol.records import Key
     from belljar.service.auth.access import KeyStore
 
-app = typer.Typer(no_args_is_help=True, help="The keys of the service: create, list, revoke.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="The keys of the service: create, list, revoke.",
+)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 _LONGEST = 100 * 365 * 86400.0
 
 

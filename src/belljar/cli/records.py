@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from belljar.service.store.store import Store
 
 T = TypeVar("T")
-app = typer.Typer(no_args_is_help=True, help="The records of runs: list, show and export them, push them, let them go.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="The records of runs: list, show and export them, push them, let them go.",
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Where = Annotated[str | None, typer.Option("--store", metavar="URL", help="Instead of the setting service.store.")]

@@ -1,4 +1,4 @@
-"""What people see: colours on a terminal, plain text elsewhere, JSON for machines. And durations as they type them."""
+"""Prints for people and machines: colours on a terminal, plain text elsewhere, JSON; reads durations as typed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
-from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.errors import BelljarError, InvalidRequest
-from belljar.core.result import Event, Result
 from belljar.host.capture import neutralise
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from belljar.core.capabilities import Capabilities, LanguageSupport
+    from belljar.core.result import Event, Result
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 

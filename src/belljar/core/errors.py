@@ -25,9 +25,10 @@ The guest's own failure is not here: it is a `Result`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import ValidationError
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 FULL_DISK = "make room on the engine's disk (belljar images gc)"  # what helps against it, wherever it strikes
 

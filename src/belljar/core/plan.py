@@ -26,8 +26,8 @@ class Plan(Model):
     """A finished decision. A backend needs nothing else, and reads no settings."""
 
     id: str = Field(default_factory=lambda: f"bj-{uuid.uuid4().hex[:16]}")
-    limits: Limits = Limits()
-    egress: Egress = Egress()
+    limits: Limits = Field(default_factory=Limits)
+    egress: Egress = Field(default_factory=Egress)
     files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, description="read-only context files")
     workspace: Workspace | None = None
     packages: str | None = None
@@ -42,7 +42,7 @@ class Plan(Model):
     language: str | None = Field(None, description="the language of the code, where it is known")
     deterministic: bool = False
     profile: str | None = None
-    needs: Needs = Needs()
+    needs: Needs = Field(default_factory=Needs)
 
     @property
     def inputs(self) -> str:

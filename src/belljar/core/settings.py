@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -39,11 +38,11 @@ class ContainerType(Model):
 CONTAINER_ENGINES = ("docker", "podman", "apple")
 EXECUTION = "execution"
 _NODE_EXECUTION = "node-execution"
-TYPES = {
-    EXECUTION: ContainerType(image="python:3.12-slim"),
-    _NODE_EXECUTION: ContainerType(image="node:20-slim"),
-    "test-runner": ContainerType(memory=2 * GIB, timeout=300),
-    "preview": ContainerType(memory=GIB, timeout=1800),
+TYPES: dict[str, dict[str, Any]] = {  # the fields of a ContainerType
+    EXECUTION: {"image": "python:3.12-slim"},
+    _NODE_EXECUTION: {"image": "node:20-slim"},
+    "test-runner": {"memory": 2 * GIB, "timeout": 300},
+    "preview": {"memory": GIB, "timeout": 1800},
 }
 _TYPE_OF = {"python": EXECUTION, "bash": EXECUTION, "javascript": _NODE_EXECUTION}
 # Docker's own default set: what an ordinary container has, and all that may be given back here.
@@ -54,12 +53,11 @@ GRANTABLE = (
 
 
 def _with_builtin(given: object) -> object:
-    """The administrator's types over ours, field by field."""
+    """Lays the administrator's types over the built-in ones, field by field."""
     if not isinstance(given, Mapping):
         return given
-    ours = {name: kind.model_dump(exclude_defaults=True) for name, kind in TYPES.items()}
     theirs = {name: kind.model_dump() if isinstance(kind, ContainerType) else kind for name, kind in given.items()}
-    return merge(ours, theirs)
+    return merge(TYPES, theirs)
 
 
 def _capability(name: str) -> str:
@@ -78,6 +76,8 @@ def _network(name: str) -> str:
 
 
 def _address(text: str) -> str:
+    import ipaddress
+
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
@@ -98,7 +98,7 @@ class ContainerSettings(Model):
     runtime: str = Field("", description="the engine's own default, runsc for gVisor, or another it has registered")
     images: Mapping[str, str] = Field(default_factory=dict, description="container type or language -> image")
     types: Annotated[Mapping[str, ContainerType], BeforeValidator(_with_builtin)] = Field(
-        default_factory=lambda: dict(TYPES), description="kinds of work, ours and more"
+        default_factory=dict, validate_default=True, description="kinds of work, ours and more"
     )
     pool: int = Field(0, ge=0, le=100, description="containers of each kind that wait, up and running, for their run")
     pool_idle: float = Field(300, gt=0, allow_inf_nan=False, description="seconds after which an unused kind is let go")
@@ -171,7 +171,7 @@ class ServiceSettings(Model):
     port: int = Field(8080, ge=0, le=65535)
     hosts: tuple[str, ...] = Field((), description="names under which it may be asked, besides those of loopback")
     origins: tuple[str, ...] = Field((), description="origins of other web pages that may ask it")
-    jwt: JwtSettings = JwtSettings()
+    jwt: JwtSettings = Field(default_factory=JwtSettings)
     projects: tuple[str, ...] = Field((), description="folders below which `project_path` may lie; none: no project")
     store: str = Field("", description="sqlite:///PATH or postgresql://…; empty: SQLite in the data folder")
     shared_store: str = Field("", description="where records are pushed to as well: postgresql://…")
@@ -189,10 +189,16 @@ class ServiceSettings(Model):
     log_memory: Size = Field(MIB, ge=4096, description="bytes of each run's latest lines that are kept in memory")
 
 
+# Every table, empty. Who validates settings from it builds one validator for all tables, not one for each.
+EMPTY: dict[str, Any] = {"defaults": {}, "caps": {}, "container": {}, "images": {}, "service": {"jwt": {}}}
+
+
 class Settings(Model):
+    """All settings of one process, as they are in force."""
+
     backend: str = "auto"
-    defaults: Limits = Limits()
-    caps: Caps = Caps()
+    defaults: Limits = Field(default_factory=Limits)
+    caps: Caps = Field(default_factory=Caps)
     max_containers: int = Field(10, ge=1, le=100_000)
     state_dir: str = ""
     cache_dir: str = ""
@@ -202,9 +208,9 @@ class Settings(Model):
     podman_socket: str = ""
     audit_log: str = Field("", description="a file; where it is set, what is not recorded there is not run")
     switched_off: str = Field("", description="the project file that says so: then nothing is run at all")
-    container: ContainerSettings = ContainerSettings()
-    images: ImageSettings = ImageSettings()
-    service: ServiceSettings = ServiceSettings()
+    container: ContainerSettings = Field(default_factory=ContainerSettings)
+    images: ImageSettings = Field(default_factory=ImageSettings)
+    service: ServiceSettings = Field(default_factory=ServiceSettings)
     data_dir: str = Field("", description="where records are kept")
     path: str = "/usr/local/bin:/usr/bin:/bin"
     home: str = "/"

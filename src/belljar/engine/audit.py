@@ -8,7 +8,6 @@ make up a whole history: keep a copy of the head elsewhere (`belljar audit verif
 from __future__ import annotations
 
 import fcntl
-import getpass
 import hashlib
 import json
 import os
@@ -198,6 +197,8 @@ def _hash(line: Mapping[str, Any]) -> str:
 
 
 def _user() -> str:
+    import getpass
+
     try:
         return getpass.getuser()
     except (OSError, KeyError):

@@ -31,7 +31,7 @@ class ContainerNetwork(TypedDict, total=False):
     private_network: bool
 
 
-class Facts(NamedTuple):
+class BackendFacts(NamedTuple):
     """What the rows choose from."""
 
     settings: Settings
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     probe_native: Callable[[], Awaitable[Capabilities]] | None = None  # what is known of it; None: it is asked
 
 
-def _native(facts: Facts) -> Native:
+def _native(facts: BackendFacts) -> Native:
     from belljar.backends.native.backend import Native
 
     settings = facts.settings
@@ -49,7 +49,7 @@ def _native(facts: Facts) -> Native:
     )
 
 
-def _wasm(facts: Facts) -> Wasm:
+def _wasm(facts: BackendFacts) -> Wasm:
     from belljar.backends.wasm.backend import Wasm
     from belljar.backends.wasm.store import Store
 
@@ -84,15 +84,15 @@ def containers(
     )
 
 
-def _docker(facts: Facts) -> Containers:
+def _docker(facts: BackendFacts) -> Containers:
     return containers("docker", facts.settings, facts.languages)
 
 
-def _podman(facts: Facts) -> Containers:
+def _podman(facts: BackendFacts) -> Containers:
     return containers("podman", facts.settings, facts.languages)
 
 
-def _apple(facts: Facts) -> Apple:
+def _apple(facts: BackendFacts) -> Apple:
     from belljar.backends.apple.backend import Apple
 
     settings, container = facts.settings, facts.settings.container
@@ -103,14 +103,14 @@ def _apple(facts: Facts) -> Apple:
     )  # fmt: skip
 
 
-def _none(facts: Facts) -> NoSandbox:
+def _none(facts: BackendFacts) -> NoSandbox:
     from belljar.backends.none import NoSandbox
 
     return NoSandbox()
 
 
 # In the order that `auto` prefers them. The fake is passed in by hand, never chosen.
-BACKENDS: Mapping[str, Callable[[Facts], Backend]] = {
+BACKENDS: Mapping[str, Callable[[BackendFacts], Backend]] = {
     "wasm": _wasm,
     "native": _native,
     "docker": _docker,
@@ -138,7 +138,7 @@ class Backends:
             languages: what they are to run; without any: the built-in ones.
             probe_native: tells what is known of the backend `native`, so that `wasm` need not prove it again.
         """
-        self._facts = Facts(settings, languages or Languages(), self.native, probe_native)
+        self._facts = BackendFacts(settings, languages or Languages(), self.native, probe_native)
         self._made: dict[str, Backend] = {}
 
     def __getitem__(self, name: str) -> Backend:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,8 @@ def _parse(path: Path) -> dict[str, Any]:
         case ".json":
             table = json.loads(text)
         case ".toml":
+            import tomllib
+
             table = tomllib.loads(text)
         case ".yaml" | ".yml":
             try:

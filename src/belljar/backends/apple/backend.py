@@ -22,6 +22,7 @@ from belljar.backends.apple.box import AppleBox, AppleHost
 from belljar.backends.apple.cli import Cli
 from belljar.backends.apple.ownership import MachineOwner
 from belljar.backends.control import Control
+from belljar.backends.guest_text import shell_script
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN, Language
@@ -148,7 +149,9 @@ class Apple:
         """A guest that prints what its kernel says of it. What is not seen here is not claimed."""
         self._sure, self._filter = False, ""
         async with self.open(Plan(limits=Limits(timeout=20, memory=arguments.LEAST_MEMORY, disk=MIB))) as box:
-            command = Command(argv=("/bin/sh", "-c", arguments.LOOK), cwd="/")
+            command = Command(
+                argv=("/bin/sh", "-c", shell_script("apple_probe"), "sh", *arguments.TOOLS, "python3"), cwd="/"
+            )
             heard = (await box.run(command, _ignore, Control())).stdout
         parts = _parts(heard)
         _require_tools(parts.get("tools", ""))
@@ -213,13 +216,9 @@ class Apple:
 
     async def _look(self, image: str) -> dict[str, str]:
         """The languages' programs that an image has, and their versions."""
-        script = (
-            'for one; do command -v "$one" >/dev/null || continue; word=--version; [ "$one" != go ] || word=version; '
-            'echo "$one $("$one" "$word" 2>&1 | head -n 1)"; done'
-        )
         programs = sorted({language.program for language in self._languages})
         async with self.open(Plan(image=image, limits=Limits(timeout=30))) as box:
-            command = Command(argv=("/bin/sh", "-c", script, "sh", *programs), cwd="/")
+            command = Command(argv=("/bin/sh", "-c", shell_script("program_versions"), "sh", *programs), cwd="/")
             said = (await box.run(command, _ignore, Control())).stdout
         return {name: ".".join(map(str, output.version(rest))) for name, rest in re.findall(r"^(\S+)(.*)$", said, re.M)}
 
@@ -305,7 +304,7 @@ async def _ignore(kind: str, text: str) -> None:
 
 
 def _parts(said: str) -> dict[str, str]:
-    """The answers of `apple_words.LOOK` by their headings."""
+    """The answers of `apple_probe.sh` by their headings."""
     pieces = re.split(r"^(boot|devices|routes|root|tools|end):$", said, flags=re.MULTILINE)
     return {"status": pieces[0], **dict(zip(pieces[1::2], pieces[2::2], strict=False))}
 

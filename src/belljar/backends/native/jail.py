@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from belljar.backends.guest_text import shell_script
 from belljar.core import errors
 from belljar.core.request import Workspace
 from belljar.core.values import MIB, WORKSPACE
@@ -42,25 +43,6 @@ _MASKED_FILES = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats")
 _INIT_MASKS = tuple(part for name in ("1/mem", "1/task/1/mem") for part in ("--ro-bind", "/dev/null", f"/proc/{name}"))
 _MASKED_FOLDERS = ("acpi", "asound", "scsi")
 
-# Joins the control groups while still privileged, then becomes the next program.
-LAUNCH = (
-    'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 >"$1" || exit 120; shift; n=$((n-1)); done; '
-    'ulimit -c 0; ulimit -n 1024 2>/dev/null; exec "$@"'
-)
-# Opens the guest's door to the proxy on its own loopback, hands it to the host, and becomes the guest.
-DOOR = """
-import os, socket, sys
-with socket.socket(fileno=int(sys.argv[1])) as host, socket.create_server(("127.0.0.1", int(sys.argv[2]))) as door:
-    socket.send_fds(host, [b"door"], [door.fileno()])
-try:
-    os.execvp(sys.argv[3], sys.argv[3:])
-except OSError as error:
-    print(f"{sys.argv[3]}: {error.strerror}", file=sys.stderr)
-    os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-"""
-# Keeps a mount namespace alive: says it is ready, then waits until its stdin is closed.
-HOLD = "echo ready; read -r forever"
-
 
 class Space(NamedTuple):
     """Where the writable folders of a box come from: fresh for one run, or kept by a holder process."""
@@ -89,7 +71,7 @@ class Jail(NamedTuple):
 
 def launcher(doors: Sequence[Path], uid: int | None, holder: int) -> list[str]:
     """sh joins the groups, chroot drops root, nsenter goes where the writable folders are."""
-    argv = ["/bin/sh", "-c", LAUNCH, "belljar", str(len(doors)), *map(str, doors)]
+    argv = ["/bin/sh", "-c", shell_script("native_launch"), "belljar", str(len(doors)), *map(str, doors)]
     if uid is not None:
         # coreutils' chroot to / only changes the uid, in half the time that setpriv takes.
         argv += ["chroot", f"--userspec=+{uid}:+{uid}", "--groups=", "/"]
@@ -106,7 +88,7 @@ def holder_arguments(disk: int, space: Space) -> list[str]:
         for path in (space.workspace, space.tmp)
         for part in ("--perms", "0755", "--size", str(disk), "--tmpfs", path)
     ]
-    return [*walls, "--dev-bind", "/", "/", *folders, "--", "/bin/sh", "-c", HOLD]
+    return [*walls, "--dev-bind", "/", "/", *folders, "--", "/bin/sh", "-c", shell_script("native_hold")]
 
 
 def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:

@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from belljar.backends.base import Emit
 from belljar.backends.control import Control
+from belljar.backends.guest_text import python_program
 from belljar.backends.native import jail
 from belljar.backends.native.footprint import footprint
 from belljar.backends.outcome import KILLED_EXIT_CODE, Ending, Outcome
@@ -147,7 +148,7 @@ class NativeRun:
         ours["listener"] = near.detach()
         self._fds.callback(os.close, ours["listener"])
         fds.append(far.fileno())
-        return ["python3", "-I", "-S", "-c", jail.DOOR, str(far.fileno()), str(PORT)]
+        return ["python3", "-I", "-S", "-c", python_program("egress_listener"), str(far.fileno()), str(PORT)]
 
     # --- attending ---
 

@@ -1,15 +1,17 @@
-"""The prompt of `belljar session`: turns, and commands that begin with a colon."""
+"""`belljar session`: a prompt for turns of Python, and for commands that begin with a colon."""
 
 from __future__ import annotations
 
 import codeop
 import sys
 from pathlib import Path
+from typing import Annotated, Any
 
-import anyio
 import anyio.to_thread
+import typer
 
-from belljar.cli import terminal
+from belljar.cli import options as opt
+from belljar.cli import process, terminal
 from belljar.core import errors
 from belljar.core.result import Event, Status
 from belljar.core.values import MIB
@@ -21,7 +23,24 @@ _HELP = """\
 :quit               the end (so does Ctrl-D)"""
 
 
+def session(
+    backend: opt.Backend = "auto", timeout: opt.Timeout = None, memory: opt.Memory = None,
+    packages: opt.Packages = None,
+    load: Annotated[Path | None, typer.Option("--load", metavar="FILE", help="Go on from what :save wrote.")] = None,
+    as_json: opt.Json = False,
+) -> None:  # fmt: skip
+    """An interactive prompt with one sandboxed interpreter: what you define stays. :help lists its commands."""
+    options: dict[str, Any] = {"timeout": timeout, "memory": memory, "packages": opt.absolute(packages)}
+    if load is None:
+        first = Session(backend=backend, **options)
+    else:
+        first = Session.load(load, backend="wasm" if backend == "auto" else backend, **options)
+    process.run_async(Prompt(first, as_json).run)
+
+
 class Prompt:
+    """Reads statements and commands until the last branch is left; each branch is a session of its own."""
+
     def __init__(self, first: Session, as_json: bool) -> None:
         self._json = as_json
         self._branches = [first]

@@ -1,0 +1,59 @@
+"""`belljar conformance` and `belljar attack`: a backend is put to the test, here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from belljar.cli import process, terminal
+from belljar.cli.options import Backend, Json
+from belljar.sandbox import default_engine
+
+
+def conformance(backend: Backend = "auto", as_json: Json = False) -> None:
+    """Check a backend against the contract, one named check after the other."""
+    from belljar.testing.conformance import checks, conform
+
+    async def work() -> Any:
+        name = await _working(backend)
+        with terminal.progress(f"conformance of {name}", len(checks())) as step:
+            return name, await conform(name, on_verdict=lambda verdict: step(verdict.name))
+
+    backend, found = process.run_async(work)
+    failed = sum(verdict.status == "failed" for verdict in found)
+    if as_json:
+        rows = [{"name": v.name, "area": v.area, "status": v.status, "detail": v.detail} for v in found]
+        terminal.print_json({"backend": backend, "checks": rows})
+    else:
+        terminal.verdicts(f"conformance of {backend}", ((v.status, v.area, v.name, v.detail) for v in found))
+        terminal.say(f"{len(found) - failed} of {len(found)} checks passed or do not apply, {failed} failed")
+    raise typer.Exit(1 if failed else 0)
+
+
+def attack(backend: Backend = "auto", as_json: Json = False) -> None:
+    """Attack a sandbox in every way we know; exits non-zero if one got through."""
+    from belljar.testing.escape import ATTACKS
+    from belljar.testing.escape import attack as run_attacks
+
+    async def work() -> Any:
+        name = await _working(backend)
+        with terminal.progress(f"attacks on {name}", len(ATTACKS)) as step:
+            return name, await run_attacks(name, on_verdict=lambda verdict: step(verdict.name))
+
+    backend, found = process.run_async(work)
+    through = sum(not verdict.held for verdict in found)
+    if as_json:
+        rows = [{"name": v.name, "category": v.category, "held": v.held, "detail": v.detail} for v in found]
+        terminal.print_json({"backend": backend, "attacks": rows})
+    else:
+        table = (("held" if v.held else "THROUGH", v.category, v.name, v.detail) for v in found)
+        terminal.verdicts(f"attacks on {backend}", table)
+        terminal.say(f"{len(found) - through} of {len(found)} attacks held, {through} got through")
+    raise typer.Exit(1 if through else 0)
+
+
+async def _working(backend: str) -> str:
+    """The backend to put to the test: the one named, or the first that works here."""
+    found = await default_engine().backends()
+    return next((one.backend for one in found if backend in ("auto", one.backend) and one.available), backend)

@@ -1,0 +1,59 @@
+"""`belljar doctor`, `setup` and `languages`: what works on this machine, and how to get the rest."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from belljar.backends.base import Preparable
+from belljar.cli import process, remote, terminal
+from belljar.cli.options import Json
+from belljar.core import errors
+from belljar.core.capabilities import Capabilities
+from belljar.sandbox import default_engine
+
+
+def doctor(as_json: Json = False) -> None:
+    """Every backend: does it work here, why not, how to fix it, and what it guarantees."""
+    found = process.run_async(lambda: remote.backends(default_engine()))
+    if as_json:
+        terminal.print_json({"backends": [_document(capabilities) for capabilities in found]})
+    else:
+        terminal.doctor(found)
+    raise typer.Exit(0 if any(capabilities.available for capabilities in found) else 1)
+
+
+def setup(
+    backend: Annotated[str, typer.Argument(help="The backend to prepare: wasm, or one whose image is to be pulled.")],
+    as_json: Json = False,
+) -> None:
+    """Prepare a backend that needs it, once: wasm compiles its interpreters, docker and podman pull their image."""
+    engine = default_engine()
+    if backend not in engine.known or not isinstance(engine.backend(backend), Preparable):
+        raise errors.InvalidRequest(f"{backend!r} needs no setup", fix="belljar setup wasm")
+
+    async def work() -> Capabilities:
+        with terminal.steps() as engine.on_setup:
+            await engine.setup(backend)
+        return await engine.capabilities(backend)
+
+    found = process.run_async(work)
+    if not found.available:
+        raise errors.NotAvailable(f"{backend}: {found.why_not}", fix=found.fix)
+    profiles = f", profiles {', '.join(sorted(found.profiles))}" if found.profiles else ""
+    ready = f"ready: {found.version}{profiles}"
+    terminal.print_json(_document(found)) if as_json else terminal.say(ready)
+
+
+def languages(as_json: Json = False) -> None:
+    """The languages this installation can run now, and how to get the others."""
+    rows = process.run_async(lambda: remote.languages(default_engine()))
+    if as_json:
+        terminal.print_json({"languages": [{"backend": name, **row.model_dump(mode="json")} for name, row in rows]})
+    else:
+        terminal.languages(rows)
+
+
+def _document(capabilities: Capabilities) -> dict[str, object]:
+    return capabilities.model_dump(mode="json", exclude={"modules"})

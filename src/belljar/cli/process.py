@@ -1,0 +1,50 @@
+"""What a command does to its own process: its streams, the signals that end it, its event loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+_BROKEN_PIPE_CODE = 141  # as a shell reports SIGPIPE
+
+
+def mend_streams() -> None:
+    """Replaces closed standard streams, and lets narrow ones print a substitute for what they cannot encode."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for the life of the process)
+        getattr(sys, name).reconfigure(errors="replace")
+
+
+def end_on_signals() -> None:
+    """Makes every signal that asks a process to end work like Ctrl-C: the event loop cancels, and cleans up."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` leaves it: then none of them could end us
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in ending_signals():
+        signal.signal(number, lambda number, frame: signal.raise_signal(signal.SIGINT))
+
+
+def ending_signals() -> list[signal.Signals]:
+    """The signals that mean "end", without those that are ignored, as a hangup is under nohup."""
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def run_async(function: Callable[[], Awaitable[T]]) -> T:
+    """Runs an async function to its end and returns its result.
+
+    Raises:
+        typer.Exit: with code 141 when nobody reads our output any more; Typer itself would exit with 1, a guest's code.
+    """
+    import anyio
+    import typer
+
+    try:
+        return anyio.run(function)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit(_BROKEN_PIPE_CODE) from None

@@ -1,0 +1,131 @@
+"""`belljar run` and `belljar exec`: one snippet or one command in a sandbox of its own."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from belljar.backends.control import Control
+from belljar.cli import options as opt
+from belljar.cli import process, remote, terminal
+from belljar.core import errors
+from belljar.core.options import request as make_request
+from belljar.core.result import Result, Status
+from belljar.host.loops import lone_errors
+from belljar.sandbox import default_engine
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+    from belljar.core.request import RunRequest
+    from belljar.engine.engine import Engine
+
+EXIT_CODES = {Status.TIMEOUT: 124, Status.OOM_KILLED: 137, Status.ABORTED: 130, Status.KILLED: 137}
+
+
+def run(
+    file: Annotated[str | None, typer.Argument(metavar="[FILE|-]", help="A file, or - for stdin.")] = None,
+    code: Annotated[str | None, typer.Option("--code", "-c", help="The code itself.")] = None,
+    language: Annotated[str | None, typer.Option("--language", "-l", help="If the extension does not tell.")] = None,
+    backend: opt.Backend = "auto", isolation: opt.Isolation = None, timeout: opt.Timeout = None,
+    memory: opt.Memory = None, cpus: opt.Cpus = None, pids: opt.Pids = None, disk: opt.Disk = None,
+    stdin: opt.Stdin = None, in_files: opt.InFiles = None, env: opt.Env = None, collect: opt.Collect = None,
+    out: opt.Out = None, net: opt.Net = None, packages: opt.Packages = None, image: opt.Image = None,
+    runtime: opt.Runtime = None, type: opt.Type = None, fuel: opt.Fuel = None,
+    deterministic: opt.Deterministic = False, seed: opt.Seed = None, profile: opt.Profile = None,
+    retry_stronger: opt.Retry = False, as_json: opt.Json = False,
+) -> None:  # fmt: skip
+    """Run a snippet or a file in a sandbox of its own."""
+    if (code is None) == (file is None):
+        raise errors.InvalidRequest("give code with -c, or one file, or - for stdin", fix='belljar run -c "print(1)"')
+    engine = default_engine()
+    if code is None:
+        assert file is not None
+        code = opt.read_text(file)
+        if language is None and file != "-":
+            language = engine.languages.of_file(file).name
+    asked = make_request(
+        code, language=language or "python", backend=backend, isolation=isolation, timeout=timeout, memory=memory,
+        cpus=cpus, pids=pids, disk=disk, stdin=opt.read_stdin(stdin), files=opt.read_files(in_files),
+        env=opt.read_env(env), collect=tuple(collect or ()), net=net or (), packages=opt.absolute(packages),
+        image=image, runtime=runtime, type=type, fuel=fuel, profile=profile,
+        deterministic={"seed": seed} if seed is not None else deterministic,
+        retry="stronger" if retry_stronger else "never",
+    )  # fmt: skip
+    _execute(engine, asked, out, as_json)
+
+
+def exec_(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…")],
+    workspace: Annotated[Path | None, typer.Option("--workspace", "-w", metavar="DIR", help="At /workspace.")] = None,
+    rw: Annotated[bool, typer.Option("--rw", help="Let the command change the workspace.")] = False,
+    backend: opt.Backend = "auto", isolation: opt.Isolation = None, timeout: opt.Timeout = None,
+    memory: opt.Memory = None, cpus: opt.Cpus = None, pids: opt.Pids = None, disk: opt.Disk = None,
+    stdin: opt.Stdin = None, in_files: opt.InFiles = None, env: opt.Env = None, collect: opt.Collect = None,
+    out: opt.Out = None, net: opt.Net = None, packages: opt.Packages = None, image: opt.Image = None,
+    runtime: opt.Runtime = None, type: opt.Type = None, as_json: opt.Json = False,
+) -> None:  # fmt: skip
+    """Run a command in a sandbox, with a folder of the host at /workspace if you grant one."""
+    if rw and workspace is None:
+        raise errors.InvalidRequest("--rw goes with --workspace DIR")
+    asked = make_request(
+        command=command, workspace=opt.absolute(workspace), write=rw, backend=backend, isolation=isolation,
+        timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=opt.read_stdin(stdin),
+        files=opt.read_files(in_files), env=opt.read_env(env), collect=tuple(collect or ()), net=net or (),
+        packages=opt.absolute(packages), image=image, runtime=runtime, type=type,
+    )  # fmt: skip
+    _execute(default_engine(), asked, out, as_json)
+
+
+def _execute(engine: Engine, asked: RunRequest, out: Path | None, as_json: bool) -> None:
+    if asked.collect and out is None and not as_json:
+        raise errors.InvalidRequest("--collect needs a place for the files", fix="add --out DIR, or --json")
+    if out is not None and out.exists() and not out.is_dir():
+        raise errors.InvalidRequest(f"--out {out}: is not a folder", fix="name a new folder, or one that exists")
+    result = process.run_async(lambda: _conduct(engine, asked, as_json))
+    if out is not None:
+        _save(out, result)
+    if as_json:
+        terminal.print_json(result.model_dump(mode="json"))
+    else:
+        terminal.verdict(result)
+    raise typer.Exit(exit_code(result))
+
+
+async def _conduct(engine: Engine, asked: RunRequest, as_json: bool) -> Result:
+    """Runs it here or on the server, shows its output as it comes, and ends it on a signal."""
+    control = Control()
+    with terminal.steps() as engine.on_setup, lone_errors():
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(_stop_on_signal, control)
+            listener = None if as_json else terminal.relay
+            result = await remote.run(engine, asked, listener=listener, control=control)
+            tasks.cancel_scope.cancel()
+    return result
+
+
+async def _stop_on_signal(control: Control, *, task_status: TaskStatus[None]) -> None:
+    """The first signal ends the guest, and its partial output is still told; more of them change nothing."""
+    with anyio.open_signal_receiver(signal.SIGINT, *process.ending_signals()) as received:
+        task_status.started()
+        async for _ in received:
+            control.stop()
+
+
+def exit_code(result: Result) -> int:
+    """The guest's own exit code, or ours for a limit or a signal that ended it."""
+    if result.status in EXIT_CODES:
+        return EXIT_CODES[result.status]
+    return result.exit_code if result.exit_code is not None else 1
+
+
+def _save(out: Path, result: Result) -> None:
+    from belljar.host import files
+
+    out.mkdir(parents=True, exist_ok=True)
+    with files.opened(str(out)) as folder:
+        files.write(folder, result.files)

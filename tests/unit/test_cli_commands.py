@@ -1,0 +1,61 @@
+"""The table of commands: what it imports, and that its sentences are those of the commands themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from belljar.cli.main import COMMANDS, load
+
+HEAVY = {
+    "rich", "pydantic", "anyio", "asyncio", "h11", "httpx2", "fastapi", "sqlalchemy", "belljar.engine.engine",
+    "belljar.service.service", "belljar.testing.conformance", "belljar.client.client",
+    "belljar.backends.native.backend",
+}  # fmt: skip
+
+
+def imported_by(*words: str) -> set[str]:
+    """The modules that are loaded once `belljar WORDS` has ended."""
+    program = (
+        "import atexit, sys; atexit.register(lambda: sys.stderr.write(' '.join(sys.modules)));"
+        f"sys.argv[1:] = {list(words)!r}; from belljar.cli.main import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stderr.split())
+
+
+def test_help_imports_neither_the_engine_nor_any_large_library() -> None:
+    assert imported_by("--help") & HEAVY == set()
+
+
+@pytest.mark.parametrize("words", [("version",), ("version", "--json")])
+def test_version_imports_no_more_than_typer_needs_to_read_an_option(words: tuple[str, ...]) -> None:
+    assert imported_by(*words) & (HEAVY - {"pydantic"}) == set()
+
+
+def test_a_run_imports_no_surface_but_its_own() -> None:
+    loaded = imported_by("run", "--help")
+    assert loaded & {"rich", "fastapi", "sqlalchemy", "httpx2", "h11", "belljar.service", "belljar.testing"} == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_begins_with_the_sentence_in_the_table(name: str) -> None:
+    command = COMMANDS[name]
+    own = getattr(import_module(f"belljar.cli.{command.module}"), command.attribute)
+    told = own.info.help if isinstance(own, typer.Typer) else own.__doc__
+    assert told.startswith(command.help.removesuffix("."))
+    assert command.help.endswith(".")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_called_by_its_name_and_a_table_of_commands_by_theirs(name: str) -> None:
+    found = load(name)
+    if isinstance(found, TyperGroup):
+        assert found.list_commands(None)  # type: ignore[arg-type]
+    else:
+        assert found.name == name
