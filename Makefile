@@ -30,7 +30,7 @@ check: $(STAMP)            ## style, types, layers, shell scripts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/shellcheck src/belljar/guest/shell/*.sh scripts/*.sh images/*.sh
+	@$(BIN)/shellcheck src/belljar/guest/shell/*/*.sh scripts/*.sh images/*.sh
 
 bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand and peers; BENCH=--quick for less
 	@$(BIN)/belljar setup wasm

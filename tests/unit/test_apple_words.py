@@ -193,7 +193,7 @@ def test_the_guest_s_environment_comes_after_its_limits_are_set() -> None:
         "bj-1", 5, WATCH, 9, argv=["sh", "-c", "x"], env={"LD_PRELOAD": "/x"}, cwd="/workspace", stdin=True
     )
     assert not {"--env", "-e", "--env-file"} & set(words)
-    assert words.index("LD_PRELOAD=/x") > words.index(shell_script("apple_run"))
+    assert words.index("LD_PRELOAD=/x") > words.index(shell_script("apple/run"))
     assert words[-3:] == ["sh", "-c", "x"]
 
 

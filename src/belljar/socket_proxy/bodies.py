@@ -220,7 +220,7 @@ _BODIES: dict[str, tuple[dict[str, Check], tuple[str, ...]]] = {
 
 
 def check_body(verb: str, body: bytes, rules: ProxyRules) -> dict[str, Any] | None:
-    """What a call's body says, or `CallRefused`; None where a call has none."""
+    """Returns what a call's body says, or raises `CallRefused`; None where a call has none."""
     if verb not in _BODIES:
         if body.strip() in (b"", b"{}", b"null"):
             return None
@@ -235,7 +235,7 @@ def check_body(verb: str, body: bytes, rules: ProxyRules) -> dict[str, Any] | No
 
 
 def foreign(facts: Mapping[str, Any], rules: ProxyRules) -> str:
-    """What speaks against touching a container that is there already; empty if it is one of Belljar's.
+    """Returns what speaks against touching a container that is there already; empty if it is one of Belljar's.
 
     Our images have our label too, and hand it on to whatever anybody starts from them, as root or with the host's disk:
     so it must also be such a one as could have been made here.

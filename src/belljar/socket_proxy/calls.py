@@ -21,6 +21,8 @@ _TARGET = re.compile(r"(/[A-Za-z0-9_.:/@-]*)(?:\?([A-Za-z0-9_.~:/@%+=&,!*()'-]*)
 
 
 class Route(NamedTuple):
+    """One call that Belljar makes, and the parameters that it may have."""
+
     verb: str
     method: str
     path: re.Pattern[str]
@@ -75,13 +77,14 @@ class EngineCall(NamedTuple):
     query: tuple[tuple[str, str], ...]
 
     def target(self, name: str = "") -> str:
+        """Returns the request's target; `name`: instead of the one that the client used."""
         path = self.path.replace(f"/{self.name}", f"/{name}", 1) if name and self.name else self.path
         asked = f"?{urlencode(self.query)}" if self.query else ""
         return f"{self.version}/{path}{asked}"
 
 
 def judge(method: str, target: str, rules: ProxyRules) -> EngineCall:
-    """The call that a request line means, or `CallRefused`."""
+    """Returns the call that a request line means, or raises `CallRefused`."""
     match = _TARGET.fullmatch(target)
     if not match or re.search(r"//|/\.{1,2}(/|$)", match[1]):
         raise CallRefused("only plain paths are let through: no other host, no escapes, no dots")

@@ -57,11 +57,12 @@ class HttpConnection:
             raise OSError(f"its answer makes no sense: {error}") from None
 
     async def say(self, event: Any) -> None:
+        """Sends an event of h11's."""
         if data := self.http.send(event):
             await self.stream.send(data)
 
     async def body(self, most: int) -> bytes:
-        """All of it, if that is not too much."""
+        """Returns the whole body, or raises `CallRefused` if it is over `most` bytes."""
         held = bytearray()
         while isinstance(event := await self.hear(IDLE_SECONDS), h11.Data):
             held += event.data
@@ -87,6 +88,7 @@ class HttpConnection:
 async def send_request(
     engine: HttpConnection, method: str, target: str, body: Mapping[str, Any] | None, headers: list[tuple[bytes, bytes]]
 ) -> None:
+    """Sends a whole request to the engine."""
     data = b"" if body is None else json.dumps(body).encode()
     kind = [] if body is None else [(b"Content-Type", b"application/json")]
     length = [(b"Content-Length", b"%d" % len(data))] if body is not None or method == "POST" else []
@@ -101,7 +103,7 @@ async def send_request(
 async def send_stream(
     client: HttpConnection, engine: HttpConnection, target: str, headers: list[tuple[bytes, bytes]]
 ) -> None:
-    """A body of any length, as it comes."""
+    """Sends a request with a body of any length on, as it comes from the client."""
     fields = [(b"Host", b"docker"), (b"Content-Type", b"application/x-tar"), (b"Transfer-Encoding", b"chunked")]
     await engine.say(h11.Request(method="POST", target=target, headers=[*fields, (b"Connection", b"close"), *headers]))
     while isinstance(event := await client.hear(IDLE_SECONDS), h11.Data):
@@ -110,6 +112,7 @@ async def send_stream(
 
 
 def registry_headers(request: h11.Request) -> list[tuple[bytes, bytes]]:
+    """Returns the headers with which a client logs in to a registry."""
     return [(name, value) for name, value in request.headers if name.startswith(b"x-registry-")]
 
 
@@ -129,6 +132,7 @@ async def tell(client: HttpConnection, status: int, why: str, body: bytes = b"")
 
 
 def response_head(response: Any) -> bytes:
+    """Returns the status line and headers of a response, as bytes."""
     lines = [f"HTTP/1.1 {response.status_code} {response.reason.decode('latin-1')}".encode()]
     lines += [name.title() + b": " + value for name, value in response.headers]
     return b"\r\n".join(lines) + b"\r\n\r\n"

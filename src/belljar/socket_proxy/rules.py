@@ -21,7 +21,7 @@ class ProxyRules(NamedTuple):
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """A JSON object in which no name comes twice, or `CallRefused`."""
+    """Reads a JSON object in which no name comes twice, or raises `CallRefused`."""
     try:
         found = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError):

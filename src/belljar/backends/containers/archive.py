@@ -28,16 +28,16 @@ _LINE = re.compile(rb"(\d{1,10}) (?:([a-z]) ([0-7]{1,6})|([0-9a-f]{1,8})) (\d{1,
 
 LIST_LIMIT = 32 * MIB  # bytes
 NOT_A_FOLDER = 20  # the exit code of REPLACE
-DELIVER = shell_script("deliver", keeper=KEEPER)
-LAY = shell_script("lay")
-LAY_AND_SAY = shell_script("lay_and_say")
-REPLACE = shell_script("replace", not_a_folder=NOT_A_FOLDER)
-LIST = shell_script("list", depth=files.MAX_DEPTH + 1, most=2 * files.MAX_ENTRIES, limit=LIST_LIMIT)
-FETCH = shell_script("fetch")
+DELIVER = shell_script("files/deliver", keeper=KEEPER)
+LAY = shell_script("files/lay")
+LAY_AND_SAY = shell_script("files/lay_and_say")
+REPLACE = shell_script("files/replace", not_a_folder=NOT_A_FOLDER)
+LIST = shell_script("files/list", depth=files.MAX_DEPTH + 1, most=2 * files.MAX_ENTRIES, limit=LIST_LIMIT)
+FETCH = shell_script("files/fetch")
 
 
 def archive(tree: Iterable[File], *, sticky: bool = False) -> bytes:
-    """A tar of files and the folders on the way; sticky: so that only who put them in can take them out."""
+    """Packs files and the folders on the way; `sticky`: so that only who put them in can take them out."""
     buffer = io.BytesIO()
     folders: set[str] = set()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
@@ -58,13 +58,18 @@ def _member(path: str, mode: int, size: int = 0, kind: bytes = tarfile.REGTYPE) 
 
 
 class Found(NamedTuple):
+    """One entry of a sandbox's folder, as the programs inside tell of it."""
+
     path: str
     mode: int
     size: int
 
 
 def listed(said: bytes, most: int = files.MAX_ENTRIES) -> tuple[list[Found], list[str]]:
-    """What the guest has in its folder, and what cannot be named; the keeper's own things are not the guest's."""
+    """Reads a listing: what the guest has in its folder, and what cannot be named.
+
+    The keeper's own things are not the guest's.
+    """
     found: list[Found] = []
     kept: list[Found] = []
     left_out: list[str] = []
@@ -89,13 +94,14 @@ def listed(said: bytes, most: int = files.MAX_ENTRIES) -> tuple[list[Found], lis
 
 
 def entries(said: bytes) -> tuple[Entry, ...]:
+    """Reads a listing as entries, for callers."""
     return tuple(Entry(item.path, files.kind(item.mode), item.size) for item in listed(said)[0])
 
 
 def wanted(
     said: bytes, patterns: Sequence[str], limit: int = files.MAX_COLLECTED, most: int = files.MAX_ENTRIES
 ) -> tuple[list[Found], list[str]]:
-    """Those regular files that match and fit, and what was left out."""
+    """Chooses from a listing the regular files that match and fit; and says what was left out."""
     found, left_out = listed(said, most)
     chosen: list[Found] = []
     for item in found:
@@ -112,12 +118,12 @@ def wanted(
 
 
 def room(chosen: Sequence[Found]) -> int:
-    """How long an honest archive of these can be."""
+    """Returns how many bytes an honest archive of these can have."""
     return sum(item.size + 8 * _BLOCK for item in chosen) + 64 * _BLOCK
 
 
 def unpacked(said: bytes, chosen: Sequence[Found]) -> Collected:
-    """The contents of the files we asked for, and of no others."""
+    """Reads from an archive the files that we asked for, and no others."""
     contents = dict(_members(said))
     taken, left_out = [], []
     for item in chosen:

@@ -1,7 +1,7 @@
 """Reads what the probe's guest printed of its walls, and says what may be promised after that.
 
 What was not seen is not promised, and what an administrator gave up is said. Pure: `probe` runs the guest, which is
-`guest/shell/probe.sh`.
+`guest/shell/containers/probe.sh`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _OWN = ("User", "Labels")  # what each container has for itself
 
 
 class PoolTemplate:
-    """One way to make a container, and those that wait."""
+    """One request body, and the started containers that were made of it."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self.body = body
@@ -54,7 +54,7 @@ class PoolTemplate:
 
 
 class Pool:
-    """`claim` is all that a run needs to know."""
+    """Started containers for runs to come; a run gets one by `claim`."""
 
     def __init__(self, address: EngineAddress, cleanup: Cleanup, size: int, idle: float, uids: range) -> None:
         self.address = address
@@ -70,7 +70,10 @@ class Pool:
             atexit.register(self._leave)
 
     def claim(self, body: Mapping[str, Any]) -> Standby | None:
-        """One that waits, if there is; and in any case more of its template are made, for the next."""
+        """Returns a started container that was made of the same request body, if there is one.
+
+        In any case more of the kind are started, for the next run.
+        """
         if not self.size or self.closed:
             return None
         loop = asyncio.get_running_loop()
@@ -101,6 +104,7 @@ class Pool:
 
     @property
     def waiting(self) -> int:
+        """How many containers are started and wait, in all loops."""
         templates = [
             template for loop_pool in list(self._loop_pools.values()) for template in list(loop_pool.templates.values())
         ]
@@ -113,7 +117,7 @@ class Pool:
 
 
 class LoopPool:
-    """What waits in one event loop, and the task that tends it."""
+    """The started containers of one event loop, and the task that starts and removes them."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -123,6 +127,7 @@ class LoopPool:
         self.task = asyncio.create_task(self._maintain(), name="belljar-pool")
 
     def claim(self, body: Mapping[str, Any]) -> Standby | None:
+        """See `Pool.claim`."""
         key = json.dumps({name: value for name, value in body.items() if name not in _OWN}, sort_keys=True)
         template = self.templates.setdefault(key, PoolTemplate(body))
         self.templates.move_to_end(key)

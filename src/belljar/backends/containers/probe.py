@@ -140,7 +140,7 @@ class Probe:
         return await self._run_guest(runtime, plain)
 
     async def _run_guest(self, runtime: str, limits: Limits) -> str:
-        argv = ("/bin/sh", "-c", shell_script("probe"))
+        argv = ("/bin/sh", "-c", shell_script("containers/probe"))
         command = Command(argv=argv, cwd="/", files={"probe.txt": b"x"})
         async with self._open_box(Plan(limits=limits, runtime=runtime)) as box:
             return (await box.run(command, _ignore, Control())).stdout

@@ -31,12 +31,12 @@ _SMALL_BUFFERS = {f"net.ipv4.tcp_{way}mem": "4096 65536 65536" for way in "rw"}
 _CPU_PERIOD_MICROSECONDS = 100_000
 _LEAST_QUOTA_MICROSECONDS = 1000
 
-LAUNCHER = ("/bin/sh", "-c", shell_script("launch"))
-HOLD = shell_script("hold")
+LAUNCHER = ("/bin/sh", "-c", shell_script("containers/launch"))
+HOLD = shell_script("containers/hold")
 
 
 def order(cwd: str, env: Mapping[str, str], argv: Sequence[str]) -> bytes:
-    """Returns the line that tells the launcher (`guest/shell/launch.sh`) what to run, and where."""
+    """Returns the line that tells the launcher (`guest/shell/containers/launch.sh`) what to run, and where."""
     # By `env`, so that it is a program and never a word that the shell knows; which would take a=b for a variable.
     program = ["sh", "-c", 'exec "$@"', "sh"] if "=" in argv[0] else []
     words = (cwd, "env", "--", *(f"{name}={value}" for name, value in env.items()), *program, *argv)

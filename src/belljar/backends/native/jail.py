@@ -71,7 +71,7 @@ class Jail(NamedTuple):
 
 def launcher(doors: Sequence[Path], uid: int | None, holder: int) -> list[str]:
     """sh joins the groups, chroot drops root, nsenter goes where the writable folders are."""
-    argv = ["/bin/sh", "-c", shell_script("native_launch"), "belljar", str(len(doors)), *map(str, doors)]
+    argv = ["/bin/sh", "-c", shell_script("native/launch"), "belljar", str(len(doors)), *map(str, doors)]
     if uid is not None:
         # coreutils' chroot to / only changes the uid, in half the time that setpriv takes.
         argv += ["chroot", f"--userspec=+{uid}:+{uid}", "--groups=", "/"]
@@ -88,7 +88,7 @@ def holder_arguments(disk: int, space: Space) -> list[str]:
         for path in (space.workspace, space.tmp)
         for part in ("--perms", "0755", "--size", str(disk), "--tmpfs", path)
     ]
-    return [*walls, "--dev-bind", "/", "/", *folders, "--", "/bin/sh", "-c", shell_script("native_hold")]
+    return [*walls, "--dev-bind", "/", "/", *folders, "--", "/bin/sh", "-c", shell_script("native/hold")]
 
 
 def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
