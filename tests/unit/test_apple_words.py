@@ -199,7 +199,7 @@ def test_the_guest_s_environment_comes_after_its_limits_are_set() -> None:
 
 def test_a_program_with_an_equals_sign_in_its_name_is_not_a_variable() -> None:
     words = arguments.guest("b", 5, WATCH, 9, argv=["./a=b", "c"], env={}, cwd="/workspace", stdin=False)
-    assert words[-5:] == ["/bin/sh", "-c", shell_script("exec_literal"), "./a=b", "c"]
+    assert words[-5:] == ["/bin/sh", "-c", shell_script("apple/exec_literal"), "./a=b", "c"]
 
 
 def test_a_build_is_told_its_limits() -> None:

@@ -178,13 +178,13 @@ def test_no_membership_is_a_sentence_and_no_exception(tmp_path: Path) -> None:
     assert isinstance(said, str) and said.startswith("no control groups")
 
 
-def test_version_2_s_group_has_its_limits_and_one_door(v2: Path) -> None:
+def test_version_2_s_group_has_its_limits_and_one_file_to_join_by(v2: Path) -> None:
     (v2 / "service" / "own" / "cgroup.subtree_control").write_text("cpu io memory pids")
     limits = LIMITS.model_copy(update={"io_bps": 4096, "io_iops": 9})
     group = found(v2).create("me-1", limits, device="8:0")
     folder = v2 / "service" / "own" / f"{PREFIX}me-1"
     assert group.paths == (folder,)
-    assert group.doors == (folder / "cgroup.procs",)
+    assert group.join_files == (folder / "cgroup.procs",)
     assert {file.name: file.read_text() for file in folder.iterdir()} == {
         "memory.max": str(64 * MIB),
         "memory.swap.max": "0",
@@ -277,7 +277,7 @@ def test_version_1_s_usage_is_read_from_each_controller(tmp_path: Path) -> None:
     (dirs["cpuacct"] / "cpuacct.usage").write_text("2000000")
     group = Group(1, dirs)
     assert group.usage() == GroupTotals(4096, 2.0, 2, 5)
-    assert group.doors == tuple(folder / "tasks" for folder in dirs.values())
+    assert group.join_files == tuple(folder / "tasks" for folder in dirs.values())
 
 
 # --- both ---
@@ -344,7 +344,7 @@ def test_a_real_group_holds_a_process_counts_it_kills_it_and_goes(real: Cgroups)
     child = None
     try:
         join = 'for door in "$@"; do echo 0 > "$door"; done; echo in; exec sleep 60'
-        doors = [str(door) for door in group.doors]
+        doors = [str(path) for path in group.join_files]
         child = subprocess.Popen(["/bin/sh", "-c", join, "sh", *doors], stdout=subprocess.PIPE)
         assert child.stdout is not None and child.stdout.readline() == b"in\n"
         assert group.pids() == [child.pid]
@@ -367,7 +367,10 @@ def test_a_real_group_refuses_forks_over_its_limit_and_counts_them(real: Cgroups
     try:
         script = 'for door in "$@"; do echo 0 > "$door"; done; sleep 60 & sleep 60 & sleep 60 & sleep 60 & wait'
         subprocess.run(
-            ["/bin/sh", "-c", script, "sh", *map(str, group.doors)], stderr=subprocess.DEVNULL, timeout=20, check=False
+            ["/bin/sh", "-c", script, "sh", *map(str, group.join_files)],
+            stderr=subprocess.DEVNULL,
+            timeout=20,
+            check=False,
         )
         deadline = time.monotonic() + 5
         while not group.usage().forks_refused and time.monotonic() < deadline:
@@ -406,7 +409,7 @@ def test_the_kernels_log_tells_of_a_group_that_is_gone() -> None:
     name = f"0.0.0-{os.urandom(8).hex()}"
     group = tree.create(name, Limits(memory=16 * MIB))
     try:
-        enter = "; ".join(f"echo 0 > {door}" for door in group.doors)
+        enter = "; ".join(f"echo 0 > {path}" for path in group.join_files)
         done = subprocess.run(["sh", "-c", f"{enter}; exec head -c 200M /dev/zero | tail"], check=False, timeout=30)
         assert done.returncode != 0
         assert group.usage().oom_kills > 0

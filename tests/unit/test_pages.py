@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
+import pkgutil
 import re
 import subprocess
 import sys
@@ -137,29 +136,24 @@ def walks() -> dict[str, list[str]]:
     return {title: re.findall(r"^\d+\. `([\w.]+)`", text, re.MULTILINE) for title, _, text in titled}
 
 
-def resolve(name: str) -> object:
-    """What a dotted name below `belljar` means: a module, or something in one."""
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        if importlib.util.find_spec(".".join(["belljar", *parts[:length]])):
-            module = importlib.import_module(".".join(["belljar", *parts[:length]]))
-            return functools.reduce(getattr, parts[length:], module)
-    raise ModuleNotFoundError(name)
-
-
 @pytest.mark.parametrize("title", walks())
 def test_a_walk_has_ten_hops_at_most_all_of_which_exist_and_none_of_which_goes_back_up(title: str) -> None:
     hops = walks()[title]
     assert 3 <= len(hops) <= 10
     for hop in hops:
-        assert callable(resolve(hop)), hop
+        assert callable(pkgutil.resolve_name(f"belljar.{hop}")), hop
     rows = rows_of_rooms()
     depths = [next(i for i, row in enumerate(rows) if hop.split(".")[0] in row) for hop in hops]
     assert depths == sorted(depths)
 
 
-def test_there_are_three_walks() -> None:
+def test_there_are_three_walks_and_all_names_in_them_exist() -> None:
     assert len(walks()) == 3
+    rooms = {room for row in rows_of_rooms() for room in row}
+    section = text_of("docs/architecture.md").partition("## Three walks")[2].partition("\n## ")[0]
+    for name in re.findall(r"`(\w+\.[\w.]+)`", section):
+        if name.split(".")[0] in rooms:
+            pkgutil.resolve_name(f"belljar.{name}")
 
 
 def test_every_room_has_a_line_in_the_architecture() -> None:

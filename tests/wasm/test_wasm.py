@@ -425,7 +425,7 @@ async def test_auto_does_not_wait_and_an_explicit_request_builds_and_tells_its_s
     steps: list[str] = []
     backend = Wasm(Backends(engine.settings).native(), wasm_cache.Store(open_folder / "cache"))
     own = Engine(engine.settings, on_setup=steps.append)
-    own._backends["wasm"] = backend  # in its usual place among the others
+    own._backends._made["wasm"] = backend  # in its usual place among the others
     monkeypatch.setattr(wasm_cache, "_compiled", lambda path: pytest.fail("auto compiled it"))
     result = await belljar.arun("print(1)", engine=own)
     assert (result.stdout, result.backend, steps) == ("1\n", "native", [])

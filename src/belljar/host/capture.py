@@ -1,4 +1,4 @@
-"""What is kept of a stream that may never end: its head and its tail, with the cut flagged."""
+"""Keeps the head and the tail of a stream that may never end, and says what was cut."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ FLOOD_LEAST = 1 << 20
 
 
 class Capture:
-    """Takes the bytes of one stream; `feed` returns the text worth showing now."""
+    """Keeps a bounded part of one stream, and decodes it as it comes."""
 
     def __init__(self, limit: int | None) -> None:
-        """Without a limit nothing is kept and all is shown: the caller takes the stream as it comes."""
+        """Starts empty.
+
+        Args:
+            limit: how many bytes are kept. None: nothing is kept and `feed` returns everything.
+        """
         self.unlimited = limit is None
         self.limit = limit = limit or 0
         self.total = 0
@@ -26,6 +30,7 @@ class Capture:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes) -> str:
+        """Takes the next bytes and returns the text to show now. Empty data: the stream has ended."""
         if self.unlimited:
             return self._decoder.decode(data, final=not data)
         room = max(0, self.limit - self.total)
@@ -52,10 +57,12 @@ class Capture:
 
     @property
     def flooded(self) -> bool:
+        """Whether so much came that the run should be ended."""
         return self.total > FLOOD_FACTOR * max(self.limit, FLOOD_LEAST)
 
     @property
     def text(self) -> str:
+        """What was kept, with a line in between that says how much was cut."""
         tail = b"".join(self._tail)
         if not self.cut:
             return (self._head + tail).decode("utf-8", "replace")
@@ -72,7 +79,7 @@ _VISIBLE |= dict.fromkeys((*range(8234, 8239), *range(8294, 8298), 8203, 8232, 8
 
 
 def neutralise(text: str) -> str:
-    """Guest text that can be printed on a terminal: no escape sequence in it can do anything.
+    """Makes a guest's text safe to print on a terminal: no escape sequence in it can do anything.
 
     A carriage return before a newline is dropped; any other is shown, since it could overwrite what was printed.
     """
@@ -80,7 +87,7 @@ def neutralise(text: str) -> str:
 
 
 def scrub(value: Any) -> Any:
-    """Half surrogate pairs, which a guest can put into what it displays, are no UTF-8."""
+    """Replaces half surrogate pairs in texts, however nested: a guest can display them, and they are no UTF-8."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):

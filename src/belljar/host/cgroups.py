@@ -1,6 +1,7 @@
-"""Control groups, version 1 and 2, behind one small face. Version 1 is what the knobs table calls `1`.
+"""Control groups, version 1 and 2, behind one interface.
 
-A `Group` is one sandbox: made with its limits, joined by the launcher, read at the end, killed, removed.
+A `Group` is one sandbox: made with its limits, joined by the launcher, read at the end, killed, removed. `detect`
+finds where groups can be made.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _LIMIT_OF = {"memory": "memory", "pids": "pids", "cpu": "cpus", "blkio": "io", "
 
 
 class GroupTotals(NamedTuple):
-    memory_peak: int | None
+    """What a group counted since it was made; None: the kernel does not count that here."""
+
+    memory_peak: int | None  # bytes
     cpu_ms: float | None
     oom_kills: int
     forks_refused: int
@@ -41,16 +44,21 @@ class Group:
         self.paths = tuple(dict.fromkeys(dirs.values()))
 
     @property
-    def doors(self) -> tuple[Path, ...]:
-        """Files that take "0" to let the writing process in.
+    def join_files(self) -> tuple[Path, ...]:
+        """The files that a process writes "0" to, to join the group.
 
         Moving a whole process takes a kernel-wide lock that costs a grace period (12 ms here); a single
-        thread moving itself does not, and the launcher is one. Version 2 has no such side door.
+        thread moving itself does not, and the launcher is one. Version 2 can only move whole processes.
         """
         return tuple(path / ("tasks" if self.version == 1 else "cgroup.procs") for path in self.paths)
 
     def limit(self, limits: Limits, device: str | None = None) -> None:
-        for controller, name, value in _knobs(self.version, limits, device):
+        """Sets the limits; `device` is the disk (`major:minor`) whose traffic is limited.
+
+        Raises:
+            OSError: the kernel refused a limit that is promised.
+        """
+        for controller, name, value in _limit_rows(self.version, limits, device):
             if (folder := self._dirs.get(controller)) is None:
                 continue
             try:
@@ -65,6 +73,7 @@ class Group:
                 _write(f"{self._dirs['cpu']}/cgroup.subtree_control", "+cpu")
 
     def usage(self) -> GroupTotals:
+        """Reads what was counted since the group was made."""
         if self.version == 2:
             cpu = self._table("memory", "cpu.stat").get("usage_usec")  # there without the cpu controller too
             return GroupTotals(
@@ -82,7 +91,7 @@ class Group:
         )
 
     def figures(self) -> Usage:
-        """What is used now. The page cache of files is not counted: it is given back when memory is wanted."""
+        """Reads what is used now. The page cache of files is not counted: it is given back when memory is wanted."""
         if self.version == 2:
             cpu, held = self._table("memory", "cpu.stat").get("usage_usec"), self._number("memory", "memory.current")
             milliseconds, prefix = None if cpu is None else cpu / 1000, ""
@@ -104,7 +113,7 @@ class Group:
         return None, None
 
     def pids(self) -> list[int]:
-        """The processes in it. They join all directories or none, so the first one tells."""
+        """Lists the processes in it. They join all directories or none, so the first one tells."""
         with suppress(OSError):
             return [int(pid) for pid in (self.paths[0] / "cgroup.procs").read_text().split()]
         return []
@@ -120,7 +129,7 @@ class Group:
                 os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> bool:
-        """True when nothing of it is left. False: something in it has not died yet; try again."""
+        """Removes the group; False: something in it has not died yet, and it is to be tried again."""
         gone = True
         for path in self.paths:
             try:
@@ -134,7 +143,7 @@ class Group:
         return gone
 
     def destroy(self, seconds: float = 15.0) -> bool:
-        """Kills and removes, patiently. For orphans and for the end of a box."""
+        """Kills all that is in it and removes it, trying for so many seconds; returns whether it is gone."""
         deadline = time.monotonic() + seconds
         while not self.remove():
             if time.monotonic() > deadline:
@@ -161,7 +170,7 @@ class Group:
 
 
 class Cgroups:
-    """Where groups can be made here, found once by `detect`."""
+    """The places where groups can be made on this host, as `detect` found them."""
 
     def __init__(self, version: int, bases: Mapping[str, Path], line: Sequence[Path] = ()) -> None:
         self.version = version
@@ -174,6 +183,16 @@ class Cgroups:
         return frozenset(_LIMIT_OF[name] for name in self.bases if name in _LIMIT_OF)
 
     def create(self, name: str, limits: Limits, device: str | None = None) -> Group:
+        """Makes a group with its limits.
+
+        Args:
+            name: the owner's name, a dash, and what tells its groups apart.
+            limits: of the sandbox.
+            device: the disk (`major:minor`) whose traffic is limited, if any.
+
+        Raises:
+            OSError: it could not be made, or could not be given its limits; then nothing of it is left.
+        """
         try:
             return self._create(name, limits, device)
         except OSError:
@@ -195,7 +214,7 @@ class Cgroups:
         return group
 
     def orphans(self, is_dead: Callable[[str], bool]) -> list[Group]:
-        """Groups whose owner (the part of the name before the last dash) is dead."""
+        """Lists the groups whose owner (the part of the name before the last dash) is dead."""
         found = {path.name for base in set(self.bases.values()) for path in base.glob(PREFIX + "*")}
         return [self._group(name) for name in sorted(found) if is_dead(name.removeprefix(PREFIX).rpartition("-")[0])]
 
@@ -204,7 +223,7 @@ class Cgroups:
 
 
 def detect(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Cgroups | str:
-    """Where this process may make groups, or a sentence saying why it may not."""
+    """Finds where this process may make groups; returns a sentence saying why, if it may not."""
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError as error:
@@ -228,7 +247,10 @@ def _detect_v1(root: Path, lines: list[list[str]]) -> Cgroups | str:
 
 
 def _detect_v2(root: Path, own: str) -> Cgroups | str:
-    """Its own group if it may hand controllers down, else the nearest ancestor that may; last, room is made."""
+    """Takes its own group if that may hand controllers down, else the nearest ancestor that may.
+
+    If none may, our processes are moved out of the way into a leaf of our own group.
+    """
     start = root / own.lstrip("/")
     line = [base for base in reversed((start, *start.parents)) if base.is_relative_to(root) and _is_ours(base)]
     if found := _nearest(line):
@@ -278,16 +300,16 @@ def _make_room(base: Path) -> bool:
     is_root = not (base / "cgroup.type").exists()
     if is_root or not {"memory", "pids"} <= set(_words(base / "cgroup.controllers")):
         return False
-    door = base / _LEAF / "cgroup.procs"
+    leaf = base / _LEAF / "cgroup.procs"
     with suppress(OSError):
         for _ in range(10):  # one that forks meanwhile has its child still here
             pids = _words(base / "cgroup.procs")
             if not pids or "0" in pids:  # 0: of a pid namespace that we do not see
                 return not pids
-            door.parent.mkdir(exist_ok=True)
+            leaf.parent.mkdir(exist_ok=True)
             for pid in pids:
                 with suppress(ProcessLookupError):
-                    door.write_text(pid)
+                    leaf.write_text(pid)
     return False
 
 
@@ -318,10 +340,11 @@ def _words(path: Path) -> list[str]:
     return []
 
 
-def _knobs(version: int, limits: Limits, device: str | None) -> list[tuple[str, str, str]]:
+def _limit_rows(version: int, limits: Limits, device: str | None) -> list[tuple[str, str, str]]:
+    """The limits as rows of controller, file and value."""
     memory, quota = str(limits.memory), max(1000, int(limits.cpus * _PERIOD_US))
     if version == 2:
-        knobs = [
+        rows = [
             ("memory", "memory.max", memory),
             ("memory", "memory.swap.max", "0"),
             ("memory", "memory.oom.group", "1"),
@@ -330,9 +353,9 @@ def _knobs(version: int, limits: Limits, device: str | None) -> list[tuple[str, 
         ]
         rates = {"rbps": limits.io_bps, "wbps": limits.io_bps, "riops": limits.io_iops, "wiops": limits.io_iops}
         if device and any(rates.values()):
-            knobs.append(("io", "io.max", " ".join([device, *(f"{k}={v}" for k, v in rates.items() if v)])))
-        return knobs
-    knobs = [
+            rows.append(("io", "io.max", " ".join([device, *(f"{k}={v}" for k, v in rates.items() if v)])))
+        return rows
+    rows = [
         ("memory", "memory.limit_in_bytes", memory),
         ("memory", "memory.memsw.limit_in_bytes", memory),
         ("memory", "memory.kmem.tcp.limit_in_bytes", memory),  # what waits in sockets is counted apart
@@ -342,14 +365,12 @@ def _knobs(version: int, limits: Limits, device: str | None) -> list[tuple[str, 
     ]
     for name, value in (("bps", limits.io_bps), ("iops", limits.io_iops)):
         if device and value:
-            knobs += [
-                ("blkio", f"blkio.throttle.{way}_{name}_device", f"{device} {value}") for way in ("read", "write")
-            ]
-    return knobs
+            rows += [("blkio", f"blkio.throttle.{way}_{name}_device", f"{device} {value}") for way in ("read", "write")]
+    return rows
 
 
 def group_of(pid: int, name: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Group | None:
-    """The group that somebody else made for a process; None unless the group has this name, so that it is the one."""
+    """Finds the group that a container engine made for a process; None unless `name` is part of the group's name."""
     with suppress(OSError, ValueError):
         rows = [row.split(":", 2) for row in (proc / str(pid) / "cgroup").read_text().splitlines()]
         if (root / "cgroup.controllers").exists():
@@ -366,7 +387,7 @@ def group_of(pid: int, name: str, root: Path = Path("/sys/fs/cgroup"), proc: Pat
 
 
 def killed_for_memory(name: str, log: str = "/dev/kmsg") -> bool:
-    """Whether the kernel's log tells of the OOM killer in a group of this name, for one that is gone already."""
+    """Whether the kernel's log tells of the OOM killer in a group of this name: for a group that is gone already."""
     with suppress(OSError):
         fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

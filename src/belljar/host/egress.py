@@ -25,13 +25,13 @@ _PROXY = f"http://127.0.0.1:{PORT}"
 # What tells a guest's programs of it.
 ENV = {name: _PROXY for word in ("http", "https", "all") for name in (f"{word}_proxy", f"{word}_proxy".upper())}
 ENV |= {"no_proxy": "localhost,127.0.0.1", "NO_PROXY": "localhost,127.0.0.1", "NODE_USE_ENV_PROXY": "1"}
-DENIALS = 20  # as many are told in a result; all are events
+DENIALS = 20  # at most are in a result; all are events
 _PORTS = frozenset({443})
 _CONNECTIONS = 64
 _HEADER_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 120.0
-_PAUSE = 0.1  # seconds
+_PAUSE_SECONDS = 0.1
 _LOST = (TimeoutError, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 _TARGET = re.compile(rb"([A-Za-z0-9.-]{1,253}):(\d{1,5})")
 
@@ -40,19 +40,21 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class EgressDecision(NamedTuple):
+    """Whether a guest may connect to a host, and if not, why."""
+
     host: str
     port: int
     objection: str = ""  # empty: allowed
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """The addresses of a name, as the host sees them."""
+    """Looks up the addresses of a name, as the host sees them."""
     found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def judge(target: bytes, allowed: Egress) -> EgressDecision:
-    """What to say to `CONNECT target`: only a plain name on the list, and only for TLS."""
+    """Decides on `CONNECT target`: only a plain name on the list is allowed, and only for TLS."""
     match = _TARGET.fullmatch(target)
     if not match:
         return EgressDecision(target[:60].decode("ascii", "backslashreplace"), 0, "only host names can be reached")
@@ -148,7 +150,7 @@ async def _accepted(listener: socket.socket) -> socket.socket:
         except (BlockingIOError, ConnectionError):
             continue
         except OSError:  # no descriptor is free
-            await anyio.sleep(_PAUSE)
+            await anyio.sleep(_PAUSE_SECONDS)
 
 
 async def _request(guest: SocketStream) -> tuple[bytes, bytes, bytes] | None:

@@ -1,5 +1,8 @@
-"""Files into and out of a box. Everything that leaves one is hostile: no link is followed, no device or
-pipe is opened, and count, depth and size are capped before anything is read."""
+"""Moves files into and out of sandboxes.
+
+Everything that leaves a sandbox is hostile: no link is followed, no device or pipe is opened, and count, depth and
+size are capped before anything is read. Folders are passed as open descriptors, so that nobody can swap them.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from belljar.core import errors
 from belljar.core.result import Collected, Entry, File
 from belljar.core.values import MIB, format_size, guest_path
 
-MAX_DEPTH = 32
+MAX_DEPTH = 32  # folders
 MAX_ENTRIES = 10_000
-MANY = 1_000_000  # for a folder of the user's own
-MAX_COLLECTED = 64 * MIB
+MANY = 1_000_000  # entries, for a folder of the user's own
+MAX_COLLECTED = 64 * MIB  # bytes
 # Windows lacks some of these, and has no use for this module but to import it.
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _SAFE
@@ -36,7 +39,7 @@ class _Node(NamedTuple):
 
 @contextmanager
 def opened(path: str) -> Iterator[int]:
-    """A folder of the host as a descriptor, which stays the same folder whatever happens to its name."""
+    """Opens a folder of the host; the descriptor stays the same folder whatever happens to its name."""
     fd = os.open(path, _DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0))
     try:
         yield fd
@@ -46,13 +49,13 @@ def opened(path: str) -> Iterator[int]:
 
 @contextmanager
 def below(root: int, path: str) -> Iterator[int]:
-    """A folder below an open one, as a descriptor; no link is followed."""
+    """Opens a folder below an open one, following no link."""
     with _folder(root, path.split("/"), make=False) as fd:
         yield fd
 
 
 def unnamed() -> int:
-    """A file without a name, in memory where that can be: nothing to leave behind."""
+    """Makes a file without a name, in memory where that can be: it leaves nothing behind."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("belljar", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:
@@ -60,7 +63,7 @@ def unnamed() -> int:
 
 
 def seal(fd: int) -> None:
-    """From here on nobody changes an unnamed file, whatever descriptor they hold; where the kernel can do that."""
+    """Makes an unnamed file unchangeable, whatever descriptor somebody holds; where the kernel can do that."""
     with suppress(ImportError, AttributeError, OSError):
         import fcntl
 
@@ -77,7 +80,17 @@ def write(root: int, files: Sequence[File], *, owner: int | None = None) -> None
 
 
 def collect(root: int, patterns: Sequence[str], *, most: int = MAX_ENTRIES, limit: int = MAX_COLLECTED) -> Collected:
-    """The regular files below an open directory that match, within the caps, and what was left out and why."""
+    """Reads the regular files below an open directory that match.
+
+    Args:
+        root: the directory.
+        patterns: see `matches`.
+        most: how many entries are looked at.
+        limit: how many bytes are read in all.
+
+    Returns:
+        The files, and what was left out and why.
+    """
     files: list[File] = []
     left_out: list[str] = []
     budget = limit
@@ -97,12 +110,17 @@ def collect(root: int, patterns: Sequence[str], *, most: int = MAX_ENTRIES, limi
 
 
 def entries(root: int, *, most: int = MAX_ENTRIES) -> tuple[Entry, ...]:
+    """Lists all that is below an open directory, in the order of names; at most `most` entries."""
     found = (Entry(node.path, kind(node.stat.st_mode), node.stat.st_size) for node in _walk(root, [], most))
     return tuple(sorted(found))
 
 
 def tree(path: str, *, limit: int) -> tuple[File, ...]:
-    """A host folder's regular files as they are, for a grant by copy; over the limit is a refusal."""
+    """Reads the regular files of a host folder, to grant it by copy.
+
+    Raises:
+        PolicyDenied: they hold more bytes than the limit.
+    """
     files: list[File] = []
     left = limit
     with opened(path) as root:
@@ -121,13 +139,26 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
 
 
 def copy_back(root: int, before: Sequence[File], path: str, limit: int) -> Collected:
-    """What a guest changed in its copy of a host folder, which lies below an open one."""
+    """Writes to a host folder what a guest changed in its copy, which is the open directory `root`.
+
+    Returns:
+        The copy as it is now, and what was left out.
+    """
     after = collect(root, ["**"], most=MANY, limit=limit)
     return Collected(after.files, bring_back(after, before, path))
 
 
 def bring_back(after: Collected, before: Sequence[File], path: str) -> tuple[str, ...]:
-    """Changes to a copy of a host folder, written there by us, file by file, following no link; what was left out."""
+    """Writes the changes to a copy of a host folder to that folder, file by file, following no link.
+
+    Args:
+        after: the copy as it is now.
+        before: the copy as it was.
+        path: the folder.
+
+    Returns:
+        What was left out, and why.
+    """
     was = {file.path: file for file in before}
     left_out = list(after.left_out)
     unseen = {left.partition(": ")[0] for left in left_out}
@@ -172,12 +203,13 @@ def clear(root: int, paths: Iterable[str], *, folders: bool = False) -> None:
 
 
 def make_folder(root: int, path: str, *, owner: int | None = None) -> None:
+    """Makes a folder below an open directory, and those on the way to it, as `owner` if given."""
     with _acting_as(owner), _folder(root, path.split("/")):
         pass
 
 
 def missing(root: int, paths: Iterable[str]) -> list[str]:
-    """Those paths, and folders on the way to them, that do not exist below an open directory; deepest first."""
+    """Lists those paths, and folders on the way to them, that do not exist below an open directory; deepest first."""
     wanted = {"/".join(path.split("/")[: depth + 1]) for path in paths for depth in range(path.count("/") + 1)}
     return sorted((path for path in wanted if not _exists(root, path)), key=lambda path: -path.count("/"))
 
@@ -250,8 +282,11 @@ def _acting_as(owner: int | None) -> Iterator[None]:
 
 
 def matches(path: str, patterns: Sequence[str]) -> bool:
-    """A pattern without a slash matches names at any depth (`./name` only the topmost); `*` stays within a
-    name, `**` does not."""
+    """Whether a path matches one of the patterns.
+
+    A pattern without a slash matches names at any depth (`./name` only the topmost); `*` stays within a name, `**`
+    does not.
+    """
     return any(_match(path.split("/"), p.removeprefix("./").split("/") if "/" in p else ["**", p]) for p in patterns)
 
 
@@ -368,5 +403,6 @@ def _read(node: _Node, limit: int) -> bytes | None:
 
 
 def kind(mode: int) -> str:
+    """Names the kind of a file, as in `Entry.kind`."""
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "pipe"}
     return kinds.get(stat.S_IFMT(mode), "device or socket")

@@ -12,7 +12,7 @@ import anyio.lowlevel
 
 @contextmanager
 def lone_errors() -> Iterator[None]:
-    """A task group's single exception as itself, not in a group: callers catch what was raised."""
+    """Raises a task group's only exception as itself, not in a group: callers catch what was raised."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -23,7 +23,7 @@ def lone_errors() -> Iterator[None]:
 
 
 def in_this_loop(function: Callable[[], object]) -> Callable[[], None]:
-    """The function as one that any thread may call: it is then run in the event loop we are in now."""
+    """Wraps a function so that any thread may call it: it then runs in the event loop that this was called in."""
     loop: Any = anyio.lowlevel.current_token().native_token
     thread = threading.get_ident()
     from_outside = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon  # asyncio's, or trio's

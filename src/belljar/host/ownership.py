@@ -1,4 +1,4 @@
-"""Who owns what on this host: so that a Belljar that was killed can be told from one that is alive.
+"""Says which process owns which sandbox, so that those of a killed Belljar can be found and removed.
 
 An owner is a process that opens sandboxes. Its name (pid namespace, pid, start time) is part of the name
 of each of its control groups, so anyone can tell whether it still lives. A uid is claimed by binding an
@@ -20,11 +20,11 @@ from pathlib import Path
 from belljar.core import errors
 from belljar.host import cgroups
 
-UIDS = 65_536
+UIDS = 65_536  # in the private range
 
 
 class Owner:
-    """This process as an owner of sandboxes. A file says where its control groups are, for whoever cleans up."""
+    """This process as an owner of sandboxes. A file says where its control groups are, for a later cleanup."""
 
     def __init__(self, state_dir: Path, groups: cgroups.Cgroups | None) -> None:
         self.pid = os.getpid()
@@ -36,10 +36,12 @@ class Owner:
         atexit.register(self.resign)
 
     def next_name(self) -> str:
+        """Returns a name for one more sandbox of this owner."""
         # Two backends of one process are one owner, and must not take the same name.
         return f"{self.name}-{next(self._numbers)}.{random.randbytes(3).hex()}"
 
     def resign(self) -> None:
+        """Removes its file: nothing of this process is left to clean up."""
         if os.getpid() == self.pid:
             self._record.unlink(missing_ok=True)
 
@@ -102,7 +104,7 @@ def reap(state_dir: Path, groups: cgroups.Cgroups | None) -> int:
 
 
 def private_uids(first: int, mapping: Path = Path("/proc/self/uid_map")) -> range:
-    """The uids to run guests as: the private range or, in a container that maps only some, the last it maps.
+    """Returns the uids to run guests as: the private range or, in a container that maps only some, the last it maps.
 
     Empty where root is the only one there is; then a guest keeps our uid, behind its own user namespace.
     """
@@ -115,7 +117,14 @@ def private_uids(first: int, mapping: Path = Path("/proc/self/uid_map")) -> rang
 
 
 def claim_uid(uids: range) -> tuple[int, socket.socket]:
-    """A uid of the private range that no other sandbox on this host is using, and the claim to close."""
+    """Claims a uid of the private range that no other sandbox on this host is using.
+
+    Returns:
+        The uid, and the socket that is the claim: closing it gives the uid back.
+
+    Raises:
+        StartFailed: all are in use.
+    """
     start = random.randrange(len(uids))
     for step in range(len(uids)):
         uid = uids[(start + step) % len(uids)]

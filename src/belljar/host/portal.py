@@ -1,4 +1,4 @@
-"""The one door from blocking code into the async core: a thread with an event loop, made on first use."""
+"""Runs async code for blocking callers: in one thread with an event loop, made on first use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ T = TypeVar("T")
 _CLEANUP_SECONDS = 10.0
 
 
-class _Door:
+class _LoopThread:
+    """The thread, and the portal through which other threads start tasks in its loop."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._portal: BlockingPortal | None = None
@@ -65,12 +67,12 @@ def _run_loop(opened: Future[BlockingPortal]) -> None:
         raise
 
 
-_door = _Door()
+_loop_thread = _LoopThread()
 
 
 def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
     """Runs an async function to its end. Ctrl-C cancels it, and waits for its cleanup before it is raised."""
-    if threading.current_thread() is _door.thread:
+    if threading.current_thread() is _loop_thread.thread:
         raise errors.InvalidRequest(
             "the blocking API was called from a callback, whose return it would wait for",
             fix="let the callback be async and await belljar.arun",
@@ -83,7 +85,7 @@ def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
         finally:
             done.set()
 
-    future: Future[T] = _door.portal().start_task_soon(tracked)
+    future: Future[T] = _loop_thread.portal().start_task_soon(tracked)
     try:
         return future.result()
     except BaseException:
@@ -95,7 +97,7 @@ def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
 
 def enter(context: Any) -> AbstractContextManager[Any]:
     """An async context manager as a blocking one."""
-    return _door.portal().wrap_async_context_manager(context)
+    return _loop_thread.portal().wrap_async_context_manager(context)
 
 
 class Twinned(Generic[T]):

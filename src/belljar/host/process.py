@@ -18,7 +18,7 @@ _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 
 
 class Child:
-    """A started process. Whoever holds it must `wait` for it, or `kill` and then `wait`."""
+    """A started process. Its holder must `wait` for it, or `kill` it and then `wait`."""
 
     def __init__(self, argv: Sequence[str], *, stdin: int, stdout: int, stderr: int, fds: Sequence[int] = ()) -> None:
         # No preexec_fn, user or group: any of them would make Python fork a copy of this whole process
@@ -41,12 +41,13 @@ class Child:
         return self._exit is not None
 
     def kill(self) -> None:
+        """Sends SIGKILL, if it has not ended."""
         if self._exit is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Its exit code; negative: the signal that ended it."""
+        """Waits for its end; returns its exit code, or the negative number of the signal that ended it."""
         if self._exit is None:
             if self._pidfd is not None:
                 await anyio.wait_readable(self._pidfd)
@@ -73,13 +74,25 @@ class Child:
 
 
 class Output(NamedTuple):
+    """What a host command printed, and its exit code."""
+
     code: int
     stdout: str
     stderr: str
 
 
 async def output(argv: Sequence[str], *, deadline: float = 10.0, limit: int = 1 << 20) -> Output:
-    """Runs a trusted host command to its end and returns what it printed; past the deadline it is killed."""
+    """Runs a trusted host command to its end.
+
+    Args:
+        argv: the program and its arguments.
+        deadline: seconds after which it is killed.
+        limit: bytes that are kept of each stream.
+
+    Raises:
+        TimeoutError: it did not end in time.
+        OSError: it could not be started.
+    """
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
     try:
@@ -113,7 +126,7 @@ async def output(argv: Sequence[str], *, deadline: float = 10.0, limit: int = 1 
 
 
 async def read_some(fd: int, size: int = 1 << 16) -> bytes:
-    """The next bytes of a pipe, empty at its end."""
+    """Waits for the next bytes of a pipe and returns them; they are empty at its end."""
     os.set_blocking(fd, False)
     while True:
         try:

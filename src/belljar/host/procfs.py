@@ -1,4 +1,4 @@
-"""What /proc tells of processes: where there is no control group, and what control groups do not count.
+"""Reads from /proc what processes use: where there is no control group, and what control groups do not count.
 
 Everything is read as it is at this moment; a process that ends meanwhile counts for nothing.
 """
@@ -17,17 +17,19 @@ _READERS = 64  # processes of one guest that are looked at one by one; a fork bo
 
 
 def children(pid: int) -> list[int]:
+    """Lists the processes that a process started."""
     with suppress(OSError, ValueError):
         return [int(child) for child in _read(f"/proc/{pid}/task/{pid}/children").split()]
     return []
 
 
 def descendants(pid: int) -> list[int]:
+    """Lists the processes below a process, at any depth."""
     return [found for child in children(pid) for found in (child, *descendants(child))]
 
 
 def of_group(group: Group) -> Usage | None:
-    """What a group counts, and for disks that no controller watches, what its processes say; None: it is gone."""
+    """Reads what a group counts, and for disks that no controller watches, what its processes say; None: it is gone."""
     figures = group.figures()
     if figures.memory is None and figures.cpu_ms is None:
         return None
@@ -38,7 +40,12 @@ def of_group(group: Group) -> Usage | None:
 
 
 def of_processes(pids: Sequence[int], memory: int | None = None) -> Usage | None:
-    """The same without a group; `memory` is what somebody knows better than the sum of their private pages."""
+    """Adds up what processes use, where there is no group.
+
+    Args:
+        pids: the processes.
+        memory: their memory in bytes, if the caller knows better than the sum of their private pages.
+    """
     if not pids or (used := cpu_ms(pids)) is None:
         return None
     read, written = disk(pids)
@@ -46,7 +53,7 @@ def of_processes(pids: Sequence[int], memory: int | None = None) -> Usage | None
 
 
 def network(pid: int, proc: str = "/proc") -> tuple[int | None, int | None]:
-    """Bytes received and sent in a process's network namespace, loopback aside; unknown if the namespace is ours."""
+    """Reads bytes received and sent in a process's network namespace, loopback aside; None if the namespace is ours."""
     with suppress(OSError, ValueError, IndexError):
         if os.stat(f"{proc}/{pid}/ns/net").st_ino == os.stat(f"{proc}/self/ns/net").st_ino:
             return None, None
@@ -57,7 +64,7 @@ def network(pid: int, proc: str = "/proc") -> tuple[int | None, int | None]:
 
 
 def disk(pids: Iterable[int]) -> tuple[int | None, int | None]:
-    """Bytes from and to disks by processes and by those of their children that have ended; unknown without the right.
+    """Adds up bytes from and to disks by processes and by those of their children that have ended; None: unknown.
 
     One that may not be looked at makes the sum unknown: half of a figure is no figure.
     """
@@ -74,7 +81,7 @@ def disk(pids: Iterable[int]) -> tuple[int | None, int | None]:
 
 
 def cpu_ms(pids: Iterable[int]) -> float | None:
-    """Of processes and of those of their children that have ended."""
+    """Adds up the CPU time of processes and of those of their children that have ended."""
     ticks, seen = 0, False
     for pid in pids:
         with suppress(OSError, ValueError, IndexError):
@@ -84,6 +91,7 @@ def cpu_ms(pids: Iterable[int]) -> float | None:
 
 
 def private_memory(pids: Iterable[int]) -> int:
+    """Adds up the bytes of memory that processes share with no file."""
     total = 0
     for pid in pids:
         with suppress(OSError, ValueError, IndexError):

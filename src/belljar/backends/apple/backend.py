@@ -1,7 +1,7 @@
-"""Apple's `container` on macOS 26: each sandbox is a Linux virtual machine with a kernel of its own.
+"""The backend `apple`: Apple's `container` on macOS 26, where each sandbox is a Linux machine with its own kernel.
 
-`apple_words` holds the walls, `apple_box` a machine and its files, `apple_run` one command from start to verdict,
-`apple_output` reads what the program prints. No Mac was at hand: see docs/apple.md for what was tested, and how.
+`arguments` holds the walls, `box` a machine and its files, `run` one command from its start to its result, `output`
+reads what the program prints. No Mac was at hand: see docs/apple.md for what was tested, and how.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from belljar.images.build_log import BuildReport
 _LEAST_VERSION = (0, 12)  # the first that can take capabilities away
 _FOLDERS = ("/usr/local/bin", "/opt/homebrew/bin", "/opt/local/bin")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_PULL = 1800.0
+_PULL_SECONDS = 1800.0
 _TYPES_STRIPPED = (23, 6)  # from this Node on TypeScript runs as it is
 _EXECUTION, _NODE = "execution", "node-execution"
 _IMAGES = {_EXECUTION: "python:3.12-slim", _NODE: "node:20-slim"}
@@ -141,12 +141,12 @@ class Apple:
         image = self.image_for(Plan())
         if not await self._has(cli, image):
             told(f"pulling the image {image}")
-            said = await cli.call(["image", "pull", image], deadline=_PULL)
+            said = await cli.call(["image", "pull", image], deadline=_PULL_SECONDS)
             if said.code:
                 raise output.failure(said.words, f"the image {image} could not be pulled")
 
     async def _prove(self) -> tuple[Guarantees, bool]:
-        """A guest that prints what its kernel says of it. What is not seen here is not claimed."""
+        """Runs a guest that prints what its kernel says of it. What is not seen there is not claimed."""
         self._sure, self._filter = False, ""
         async with self.open(Plan(limits=Limits(timeout=20, memory=arguments.LEAST_MEMORY, disk=MIB))) as box:
             command = Command(
@@ -235,7 +235,7 @@ class Apple:
         context = os.path.abspath(context_dir)  # the program is started in another folder
         file = os.path.join(context, dockerfile.build_file(file))
         words = arguments.build(context, name, file=file, memory_bytes=memory, cpus=cpus)
-        said = await cli.follow(words, told, deadline=_PULL)
+        said = await cli.follow(words, told, deadline=_PULL_SECONDS)
         spent = round((time.perf_counter() - began) * 1000, 1)
         lines = tuple(line for line in said.words.splitlines() if line.strip())[-20:]
         if said.code:

@@ -33,9 +33,9 @@ from belljar.core.result import Collected, Entry, File, FileTree, Result
 from belljar.core.values import WORKSPACE
 from belljar.host import files, process
 
-_BOOT = 120.0
-_STOP = 10.0
-_INSIDE = 30.0
+_BOOT_SECONDS = 120.0
+_STOP_SECONDS = 10.0
+_INSIDE_SECONDS = 30.0
 _UIDS = 65_536
 
 
@@ -52,7 +52,7 @@ class AppleHost(NamedTuple):
 
 
 class AppleBox:
-    """One virtual machine."""
+    """One virtual machine, its commands and its files."""
 
     def __init__(self, host: AppleHost, plan: Plan, image: str) -> None:
         self.id = plan.id
@@ -71,6 +71,7 @@ class AppleBox:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        """Boots the machine, puts a granted folder in place, and ends the machine at the end."""
         with ExitStack() as fds:
             call = self._cli.start(arguments.run(self.machine), fds, stdin=True)
             try:
@@ -91,18 +92,18 @@ class AppleBox:
         await call.feed(word)
         said = b""
         try:
-            with anyio.fail_after(_BOOT):
+            with anyio.fail_after(_BOOT_SECONDS):
                 while word not in said and (data := await process.read_some(call.stdout)):
                     said = (said + data)[-4096:]
                 if word not in said:
                     raise output.failure(await _last_words(call.stderr), "the sandbox could not be started")
         except TimeoutError:
-            raise errors.BackendTimeout(f"the virtual machine was not up within {_BOOT:g} s") from None
+            raise errors.BackendTimeout(f"the virtual machine was not up within {_BOOT_SECONDS:g} s") from None
 
     async def _close(self, call: CliCall) -> None:
         """Its stdin first, which is quick and clean; then by force; and it is looked whether it is gone."""
         call.end_input()
-        with anyio.move_on_after(_STOP):
+        with anyio.move_on_after(_STOP_SECONDS):
             await call.child.wait()
         if not call.child.ended():
             await self.destroy()
@@ -114,7 +115,7 @@ class AppleBox:
         """Ends the machine by force. What is left then, a later Belljar finds by its label."""
         self._gone = self._gone or "its virtual machine was ended"
         with suppress(errors.BelljarError):
-            await self._cli.call(["delete", "--force", self.id], deadline=_INSIDE)
+            await self._cli.call(["delete", "--force", self.id], deadline=_INSIDE_SECONDS)
 
     async def sweep(self) -> MachineFigures:
         """Ends all that the guest's uid runs, and reads what was counted so far."""
@@ -130,7 +131,7 @@ class AppleBox:
         if self._gone:
             raise errors.ExecutionFailed(f"this sandbox is no more: {self._gone}", fix="open a new one")
         asked = arguments.inside(self.id, uid, script, *words, stdin=data is not None)
-        return await self._cli.call(asked, data=data, limit=limit, deadline=_INSIDE)
+        return await self._cli.call(asked, data=data, limit=limit, deadline=_INSIDE_SECONDS)
 
     # --- running ---
 
@@ -138,6 +139,7 @@ class AppleBox:
         return PipeInterpreter(self, self.plan, env, lifetime)
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
+        """Runs a command to its end; another waits for it."""
         async with self._one_at_a_time:
             return await self._run(command, emit, control)
 
@@ -179,6 +181,7 @@ class AppleBox:
     # --- files ---
 
     async def put(self, files_in: Sequence[File]) -> None:
+        """Writes files into /workspace, as the guest's own."""
         names, data = [file.path for file in files_in], docker_files.archive(files_in)
         said = await self._inside(docker_files.REPLACE, WORKSPACE, *names, uid=self._uid, data=data)
         if said.code == docker_files.NOT_A_FOLDER:
@@ -186,9 +189,11 @@ class AppleBox:
         _fit(said, "the file")
 
     async def get(self, patterns: Sequence[str]) -> Collected:
+        """Reads the regular files of /workspace that match."""
         return await self._get(patterns, files.MAX_COLLECTED)
 
     async def list(self) -> tuple[Entry, ...]:
+        """Lists what is in /workspace."""
         return docker_files.entries(await self._listed())
 
     async def _listed(self) -> bytes:
@@ -233,7 +238,7 @@ def _fit(said: Said, what: str) -> None:
 
 async def _last_words(fd: int) -> str:
     said = b""
-    with anyio.move_on_after(_STOP):
+    with anyio.move_on_after(_STOP_SECONDS):
         while data := await process.read_some(fd):
             said = (said + data)[-4096:]
     return said.decode("utf-8", "replace")

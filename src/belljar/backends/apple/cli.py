@@ -20,6 +20,8 @@ _KEPT_BYTES = 1 << 16
 
 
 class Said(NamedTuple):
+    """What a call printed, and its exit code."""
+
     code: int
     stdout: bytes
     stderr: bytes
@@ -30,6 +32,7 @@ class Said(NamedTuple):
 
     @property
     def words(self) -> str:
+        """Its complaint, or else its output."""
         return self.stderr.decode("utf-8", "replace") or self.text
 
 
@@ -76,6 +79,7 @@ class Cli:
         self.binary = binary
 
     def start(self, words: Sequence[str], fds: ExitStack, *, stdin: bool = False) -> CliCall:
+        """Starts a call; our ends of its pipes are closed with `fds`."""
         ours, theirs = [-1, -1, -1], [subprocess.DEVNULL, -1, -1]
         with ExitStack() as far:
             for number in (0, 1, 2) if stdin else (1, 2):

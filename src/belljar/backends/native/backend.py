@@ -1,6 +1,7 @@
-"""Linux namespaces by bubblewrap, a seccomp filter, control groups: what works here, proved, and boxes to run in.
+"""The backend `native`: Linux namespaces by bubblewrap, a seccomp filter and control groups.
 
-`jail` holds the walls, `native_box` a sandbox and its files, `native_run` one command from start to verdict.
+This module proves what works here and opens sandboxes. `jail` holds the walls, `box` a sandbox and its files, `run` one
+command from its start to its result, `toolchains` the interpreters of the host.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ class Native:
         resolver: Resolve = egress.resolve,
         private_network: bool = False,
     ) -> None:
+        """Remembers what it is told; nothing is looked at yet.
+
+        Args:
+            state_dir: a private folder for records of ours.
+            first_uid: of the range that guests run as, if we are root.
+            path: where interpreters are looked for, as in $PATH.
+            spoken: the languages to run; None: the built-in ones.
+            use_cgroups: False: limits are kept without control groups.
+            resolver: looks up the names of hosts that guests may reach.
+            private_network: whether those names may lead to private addresses; only in tests.
+        """
         self.state_dir = state_dir
         self.uids = ownership.private_uids(first_uid) if sys.platform == "linux" and os.geteuid() == 0 else range(0)
         known = BUILTIN.values() if spoken is None else spoken
@@ -115,7 +127,7 @@ class Native:
         return match[0]
 
     async def _prove(self) -> Guarantees:
-        """A guest that prints what the kernel says of it. What is not seen here is not claimed."""
+        """Runs a guest that prints what the kernel says of it. What is not seen there is not claimed."""
         plan = Plan(limits=Limits(timeout=10, memory=64 * MIB, disk=MIB))
         seen: dict[str, Any] = {}
         look = Command(argv=("cat", "/proc/self/status", "/proc/self/uid_map", "/proc/self/mountinfo"), cwd="/")

@@ -1,8 +1,8 @@
 """One sandbox of the native backend: its files, and what it was granted.
 
-A run is one bubblewrap. A box whose files will be asked for also has a holder: a process that keeps its
-writable folders mounted in a namespace of its own. Nothing is ever mounted on the host, and when
-Belljar dies the kernel ends guest and holder with it.
+A run is one bubblewrap. A box whose files are kept also has a holder: a process that keeps its writable folders mounted
+in a namespace of its own. Nothing is ever mounted on the host, and when Belljar dies the kernel ends guest and holder
+with it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NativeHost(NamedTuple):
 
 
 class NativeBox:
-    """One sandbox of the native backend."""
+    """One sandbox of the native backend. `packages` is a Python environment of the host that it may read."""
 
     def __init__(self, host: NativeHost, plan: Plan, uid: int | None) -> None:
         self.id = plan.id
@@ -127,12 +127,14 @@ class NativeBox:
     # --- files ---
 
     async def put(self, files_in: Sequence[File]) -> None:
+        """Writes files into /workspace, as the guest's own."""
         try:
             await anyio.to_thread.run_sync(lambda: files.write(self._folder(), files_in, owner=self.uid))
         except OSError as error:
             raise errors.ExecutionFailed(f"the file could not be written: {error.strerror}") from None
 
     async def get(self, patterns: Sequence[str]) -> Collected:
+        """Reads the regular files of /workspace that match."""
         return await anyio.to_thread.run_sync(files.collect, self._folder(), tuple(patterns))
 
     def _folder(self) -> int:
@@ -148,6 +150,7 @@ class NativeBox:
     async def run(
         self, command: Command, emit: Emit, control: Control, note: Callable[[dict[str, Any]], None] | None = None
     ) -> Result:
+        """Runs a command to its end; `note` is called with what bubblewrap told of the guest."""
         # One at a time: while a guest runs, it could swap a link under a name that bubblewrap is about to mount on.
         async with self._one_at_a_time:
             result, status = await self._run(command, emit, control)
@@ -176,6 +179,7 @@ class NativeBox:
             files.discard(self._root, placeholders)
 
     async def measure(self) -> Usage | None:
+        """Returns what the running command uses; None if none runs."""
         return await self._current.measure() if self._current else None
 
     def _clear_the_way(self, walls: jail.Jail) -> Sequence[str]:
@@ -225,11 +229,12 @@ class NativeBox:
         )  # fmt: skip
 
     async def list(self) -> tuple[Entry, ...]:
+        """Lists what is in /workspace."""
         return await anyio.to_thread.run_sync(files.entries, self._folder())
 
 
 def _rlimits(limits: Limits) -> Sequence[str]:
-    """Inside its own user namespace the guest's processes are counted from zero."""
+    """The command that sets rlimits. Inside its own user namespace the guest's processes are counted from zero."""
     return ["prlimit", f"--nproc={limits.pids + 1}", f"--data={limits.memory}", "--"]
 
 

