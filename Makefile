@@ -25,11 +25,12 @@ test-quick:                ## the same without container engines
 test-containers:           ## only what needs container engines
 	@$(MAKE) test TESTS='-m containers'
 
-check: $(STAMP)            ## style, types, layers
+check: $(STAMP)            ## style, types, layers, shell scripts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/shellcheck src/belljar/guest/shell/*/*.sh scripts/*.sh images/*.sh
 
 bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand and peers; BENCH=--quick for less
 	@$(BIN)/belljar setup wasm

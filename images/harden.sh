@@ -15,7 +15,8 @@ rm -rf /etc/apt /etc/dpkg /usr/lib/apt /usr/lib/dpkg /usr/libexec/dpkg /usr/shar
 rm -f /usr/bin/apt /usr/bin/apt-* /usr/bin/dpkg /usr/bin/dpkg-* /usr/sbin/dpkg-* /usr/bin/debconf* /sbin/apk
 find /var/lib/dpkg/info -type f ! -name '*.list' ! -name '*.md5sums' -delete 2>/dev/null || true
 for name in "$@"; do # those of the language
-    rm -rf "/usr/bin/$name" "/usr/local/bin/$name" "/usr/local/cargo/bin/$name" "/usr/local/lib/node_modules/$name"
+    rm -rf "/usr/bin/${name:?}" "/usr/local/bin/${name:?}" "/usr/local/cargo/bin/$name" \
+        "/usr/local/lib/node_modules/$name"
 done
 rm -f /usr/bin/pip /usr/bin/pip3* /usr/local/bin/pip /usr/local/bin/pip3*
 find / -xdev -depth \( -path '*/site-packages/pip*' -o -path '*/site-packages/setuptools*' -o -path '*/dist-packages/pip*' \

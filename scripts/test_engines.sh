@@ -71,6 +71,7 @@ make_archive() {
     has mmdebstrap || { say "mmdebstrap is missing, so there is no image"; return 1; }
     say "making the image $name from Debian's packages, once (about a minute)"
     draft=$(mktemp "$CACHE/$name.XXXXXX") || return 1
+    # shellcheck disable=SC1091  # the machine's own
     codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")
     if mmdebstrap --quiet --format=tar --variant=essential --include="$include" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
@@ -106,7 +107,10 @@ mount_disk() {
 apart() { exec unshare --net sh -c 'ip link set lo up && exec "$@"' sh "$@"; }
 
 start_docker() {
-    has dockerd && has docker || { echo "missing docker apt install docker.io" >>"$folder/found"; return; }
+    if ! { has dockerd && has docker; }; then
+        echo "missing docker apt install docker.io" >>"$folder/found"
+        return
+    fi
     mkdir -p "$folder/docker"
     [ -z "$size" ] || [ "$size" = networks ] || mount_disk 2>>"$folder/docker.log" || {
         echo "missing docker no disk of $size could be mounted: $(tail -n 1 "$folder/docker.log")" >>"$folder/found"
@@ -126,9 +130,10 @@ start_docker() {
         --cgroup-parent "$groups" </dev/null >"$folder/docker.log" 2>&1 &
     echo "$!" >>"$folder/pids"
     if answers "$!" docker -H "unix://$folder/docker.sock" version; then
-        docker -H "unix://$folder/docker.sock" image inspect "$IMAGE" >/dev/null 2>&1 ||
-            docker -H "unix://$folder/docker.sock" import --change 'CMD ["bash"]' "$BASE" "$IMAGE" >/dev/null
-        [ $? = 0 ] && echo "docker $folder/docker.sock" >>"$folder/found"
+        if docker -H "unix://$folder/docker.sock" image inspect "$IMAGE" >/dev/null 2>&1 ||
+            docker -H "unix://$folder/docker.sock" import --change 'CMD ["bash"]' "$BASE" "$IMAGE" >/dev/null; then
+            echo "docker $folder/docker.sock" >>"$folder/found"
+        fi
         has runsc || echo "missing runsc apt install runsc" >>"$folder/found"
     else
         echo "missing docker $(tail -n 1 "$folder/docker.log" | cut -c1-300)" >>"$folder/found"
@@ -171,6 +176,7 @@ start_all() {
 # Whatever was started from the folder names it on its command line; what runs in its containers is in its groups.
 ours() {
     # The pattern on stdin: on grep's own command line it would find itself.
+    # shellcheck disable=SC2062  # files, not a pattern
     echo "$folder/" | grep -laF -f - /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3
     find /sys/fs/cgroup -name cgroup.procs -path "*/$groups/*" -exec cat {} + 2>/dev/null
 }

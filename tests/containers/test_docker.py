@@ -17,9 +17,9 @@ import pytest
 from anyio.abc import SocketStream
 
 import belljar
-from belljar.backends.containers import spec
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
+from belljar.core.labels import LABEL, OWNER_LABEL
 from belljar.core.options import request
 from belljar.engine.engine import Engine
 from belljar.host.docker_api import connected
@@ -52,7 +52,7 @@ async def test_every_container_has_all_its_walls(engine: Engine) -> None:
 
     async def look(_: str) -> None:
         async with connected(backend_of(engine).address) as client:
-            for each in await client.containers.list(all=True, filters={"label": [f"{spec.LABEL}=1"]}):
+            for each in await client.containers.list(all=True, filters={"label": [f"{LABEL}=1"]}):
                 seen.append(await each.show())
 
     result = await run(engine, UP, on_stdout=look, memory="200M")
@@ -66,7 +66,7 @@ async def test_every_container_has_all_its_walls(engine: Engine) -> None:
     assert not walls.get("Binds")
     assert [mount for mount in container["Mounts"] if mount["Type"] == "bind"] == []
     assert int(config["User"].split(":")[0]) >= 1000
-    assert config["Labels"][f"{spec.LABEL}.owner"].split(".")[1] == str(os.getpid())
+    assert config["Labels"][OWNER_LABEL].split(".")[1] == str(os.getpid())
 
 
 async def test_numpy_threads_and_subprocesses_run_unharmed_behind_the_profile(engine: Engine) -> None:

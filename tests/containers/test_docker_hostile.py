@@ -16,12 +16,12 @@ import anyio.to_thread
 import pytest
 
 import belljar
-from belljar.backends.containers import spec
 from belljar.backends.containers.backend import Containers
+from belljar.core.labels import LABEL
+from belljar.engine.backends import containers
 from belljar.engine.engine import Engine
 from belljar.host import files
 from belljar.host.docker_api import connected, list_containers
-from belljar.host.engine_address import docker_address, podman_address
 from belljar.sandbox import Cancel
 from engines import FLAVOURS, IMAGE, backend_of, engines, nothing_left, run
 
@@ -42,7 +42,7 @@ def pooled(flavour: str, **options: Any) -> Engine:
 async def running(engine: Engine) -> list[str]:
     """The names of our containers that are up, whoever made them."""
     async with connected(backend_of(engine).address) as client:
-        found = await list_containers(client, label=f"{spec.LABEL}=1", running=True)
+        found = await list_containers(client, label=f"{LABEL}=1", running=True)
     return [str(each["Names"][0]).lstrip("/") for each in found]
 
 
@@ -255,7 +255,7 @@ async def test_an_image_s_volumes_are_held_by_the_disk_limit_and_nobody_looks_af
 
     async def look(_: str) -> None:
         async with connected(backend_of(engine).address) as client:
-            for each in await client.containers.list(filters={"label": [f"{spec.LABEL}=1"]}):
+            for each in await client.containers.list(filters={"label": [f"{LABEL}=1"]}):
                 shown.append(await each.show())
 
     code = "import os\nos.write(1, b'up')\nopen('/scratch/big', 'wb').write(bytes(16 << 20))"
@@ -300,9 +300,8 @@ def with_names(flavour: str, state_dir: Path) -> Containers:
         return [ADDRESS]
 
     settings = engines().engine(flavour, state_dir=str(state_dir)).settings
-    docker = docker_address(settings.docker_socket)
-    address = podman_address(settings.podman_socket) if flavour == "podman" else docker
-    return Containers(address, settings, resolver=resolver, private_network=True)
+    name = "podman" if flavour == "podman" else "docker"
+    return containers(name, settings, resolver=resolver, private_network=True)
 
 
 BREAK = """

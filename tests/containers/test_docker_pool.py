@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 import belljar
-from belljar.backends.containers import spec
 from belljar.backends.containers.backend import Containers
+from belljar.core.labels import LABEL, OWNER_LABEL
 from belljar.engine.engine import Engine
 from belljar.host.docker_api import connected, list_containers
 from engines import FLAVOURS, IMAGE, engines
@@ -61,8 +61,8 @@ def backend_of(engine: Engine) -> Containers:
 async def containers(engine: Engine, pid: int = 0) -> list[dict[str, Any]]:
     """Those of one process: by default of this one."""
     async with connected(backend_of(engine).address) as client:
-        found = await list_containers(client, label=f"{spec.LABEL}=1")
-    return [each for each in found if each["Labels"][f"{spec.LABEL}.owner"].split(".")[1] == str(pid or os.getpid())]
+        found = await list_containers(client, label=f"{LABEL}=1")
+    return [each for each in found if each["Labels"][OWNER_LABEL].split(".")[1] == str(pid or os.getpid())]
 
 
 async def waiting(engine: Engine) -> set[str]:

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from belljar.backends.containers import spec
 from belljar.core.result import Result
 from belljar.engine.engine import Engine
+from belljar.host.seccomp.guest_profile import PROFILE_PATH
 from engines import FLAVOURS, IMAGE, engines, run
 from image_engine import TOOLCHAINS, ImageEngine, base_for
 
 pyseccomp = pytest.importorskip("pyseccomp", reason="NO call was tried: apt install libseccomp2, make setup")
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
 
-PROFILE = json.loads(Path(spec._PROFILE).read_text())
+PROFILE = json.loads(PROFILE_PATH.read_text())
 # What every profile has to stop, by the project's own demands.
 LEAST = {
     "mount", "umount2", "pivot_root", "fsopen", "fsmount", "fsconfig", "fspick", "move_mount", "open_tree",

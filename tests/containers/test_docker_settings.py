@@ -17,6 +17,7 @@ import belljar
 from belljar.backends.containers import spec
 from belljar.backends.containers.backend import Containers
 from belljar.core import errors
+from belljar.core.labels import LABEL, RUN_LABEL
 from belljar.core.request import Egress
 from belljar.engine.engine import Engine
 from belljar.host.docker_api import connected
@@ -60,13 +61,13 @@ async def seen_by_the_engine(engine: Engine, **options: Any) -> tuple[dict[str, 
 
     async def look(_: str) -> None:
         async with connected(backend.address) as client:
-            for each in await client.containers.list(filters={"label": [f"{spec.LABEL}=1"]}):
+            for each in await client.containers.list(filters={"label": [f"{LABEL}=1"]}):
                 shown = await each.show()
                 found.append((shown, throttles(int(shown["State"]["Pid"]))))
 
     result = await run(engine, UP, on_stdout=look, **options)
     assert (result.stdout, result.stderr) == ("up\n", "")
-    return next(one for one in found if one[0]["Config"]["Labels"][f"{spec.LABEL}.run"] == result.container_id)
+    return next(one for one in found if one[0]["Config"]["Labels"][RUN_LABEL] == result.container_id)
 
 
 def throttles(pid: int) -> dict[str, str]:
@@ -237,7 +238,7 @@ async def inner_network(flavour: str) -> AsyncIterator[str]:
 
 
 async def removed(client: Any, network: str) -> bool:
-    if await client.containers.list(all=True, filters={"label": [f"{spec.LABEL}=1"]}):
+    if await client.containers.list(all=True, filters={"label": [f"{LABEL}=1"]}):
         return False
     try:
         return bool(await (await client.networks.get(network)).delete())

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from belljar.backends.containers.spec import LABEL
+from belljar.core.labels import LABEL
 from composing import FILE, compose
 from engines import IMAGE
 from service_image import Host, host, import_packages

@@ -15,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import belljar
-from belljar.backends.containers.backend import Containers
 from belljar.backends.native.backend import Native
 from belljar.core.request import Egress
+from belljar.engine.backends import containers
 from belljar.engine.engine import Engine
 from belljar.host.egress import judge
-from belljar.host.engine_address import docker_address, podman_address
 from belljar.settings import load
 from engines import engines
 from witness import eventually
@@ -87,10 +86,8 @@ def made(request: pytest.FixtureRequest, state_dir: Path) -> Maker:
 
         if request.param != "native":
             settings = engines().engine(request.param, state_dir=str(state_dir)).settings
-            address = docker_address(settings.docker_socket)
-            if request.param == "podman":
-                address = podman_address(settings.podman_socket)
-            return Containers(address, settings, resolver=resolver, private_network=private)
+            name = "podman" if request.param == "podman" else "docker"
+            return containers(name, settings, resolver=resolver, private_network=private)
         settings = load(state_dir=str(state_dir))
         return Native(
             state_dir, first_uid=settings.user_uid, path=settings.path, resolver=resolver, private_network=private

@@ -17,12 +17,13 @@ import pytest
 
 import belljar
 from belljar.backends.containers import spec
-from belljar.cli.proxy import open_listener
+from belljar.core.labels import LABEL
 from belljar.engine.engine import Engine
 from belljar.host.engine_address import DOCKER, PODMAN, Flavour
 from belljar.sandbox import Sandbox
+from belljar.socket_proxy.command import open_listener
 from belljar.socket_proxy.proxy import SocketProxy
-from belljar.socket_proxy.rules import Rules
+from belljar.socket_proxy.rules import ProxyRules
 from engines import IMAGE, backend_of, engines, left_behind, nothing_left, run
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
@@ -37,7 +38,7 @@ async def proxied(name: str = "docker", **rules: Any) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(prefix="bj-proxy-") as folder:
         path = Path(folder) / "engine.sock"
         listener = open_listener(path, 0o660)
-        proxy = SocketProxy(Rules(found.sockets[name], **rules), grace=1.0, sweep=0.2)
+        proxy = SocketProxy(ProxyRules(found.sockets[name], **rules), grace=1.0, sweep=0.2)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(proxy.serve, listener)
             yield str(path)
@@ -122,7 +123,7 @@ async def test_a_container_with_a_wall_less_is_refused_though_the_engine_would_m
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])
-@pytest.mark.parametrize("labels", [{}, {spec.LABEL: "1"}, spec.labels("o", "r")], ids=len)
+@pytest.mark.parametrize("labels", [{}, {LABEL: "1"}, spec.labels("o", "r")], ids=len)
 async def test_a_container_of_somebody_else_cannot_be_touched(name: str, labels: dict[str, str]) -> None:
     """With our label too: whatever anybody starts from an image of ours has it."""
     async with (

@@ -19,10 +19,10 @@ import h11
 import pytest
 from anyio.abc import SocketStream
 
-from belljar.cli.proxy import open_listener
 from belljar.core import errors
+from belljar.socket_proxy.command import open_listener
 from belljar.socket_proxy.proxy import SocketProxy
-from belljar.socket_proxy.rules import Rules
+from belljar.socket_proxy.rules import ProxyRules
 from container_bodies import body, told
 from witness import eventually
 
@@ -142,7 +142,7 @@ class Setting(NamedTuple):
 async def setting(**rules: Any) -> AsyncIterator[Setting]:
     with tempfile.TemporaryDirectory(prefix="bj-") as folder:
         engine = Engine(f"{folder}/engine.sock")
-        proxy = SocketProxy(Rules(engine.path, **rules), grace=0.2, sweep=0.05)
+        proxy = SocketProxy(ProxyRules(engine.path, **rules), grace=0.2, sweep=0.05)
         listener = open_listener(Path(folder) / "proxy.sock", 0o600)
         async with await anyio.create_unix_listener(engine.path) as real, anyio.create_task_group() as tasks:
             tasks.start_soon(real.serve, engine.attend)
@@ -363,8 +363,8 @@ def command() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*words: str) -> subprocess.Popen[bytes]:
-        program = "import typer; from belljar.cli.proxy import socket_proxy; typer.run(socket_proxy)"
-        started.append(subprocess.Popen([sys.executable, "-c", program, *words], stderr=subprocess.PIPE))
+        line = [sys.executable, "-m", "belljar.socket_proxy", *words]
+        started.append(subprocess.Popen(line, stderr=subprocess.PIPE))
         return started[-1]
 
     yield start

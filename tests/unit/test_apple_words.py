@@ -193,13 +193,13 @@ def test_the_guest_s_environment_comes_after_its_limits_are_set() -> None:
         "bj-1", 5, WATCH, 9, argv=["sh", "-c", "x"], env={"LD_PRELOAD": "/x"}, cwd="/workspace", stdin=True
     )
     assert not {"--env", "-e", "--env-file"} & set(words)
-    assert words.index("LD_PRELOAD=/x") > words.index(shell_script("apple_run"))
+    assert words.index("LD_PRELOAD=/x") > words.index(shell_script("apple/run"))
     assert words[-3:] == ["sh", "-c", "x"]
 
 
 def test_a_program_with_an_equals_sign_in_its_name_is_not_a_variable() -> None:
     words = arguments.guest("b", 5, WATCH, 9, argv=["./a=b", "c"], env={}, cwd="/workspace", stdin=False)
-    assert words[-5:] == ["/bin/sh", "-c", shell_script("exec_literal"), "./a=b", "c"]
+    assert words[-5:] == ["/bin/sh", "-c", shell_script("apple/exec_literal"), "./a=b", "c"]
 
 
 def test_a_build_is_told_its_limits() -> None:

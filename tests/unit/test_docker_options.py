@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from belljar.backends.containers import probe, spec
-from belljar.backends.containers.backend import Containers
-from belljar.backends.containers.probe import Facts, confinement
+from belljar.backends.containers import evidence, spec
+from belljar.backends.containers.evidence import confinement
+from belljar.backends.containers.facts import EngineFacts, read_facts, security
+from belljar.backends.containers.images_for import ImagesFor
 from belljar.backends.containers.spec import ContainerSpec, Options
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.languages import BUILTIN
 from belljar.core.request import Limits
-from belljar.core.settings import ContainerSettings, Settings
+from belljar.core.settings import ContainerSettings, ImageSettings, Settings
 from belljar.engine.engine import Engine
 from belljar.host.engine_address import DOCKER, PODMAN, EngineAddress
 
@@ -31,12 +32,12 @@ Seccomp:\t2
 """
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> EngineFacts:
     said: dict[str, Any] = {
         "KernelVersion": "6.1.0", "CgroupVersion": "2", "MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True,
         "Runtimes": {"runc": {}}, "DefaultRuntime": "/usr/bin/runc",
     }  # fmt: skip
-    return probe.facts(ELSEWHERE, "docker 99", said | changes)
+    return read_facts(ELSEWHERE, "docker 99", said | changes)
 
 
 def said(*lines: str, kernel: str = "6.1.0", effective: int = 0, bounding: int = 0, root: str = "ro,relatime") -> str:
@@ -124,11 +125,11 @@ def test_the_host_s_own_wall_is_read_from_what_the_kernel_says_of_the_guest(line
 
 def test_a_wall_of_the_host_s_own_is_claimed_when_seen_and_told_when_the_engine_only_speaks_of_it() -> None:
     apparmor = facts(SecurityOptions=["name=apparmor", "name=seccomp,profile=default"])
-    seen = probe.read(said("attr docker-default (enforce)"), apparmor, ContainerSettings())
+    seen = evidence.read(said("attr docker-default (enforce)"), apparmor, ContainerSettings())
     assert seen.walls[-1] == "AppArmor profile docker-default"
-    unseen = probe.read(said("attr"), apparmor, ContainerSettings())
+    unseen = evidence.read(said("attr"), apparmor, ContainerSettings())
     assert unseen.unseen == ("AppArmor or SELinux, of which the engine speaks",)
-    assert probe.read(said("attr"), facts(), ContainerSettings()).unseen == ()
+    assert evidence.read(said("attr"), facts(), ContainerSettings()).unseen == ()
 
 
 @pytest.mark.parametrize(
@@ -142,24 +143,24 @@ def test_a_wall_of_the_host_s_own_is_claimed_when_seen_and_told_when_the_engine_
 )
 def test_a_named_profile_that_does_not_hold_is_an_error(options: ContainerSettings, line: str) -> None:
     with pytest.raises(errors.NotAvailable, match=r"could not prove: (AppArmor|SELinux)"):
-        probe.read(said(line), facts(SecurityOptions=["name=apparmor", "name=selinux"]), options)
+        evidence.read(said(line), facts(SecurityOptions=["name=apparmor", "name=selinux"]), options)
 
 
 def test_a_named_profile_is_passed_on_where_the_engine_has_such_walls_and_refused_where_not() -> None:
     options = ContainerSettings(apparmor_profile="mine", selinux_label="type:mine_t")
     both = facts(SecurityOptions=["name=apparmor", "name=selinux"])
-    assert probe.security(options, both) == ("apparmor=mine", "label=type:mine_t")
+    assert security(options, both) == ("apparmor=mine", "label=type:mine_t")
     with pytest.raises(errors.NotAvailable, match=r"container\.apparmor_profile is 'mine'.*no apparmor.*unset"):
-        probe.security(options, facts(SecurityOptions=["name=seccomp"]))
+        security(options, facts(SecurityOptions=["name=seccomp"]))
     with pytest.raises(errors.NotAvailable, match=r"container\.selinux_label"):
-        probe.security(ContainerSettings(selinux_label="type:x_t"), facts(SecurityOptions=["name=apparmor"]))
-    assert probe.security(ContainerSettings(), facts()) == ()
+        security(ContainerSettings(selinux_label="type:x_t"), facts(SecurityOptions=["name=apparmor"]))
+    assert security(ContainerSettings(), facts()) == ()
 
 
 def test_walls_that_were_given_up_are_not_claimed_and_are_told() -> None:
     options = ContainerSettings(read_only_root=False, capabilities=("CHOWN", "NET_RAW"), io_weight=300)
-    seen = probe.read(said(bounding=1 << 13 | 1, root="rw,relatime"), facts(), options)
-    held = probe.promise(facts(), seen, options, BUILTIN.values())
+    seen = evidence.read(said(bounding=1 << 13 | 1, root="rw,relatime"), facts(), options)
+    held = evidence.promise(facts(), seen, options, BUILTIN.values())
     assert not {"read-only root", "no capabilities"} & set(held.walls)
     assert held.isolation is Isolation.NAMESPACE
     told = "; ".join(held.weaker)
@@ -171,12 +172,12 @@ def test_walls_that_were_given_up_are_not_claimed_and_are_told() -> None:
 def test_a_capability_that_nobody_gave_back_is_an_error(name: str) -> None:
     for options in (ContainerSettings(), ContainerSettings(capabilities=("CHOWN",))):
         with pytest.raises(errors.NotAvailable, match="could not prove: no capabilities"):
-            probe.read(said(**{name: 1 << 21}), facts(), options)
+            evidence.read(said(**{name: 1 << 21}), facts(), options)
 
 
 def test_a_writable_root_that_nobody_asked_for_is_an_error() -> None:
     with pytest.raises(errors.NotAvailable, match="could not prove: read-only root"):
-        probe.read(said(root="rw,relatime"), facts(), ContainerSettings())
+        evidence.read(said(root="rw,relatime"), facts(), ContainerSettings())
 
 
 V1 = [f"io 254:0 {rate}" for rate in (2**40, 2**40, 2**30, 2**30)]
@@ -197,8 +198,8 @@ V2 = [f"io 254:0 rbps={2**40} wbps={2**40} riops={2**30} wiops={2**30}"]
 def test_block_io_is_offered_only_where_the_guest_s_own_group_shows_all_four_limits(
     lines: list[str], held: bool
 ) -> None:
-    seen = probe.read(said(*lines), facts(), ContainerSettings())
-    limits = probe.promise(facts(), seen, ContainerSettings(), ()).limits
+    seen = evidence.read(said(*lines), facts(), ContainerSettings())
+    limits = evidence.promise(facts(), seen, ContainerSettings(), ()).limits
     assert limits["io"] == ("cgroup v2" if held else "not limited")
 
 
@@ -210,38 +211,38 @@ def test_block_io_is_offered_only_where_the_guest_s_own_group_shows_all_four_lim
     ],
 )  # fmt: skip
 def test_a_weight_of_block_io_counts_where_the_guest_s_own_group_shows_it(line: str, held: bool) -> None:
-    assert probe.read(said(line), facts(), ContainerSettings(io_weight=300)).weighted is held
+    assert evidence.read(said(line), facts(), ContainerSettings(io_weight=300)).weighted is held
 
 
 def test_an_engine_elsewhere_or_one_that_warns_has_no_disk_to_limit(tmp_path: Path) -> None:
     assert facts(DockerRootDir="/").disk == ""
     here, root = EngineAddress(DOCKER, "unix:///x.sock"), {"DockerRootDir": str(tmp_path)}
     for warning in ("WARNING: No blkio throttle.read_bps_device support", "WARNING: No io.max (rbps) support"):
-        assert probe.facts(here, "docker", root | {"Warnings": [warning]}).disk == ""
-    assert probe.facts(here, "docker", {"DockerRootDir": "/nowhere"}).disk == ""
+        assert read_facts(here, "docker", root | {"Warnings": [warning]}).disk == ""
+    assert read_facts(here, "docker", {"DockerRootDir": "/nowhere"}).disk == ""
 
 
 # --- images and order ---
 
 
-def containers(**options: Any) -> Containers:
-    return Containers(ELSEWHERE, Settings(container=ContainerSettings(**options)))
+def images_for(**options: Any) -> ImagesFor:
+    return ImagesFor(ContainerSettings(**options), ImageSettings(), pytest.fail)
 
 
 def test_a_named_type_s_image_is_its_own_and_the_language_s_otherwise() -> None:
-    backend = containers(images={"test-runner": "app:1", "go": "go:1"}, types={"lint": {"image": "lint:1"}})
-    assert backend.image_for("python", "test-runner") == "app:1"
-    assert backend.image_for(None, "lint") == "lint:1"
-    assert backend.image_for("go") == "go:1"
-    assert backend.image_for("javascript") == "node:20-slim"
-    assert backend.image_for("python3.10") == backend.image_for(None) == "python:3.12-slim"
+    images = images_for(images={"test-runner": "app:1", "go": "go:1"}, types={"lint": {"image": "lint:1"}})
+    assert images.image_for("python", "test-runner") == "app:1"
+    assert images.image_for(None, "lint") == "lint:1"
+    assert images.image_for("go") == "go:1"
+    assert images.image_for("javascript") == "node:20-slim"
+    assert images.image_for("python3.10") == images.image_for(None) == "python:3.12-slim"
 
 
 def test_a_type_that_wants_the_project_s_image_and_got_none_says_what_to_set() -> None:
     with pytest.raises(
         errors.InvalidRequest, match=r"preview runs in the project's image.*image=.*container\.images\.preview"
     ):
-        containers().image_for(None, "preview")
+        images_for().image_for(None, "preview")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from belljar.backends.containers import spec
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import MIB
 from belljar.host.engine_address import PODMAN
-from belljar.socket_proxy import rules as socket_rules
-from belljar.socket_proxy.rules import Refused, Rules
+from belljar.host.seccomp.guest_profile import PROFILE_PATH
+from belljar.socket_proxy import bodies, calls
+from belljar.socket_proxy.rules import CallRefused, ProxyRules
 from container_bodies import body, told
 
 OURS = "a" * 64
@@ -49,24 +50,24 @@ def changed(path: str, value: Any) -> bytes:
 )  # fmt: skip
 def test_whatever_belljar_itself_asks_for_is_let_through(guest: dict[str, Any]) -> None:
     asked = body(**guest)
-    rules = Rules(networks=("belljar-sandbox",))
-    assert socket_rules.check_body("create", json.dumps(asked, sort_keys=True).encode(), rules) == asked
+    rules = ProxyRules(networks=("belljar-sandbox",))
+    assert bodies.check_body("create", json.dumps(asked, sort_keys=True).encode(), rules) == asked
 
 
 def test_the_volumes_that_belljar_makes_are_let_through_and_those_of_the_host_are_not() -> None:
     asked = spec.volume("bj-1-tmp", 64 * MIB, "o", "r")
-    assert socket_rules.check_body("volume_create", json.dumps(asked).encode(), Rules()) == asked
+    assert bodies.check_body("volume_create", json.dumps(asked).encode(), ProxyRules()) == asked
     for options in (
         {"type": "none", "device": "/", "o": "bind"},
         {"type": "tmpfs", "device": "tmpfs", "o": "bind,nosuid"},
         {"type": "tmpfs", "device": "tmpfs", "o": "nosuid,nodev,suid"},
         {"type": "nfs", "device": ":/", "o": "addr=192.0.2.1,nosuid"},
     ):
-        with pytest.raises(Refused):
-            socket_rules.check_body("volume_create", json.dumps(asked | {"DriverOpts": options}).encode(), Rules())
+        with pytest.raises(CallRefused):
+            bodies.check_body("volume_create", json.dumps(asked | {"DriverOpts": options}).encode(), ProxyRules())
     for change in ({"Driver": "vieux/sshfs"}, {"Labels": {}}, {"ClusterVolumeSpec": {}}, {"Name": "../x"}):
-        with pytest.raises(Refused):
-            socket_rules.check_body("volume_create", json.dumps(asked | change).encode(), Rules())
+        with pytest.raises(CallRefused):
+            bodies.check_body("volume_create", json.dumps(asked | change).encode(), ProxyRules())
 
 
 HOSTILE: list[tuple[str, Any]] = [
@@ -88,10 +89,10 @@ HOSTILE: list[tuple[str, Any]] = [
     ("HostConfig.SecurityOpt", ["no-new-privileges"]), ("HostConfig.SecurityOpt", ["no-new-privileges:false"]),
     ("HostConfig.SecurityOpt", ["no-new-privileges", 'seccomp={"defaultAction":"SCMP_ACT_ALLOW"}']),
     ("HostConfig.SecurityOpt", ["no-new-privileges", "seccomp=/etc/passwd"]),
-    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={spec._PROFILE}", "apparmor=unconfined"]),
-    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={spec._PROFILE}", "label=disable"]),
-    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={spec._PROFILE}", "systempaths=unconfined"]),
-    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={spec._PROFILE}", "seccomp:unconfined"]),
+    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={PROFILE_PATH}", "apparmor=unconfined"]),
+    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={PROFILE_PATH}", "label=disable"]),
+    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={PROFILE_PATH}", "systempaths=unconfined"]),
+    ("HostConfig.SecurityOpt", ["no-new-privileges", f"seccomp={PROFILE_PATH}", "seccomp:unconfined"]),
     ("HostConfig.Sysctls", {"kernel.core_pattern": "|/x"}), ("HostConfig.Runtime", "/tmp/evil"),
     ("HostConfig.Memory", 0), ("HostConfig.PidsLimit", -1), ("HostConfig.LogConfig", {"Type": "syslog", "Config": {}}),
     ("HostConfig.RestartPolicy", {"Name": "always"}), ("HostConfig.AutoRemove", False), ("HostConfig.Links", ["x"]),
@@ -107,16 +108,16 @@ HOSTILE: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("path", "value"), HOSTILE, ids=[f"{path}={value}"[:60] for path, value in HOSTILE])
 def test_a_container_with_anything_else_is_refused(path: str, value: Any) -> None:
-    with pytest.raises(Refused):
-        socket_rules.check_body("create", changed(path, value), Rules())
+    with pytest.raises(CallRefused):
+        bodies.check_body("create", changed(path, value), ProxyRules())
 
 
-@pytest.mark.parametrize("name", socket_rules._NEEDED_WALLS)
+@pytest.mark.parametrize("name", bodies._NEEDED_WALLS)
 def test_a_wall_that_is_left_out_is_refused(name: str) -> None:
     asked = body()
     del asked["HostConfig"][name]
-    with pytest.raises(Refused, match="missing"):
-        socket_rules.check_body("create", json.dumps(asked).encode(), Rules())
+    with pytest.raises(CallRefused, match="missing"):
+        bodies.check_body("create", json.dumps(asked).encode(), ProxyRules())
 
 
 @pytest.mark.parametrize(
@@ -131,14 +132,14 @@ def test_a_field_that_comes_twice_or_is_no_number_is_refused(text: bytes) -> Non
     name = text[1:].partition(b'"')[0]
     plain = {b"Privileged": b'"Privileged": false', b"Memory": b'"Memory": %d' % body()["HostConfig"]["Memory"]}[name]
     assert plain in asked
-    with pytest.raises(Refused):
-        socket_rules.check_body("create", asked.replace(plain, text), Rules())
+    with pytest.raises(CallRefused):
+        bodies.check_body("create", asked.replace(plain, text), ProxyRules())
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"null", b"{} {}", b"\xff{}", b"[" * 100_000, b'{"a":1}{"a":2}'])
 def test_what_is_not_one_plain_object_is_refused(text: bytes) -> None:
-    with pytest.raises(Refused):
-        socket_rules.check_body("create", text, Rules())
+    with pytest.raises(CallRefused):
+        bodies.check_body("create", text, ProxyRules())
 
 
 def test_a_folder_is_shown_only_below_a_root_and_never_by_a_link_or_with_the_engine_in_it(tmp_path: Path) -> None:
@@ -148,35 +149,35 @@ def test_a_folder_is_shown_only_below_a_root_and_never_by_a_link_or_with_the_eng
     sock.touch()
     (root / "link").symlink_to("/etc")
     (root / "alias").symlink_to(sock)
-    rules = Rules(engine=str(sock), roots=(str(root),))
+    rules = ProxyRules(engine=str(sock), roots=(str(root),))
 
     def ask(path: str) -> None:
         asked = body(workspace=Workspace(path=path))
-        socket_rules.check_body("create", json.dumps(asked).encode(), rules)
+        bodies.check_body("create", json.dumps(asked).encode(), rules)
 
     ask(str(root / "project"))
     for path in (root / "link", root / "alias", sock, sock.parent, root, tmp_path, "/", "/etc", root / "absent"):
-        with pytest.raises(Refused):
+        with pytest.raises(CallRefused):
             ask(str(path))
     for text in (f"{root}/project/../../x", f"{root}//project", "project"):
         asked = body(workspace=Workspace(path=str(root / "project")))
         asked["HostConfig"]["Mounts"][0]["Source"] = text
-        with pytest.raises(Refused):
-            socket_rules.check_body("create", json.dumps(asked).encode(), rules)
-    with pytest.raises(Refused):
+        with pytest.raises(CallRefused):
+            bodies.check_body("create", json.dumps(asked).encode(), rules)
+    with pytest.raises(CallRefused):
         asked = body(workspace=Workspace(path=str(root / "project")))
         asked["HostConfig"]["Mounts"][0]["BindOptions"]["Propagation"] = "rshared"
-        socket_rules.check_body("create", json.dumps(asked).encode(), rules)
+        bodies.check_body("create", json.dumps(asked).encode(), rules)
 
 
 def test_a_program_in_a_container_is_never_root_and_never_privileged() -> None:
     asked = {"Cmd": ["sh"], "User": "60998:60998", "Privileged": False, "Container": "x", "Env": None, "detachKeys": ""}
-    found = socket_rules.check_body("exec", json.dumps(asked).encode(), Rules())
+    found = bodies.check_body("exec", json.dumps(asked).encode(), ProxyRules())
     assert found is not None
     assert "Container" not in found
     for change in ({"Privileged": True}, {"privileged": True}, {"User": ""}, {"User": "0:0"}, {"Tty": True}):
-        with pytest.raises(Refused):
-            socket_rules.check_body("exec", json.dumps(asked | change).encode(), Rules())
+        with pytest.raises(CallRefused):
+            bodies.check_body("exec", json.dumps(asked | change).encode(), ProxyRules())
 
 
 # --- containers that are there already ---
@@ -195,8 +196,8 @@ def test_a_program_in_a_container_is_never_root_and_never_privileged() -> None:
     ],
 )  # fmt: skip
 def test_a_container_that_could_not_have_been_made_here_is_not_ours_whatever_its_labels(path: str, value: Any) -> None:
-    rules = Rules(networks=("belljar-sandbox",), roots=("/root",))
-    assert socket_rules.foreign(told(OURS, path, value), rules).startswith("is not one of Belljar's")
+    rules = ProxyRules(networks=("belljar-sandbox",), roots=("/root",))
+    assert bodies.foreign(told(OURS, path, value), rules).startswith("is not one of Belljar's")
 
 
 @pytest.mark.parametrize(
@@ -207,8 +208,8 @@ def test_a_container_that_could_not_have_been_made_here_is_not_ours_whatever_its
     ],
 )  # fmt: skip
 def test_one_that_was_made_before_the_proxy_was_started_again_is_ours_still(path: str, value: Any) -> None:
-    rules = Rules(networks=("belljar-sandbox",), roots=("/srv",))
-    assert socket_rules.foreign(told(OURS, path, value), rules) == ""
+    rules = ProxyRules(networks=("belljar-sandbox",), roots=("/srv",))
+    assert bodies.foreign(told(OURS, path, value), rules) == ""
 
 
 # --- paths ---
@@ -235,17 +236,17 @@ def test_one_that_was_made_before_the_proxy_was_started_again_is_ours_still(path
     ],
 )  # fmt: skip
 def test_a_request_line_that_is_not_on_the_list_is_refused(line: str) -> None:
-    with pytest.raises(Refused):
-        socket_rules.judge(*line.split(" "), Rules())
+    with pytest.raises(CallRefused):
+        calls.judge(*line.split(" "), ProxyRules())
 
 
 def test_images_are_touched_only_where_that_was_said_and_without_the_hosts_network() -> None:
-    rules = Rules(images=True)
+    rules = ProxyRules(images=True)
     for line in ("POST /v1.41/images/create?fromImage=a%2Fb&tag=c", "DELETE /v1.41/images/a/b:c?force=False",
                  "POST /v1.41/build?networkmode=none&t=x", "GET /v1.41/containers/json?all=1"):  # fmt: skip
-        assert socket_rules.judge(*line.split(" "), rules)
+        assert calls.judge(*line.split(" "), rules)
     for line in ("POST /v1.41/images/create?fromSrc=http%3A%2F%2Fx", "POST /v1.41/build?networkmode=host&t=x",
                  "POST /v1.41/build?t=x", "POST /v1.41/build?networkmode=none&remote=x", "POST /v1.41/images/load",
                  "POST /v1.41/build?networkmode=none&nsoptions=%5B%7B%22Host%22%3Atrue%7D%5D"):  # fmt: skip
-        with pytest.raises(Refused):
-            socket_rules.judge(*line.split(" "), rules)
+        with pytest.raises(CallRefused):
+            calls.judge(*line.split(" "), rules)

@@ -14,7 +14,7 @@ def shell_script(name: str, **values: str | int) -> str:
     """Returns a script of `guest/shell`, for `sh -c`.
 
     Args:
-        name: Of the file, without its ending.
+        name: Of the file, with its folder and without its ending: `files/lay`.
         values: Variables that the script counts on; they are set before its first line.
     """
     lines = (_GUEST / "shell" / f"{name}.sh").read_text().splitlines()

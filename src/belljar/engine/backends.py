@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 from belljar.backends.base import Backend
 from belljar.core.capabilities import Capabilities
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from belljar.backends.native.backend import Native
     from belljar.backends.none import NoSandbox
     from belljar.backends.wasm.backend import Wasm
+    from belljar.host.egress import Resolve
+    from belljar.images.images import Images
+
+
+class ContainerNetwork(TypedDict, total=False):
+    """How the names of listed hosts are looked up."""
+
+    resolver: Resolve
+    private_network: bool
 
 
 class BackendFacts(NamedTuple):
@@ -47,18 +56,40 @@ def _wasm(facts: BackendFacts) -> Wasm:
     return Wasm(facts.native(), CompiledStore.of(facts.settings.cache_dir), facts.probe_native)
 
 
-def _docker(facts: BackendFacts) -> Containers:
-    from belljar.backends.containers.backend import Containers
-    from belljar.host.engine_address import docker_address
+def containers(
+    name: str, settings: Settings, languages: Languages | None = None, **network: Unpack[ContainerNetwork]
+) -> Containers:
+    """Makes the backend of a container engine: Podman is the same one at another socket.
 
-    return Containers(docker_address(facts.settings.docker_socket), facts.settings, facts.languages)
+    Args:
+        name: `docker` or `podman`.
+        settings: Belljar's.
+        languages: what it is to run; without any: the built-in ones.
+        network: how the names of listed hosts are looked up, for tests.
+    """
+    from belljar.backends.containers.backend import Containers
+    from belljar.backends.containers.images_for import ImagesFor
+    from belljar.host.engine_address import engine_address
+
+    address = engine_address(name, settings)
+
+    def images() -> Images:
+        from belljar.images.images import Images
+
+        return Images(settings, address)
+
+    chosen = ImagesFor(settings.container, settings.images, images, languages)
+    return Containers(
+        address, settings.container, chosen, Path(settings.state_dir), first_uid=settings.user_uid, **network
+    )
+
+
+def _docker(facts: BackendFacts) -> Containers:
+    return containers("docker", facts.settings, facts.languages)
 
 
 def _podman(facts: BackendFacts) -> Containers:
-    from belljar.backends.containers.backend import Containers
-    from belljar.host.engine_address import podman_address
-
-    return Containers(podman_address(facts.settings.podman_socket), facts.settings, facts.languages)
+    return containers("podman", facts.settings, facts.languages)
 
 
 def _apple(facts: BackendFacts) -> Apple:

@@ -47,7 +47,7 @@ class Owner:
 
 
 def name_of(pid: int) -> str:
-    """The name of a process as an owner: no other process ever has the same."""
+    """Returns the name of a process as an owner, which no other process ever has."""
     return f"{_namespace()}.{pid}.{_started(pid)}"
 
 

@@ -16,7 +16,7 @@ _MADE = re.compile(r" ?-{2,3}> ([0-9a-f]{11,12})")
 
 
 class BuildReport(Model):
-    """What a build came to. A step that failed is the Dockerfile's failure, so it is told here and not raised."""
+    """The outcome of a build. A step that failed is the Dockerfile's failure, so it is told here and not raised."""
 
     ok: bool
     tag: str
@@ -45,7 +45,7 @@ class BuildLog:
         self._rest = ""
 
     def feed(self, message: object) -> Sequence[str]:
-        """The lines that a message completed."""
+        """Takes a message of the engine's, and returns the lines that it completed."""
         if not isinstance(message, dict):
             return ()
         aux = message.get("aux")
@@ -77,5 +77,6 @@ class BuildLog:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
+        """The last lines of the current step."""
         rest = _COLOUR.sub("", self._rest)
         return (*self._lines, *([rest] if rest.strip() else []))

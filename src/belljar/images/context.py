@@ -1,5 +1,7 @@
-"""What a build is sent, and what it says. The folder is a project nobody has read: no link leads out of it, nothing but
-files, folders and links is taken, and the size is capped."""
+"""Packs the folder that a build is sent. The folder is a project nobody has read.
+
+No link leads out of it, nothing but files, folders and links is taken, and the size is capped.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,7 @@ class Ignore:
         self.has_exceptions = any(keep for keep, _ in self.rules)
 
     def ignores(self, path: str) -> bool:
+        """Says whether a path is left out of the build."""
         parts = path.split("/")
         places = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
         ignored = False
@@ -70,6 +73,8 @@ def _spelled(pattern: str) -> Iterator[str]:
 
 
 class Packed(NamedTuple):
+    """What went into the archive, and what did not."""
+
     dockerfile: str  # its text
     entries: int
     size: int
@@ -77,7 +82,18 @@ class Packed(NamedTuple):
 
 
 def pack(folder: str, file: str, out: IO[bytes], *, limit: int) -> Packed:
-    """The folder as a tar archive, without what .dockerignore names."""
+    """Packs a folder into a tar archive, without what .dockerignore names.
+
+    Args:
+        folder: Its path.
+        file: The Dockerfile, relative to it.
+        out: Gets the archive.
+        limit: How many bytes the files may have together.
+
+    Raises:
+        InvalidRequest: There is no such folder or Dockerfile, or it cannot be read.
+        PolicyDenied: It is too large, or a link leads out of it.
+    """
     try:
         with files.opened(folder) as root:
             return _Packing(root, file, out, limit).run()

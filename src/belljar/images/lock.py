@@ -17,6 +17,8 @@ MAX_LOCK_BYTES = 4 * MIB
 
 
 class Pin(Model):
+    """Which image a name means, and who said so when."""
+
     digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
     of: Literal["registry", "engine"] = Field("registry", description="a manifest's digest, or a local image's id")
     at: str = ""
@@ -24,18 +26,22 @@ class Pin(Model):
 
 
 class Lock(Model):
+    """All pins, by `name:tag`."""
+
     version: Literal[1] = 1
     images: Mapping[str, Pin] = Field(default_factory=dict, max_length=10_000)
 
     def pin(self, reference: Reference) -> Pin | None:
+        """Returns a name's pin, if it has one."""
         return self.images.get(reference.key)
 
     def moved(self, reference: Reference, pin: Pin) -> Lock:
+        """Returns the same lock with another pin for a name."""
         return self.model_copy(update={"images": {**self.images, reference.key: pin}})
 
 
 def read_lock(text: str, source: str) -> Lock:
-    """A lock that cannot be read refuses everything: it would be a strange lock that opens when damaged."""
+    """Reads a lock file, or raises `ImageRefused`: a damaged lock must not let everything through."""
     try:
         lock = Lock.model_validate(json.loads(text))
         for key in lock.images:
@@ -55,5 +61,6 @@ def read_lock(text: str, source: str) -> Lock:
 
 
 def write_lock(lock: Lock) -> str:
+    """Returns a lock as the text of its file."""
     images = {key: lock.images[key].model_dump() for key in sorted(lock.images)}
     return json.dumps({"version": lock.version, "images": images}, indent=2) + "\n"

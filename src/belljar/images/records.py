@@ -31,7 +31,7 @@ class ImageRecords:
     # --- the lock ---
 
     def lock(self) -> Lock:
-        """No file is an empty lock; a file that cannot be read is a refusal."""
+        """Reads the lock file. Without a file the lock is empty; one that cannot be read raises `ImageRefused`."""
         try:
             with self.lock_file.open("rb") as file:
                 data = file.read(MAX_LOCK_BYTES + 1)
@@ -44,6 +44,7 @@ class ImageRecords:
         return read_lock(data.decode("utf-8", "replace") if len(data) <= MAX_LOCK_BYTES else "", str(self.lock_file))
 
     def save_lock(self, lock: Lock) -> None:
+        """Writes the lock file."""
         try:
             _replace(self.lock_file, write_lock(lock).encode(), 0o644)
         except OSError as error:
@@ -52,18 +53,21 @@ class ImageRecords:
     # --- scans and signatures ---
 
     def scan(self, image_id: str) -> ScanRecord | None:
-        """The record of an image; one that is damaged, or of another image, is none."""
+        """Returns the record of an image's scan; one that is damaged, or of another image, is none."""
         record = self._kept(ScanRecord, "scans", image_id)
         return record if record and record.id == image_id else None
 
     def save_scan(self, record: ScanRecord) -> None:
+        """Keeps the record of a scan."""
         _replace(self._record("scans", record.id), record.model_dump_json().encode(), 0o600)
 
     def signature(self, digest: str) -> SignatureRecord | None:
+        """Returns the record of a signature that cosign accepted, if there is one."""
         record = self._kept(SignatureRecord, "signatures", digest)
         return record if record and record.digest == digest else None
 
     def save_signature(self, record: SignatureRecord) -> None:
+        """Keeps the record of a signature."""
         _replace(self._record("signatures", record.digest), record.model_dump_json().encode(), 0o600)
 
     def _kept(self, shape: type[_Record], kind: str, digest: str) -> _Record | None:
@@ -77,19 +81,21 @@ class ImageRecords:
     # --- what was built here ---
 
     def note_built(self, image_id: str) -> None:
+        """Remembers that an image was built here."""
         _replace(self._record("built", image_id), b"", 0o600)
 
     def note_fetched(self, image_id: str) -> None:
-        """It came from a registry: whatever was built here is there by now."""
+        """Forgets that an image was built here: a registry has it by now."""
         self._record("built", image_id).unlink(missing_ok=True)
 
     def built(self) -> frozenset[str]:
+        """Returns the ids of all images that were built here."""
         with suppress(OSError):
             return frozenset(f"sha256:{path.name}" for path in (self.folder / "built").iterdir())
         return frozenset()
 
     def forget(self, *digests: str) -> None:
-        """All that is known of an image, by its id and the digests it had in registries."""
+        """Forgets all that is known of an image, by its id and the digests it had in registries."""
         for digest in digests:
             for kind in ("scans", "signatures", "built"):
                 self._record(kind, digest).unlink(missing_ok=True)
@@ -101,7 +107,7 @@ class ImageRecords:
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """The whole file or nothing, also when two of us write at once."""
+    """Writes the whole file or nothing, also when two of us write at once."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     try:
@@ -114,6 +120,7 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
 
 
 def new_pin(digest: str, *, in_registry: bool, by: str = "") -> Pin:
+    """Returns a pin of this moment; `by`: who says so, if not the account that runs this."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return Pin(digest=digest, of="registry" if in_registry else "engine", at=at, by=by or _account())
 

@@ -46,7 +46,12 @@ class Reference(NamedTuple):
 
 
 def parse(text: str, registry: str = "") -> Reference:
-    """`[registry/]name[:tag][@sha256:…]`; without tag and digest the tag is `latest`."""
+    """Checks an image's name, or raises `InvalidRequest`.
+
+    Args:
+        text: `[registry/]name[:tag][@sha256:…]`; without tag and digest the tag is `latest`.
+        registry: Is put before a name that has none.
+    """
     rest, at, digest = text.partition("@")
     slash = rest.rfind("/")
     colon = rest.find(":", slash + 1)
@@ -75,6 +80,7 @@ def _is_host(part: str) -> bool:
 
 
 def is_digest(text: object) -> bool:
+    """Says whether something is a whole sha256 digest, as registries and engines write it."""
     return isinstance(text, str) and bool(_DIGEST.fullmatch(text))
 
 
@@ -105,11 +111,12 @@ class ImageFacts(Model):
         return self.model_copy(update={"digest": digest}) if digest in self.digests else self
 
     def is_(self, wanted: str) -> bool:
+        """Says whether this is the image of that id or digest."""
         return wanted in (self.id, self.digest, *self.digests)
 
 
 def digests_of(reference: Reference, repo_digests: Iterable[object]) -> tuple[str, ...]:
-    """The digests under which the reference's own repository knows an image, from the engine's `RepoDigests`."""
+    """Returns the digests that an image has in the reference's own repository, from the engine's `RepoDigests`."""
     pairs = [str(entry).partition("@")[::2] for entry in repo_digests]
     good = [(name, digest) for name, digest in pairs if is_digest(digest)]
     exact = {digest for name, digest in good if name == reference.name}

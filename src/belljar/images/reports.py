@@ -21,6 +21,8 @@ class UnreadableReport(ValueError):
 
 
 class Vulnerability(NamedTuple):
+    """One finding of a scanner's."""
+
     name: str
     severity: str  # one of SEVERITIES, or "unknown"
     where: str
@@ -30,12 +32,15 @@ class Vulnerability(NamedTuple):
 
 
 class ScanReport(NamedTuple):
+    """What a scanner found, counted."""
+
     counts: dict[str, int]
     findings: tuple[str, ...]  # the worst first, a few
     subjects: frozenset[str]  # ids and digests of the image it speaks of, where it says so
 
 
 def read(text: str) -> ScanReport:
+    """Reads a scanner's report, or raises `UnreadableReport`."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

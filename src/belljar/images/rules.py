@@ -23,27 +23,34 @@ SEVERITIES: tuple[Severity, ...] = ("negligible", "low", "medium", "high", "crit
 # --- pulling -----------------------------------------------------------------------------------
 
 
-class Step(NamedTuple):
+class PullStep(NamedTuple):
     """What is to be done to have an image: nothing, or a pull of `target`, and why."""
 
     pull: str
     reason: str
 
 
-def pull_step(reference: Reference, policy: PullPolicy, present: ImageFacts | None, pin: Pin | None) -> Step:
-    """Present means present with the pinned digest; and what is pinned is pulled by digest, so that no tag can move
-    between the check and the pull."""
+def pull_step(reference: Reference, policy: PullPolicy, present: ImageFacts | None, pin: Pin | None) -> PullStep:
+    """Decides whether to pull an image.
+
+    Present means present with the pinned digest; and what is pinned is pulled by digest, so that no tag can move
+    between the check and the pull.
+
+    Raises:
+        ImageNotFound: It is not here, and policy pulls nothing.
+        ImageRefused: Another one is here, and policy pulls nothing.
+    """
     wanted = reference.digest or (pin.digest if pin else "")
     here = present is not None and (not wanted or present.is_(wanted))
     if pin is not None and pin.of == "engine":
         if here:
-            return Step("", "built here and pinned by its id")
+            return PullStep("", "built here and pinned by its id")
         raise _differs(reference, pin.digest, present.pin if present else "nothing") if present else _absent(reference)
     if policy == "never" and not here:
         raise _differs(reference, wanted, present.pin) if present else _absent(reference)
     if policy == "never" or (here and (policy == "if-not-present" or reference.digest)):
-        return Step("", "it is here")
-    return Step(reference.at(wanted) if wanted else str(reference), "always" if here else "it is not here")
+        return PullStep("", "it is here")
+    return PullStep(reference.at(wanted) if wanted else str(reference), "always" if here else "it is not here")
 
 
 def _absent(reference: Reference) -> errors.ImageNotFound:
@@ -63,12 +70,13 @@ def _differs(reference: Reference, wanted: str, found: str) -> errors.ImageRefus
 
 
 def check_remote(reference: Reference, pin: Pin | None, remote: str) -> None:
-    """What the registry says the name means today, against the pin."""
+    """Raises `ImageRefused` if the registry says that the name means another image than the pin."""
     if pin is not None and pin.of == "registry" and not reference.digest and remote and remote != pin.digest:
         raise _differs(reference, pin.digest, remote)
 
 
 def check_pin(reference: Reference, pin: Pin | None, facts: ImageFacts, settings: ImageSettings) -> None:
+    """Raises `ImageRefused` if an image is not the one that its name or its pin says, or lacks a pin it must have."""
     wanted = reference.digest or (pin.digest if pin else "")
     if pin is not None and reference.digest and reference.tag and reference.digest != pin.digest:
         raise _differs(reference, pin.digest, reference.digest)
@@ -86,7 +94,11 @@ def check_pin(reference: Reference, pin: Pin | None, facts: ImageFacts, settings
 
 
 def signature_command(reference: Reference, digest: str, settings: ImageSettings) -> list[str]:
-    """cosign's command line for the very digest that will be run; a tag could mean another image by then."""
+    """Returns cosign's command line for the very digest that will be run; a tag could mean another image by then.
+
+    Raises:
+        ImageRefused: There is no cosign, no signer is named, or nobody can have signed the image.
+    """
     words = settings.cosign_arguments
     anchors = ("--key", "--certificate-identity", "--certificate-identity-regexp")
     problem = fix = ""
@@ -103,6 +115,7 @@ def signature_command(reference: Reference, digest: str, settings: ImageSettings
 
 
 def refused_signature(image: str, problem: str, fix: str) -> errors.ImageRefused:
+    """Returns the refusal of an image for its signature."""
     return errors.ImageRefused(
         f"{image}: policy requires a signature: {problem}", fix=fix, context={"rule": "signature", "image": image}
     )
@@ -118,7 +131,7 @@ class SignatureRecord(Model):
 
 
 def still_signed(record: SignatureRecord, reference: Reference, policy: str, now: float, max_age: float) -> bool:
-    """Whether a verdict counts: not too old, not from the future, for this repository, and under this very policy."""
+    """Says whether a record counts: not too old, not from the future, for this repository and this very policy."""
     fresh = 0 <= now - record.at <= max_age  # a key may be revoked
     return fresh and (record.name, record.policy) == (reference.name, policy)
 
@@ -139,12 +152,14 @@ class ScanRecord(Model):
     findings: tuple[str, ...] = Field((), description="the worst, for people")
 
     def worst(self, unknown_as: Severity) -> Severity | None:
+        """Returns the worst severity that was found; None if nothing was found."""
         found = [unknown_as if name == "unknown" else name for name, count in self.counts.items() if count > 0]
         ranks = [SEVERITIES.index(name) for name in found if name in SEVERITIES]
         return SEVERITIES[max(ranks)] if ranks else None
 
 
 def scan_command(facts: ImageFacts, settings: ImageSettings, socket: str) -> list[str]:
+    """Returns the scanner's command line for an image, or raises `ImageRefused` if no scanner is configured."""
     words = settings.scanner
     if not words or not any(place in word for word in words[1:] for place in ("{reference}", "{id}")):
         raise refused_scan(
@@ -161,12 +176,13 @@ def _filled(word: str, values: Mapping[str, str]) -> str:
 
 
 def is_stale(record: ScanRecord, settings: ImageSettings, now: float) -> bool:
-    """Too old, from the future, or by another scanner than the one that is trusted now."""
+    """Says whether a record is too old, from the future, or by another scanner than the one that is trusted now."""
     age = now - record.at
     return not 0 <= age <= settings.scan_max_age or record.scanner_sha256 != settings.scanner_sha256
 
 
 def check_scan(record: ScanRecord, settings: ImageSettings) -> None:
+    """Raises `ImageRefused` if a scan found something as severe as policy forbids."""
     worst = record.worst(settings.scan_unknown_as)
     if worst is not None and SEVERITIES.index(worst) >= SEVERITIES.index(settings.scan_threshold):
         told = "; ".join(record.findings[:5])
@@ -179,6 +195,7 @@ def check_scan(record: ScanRecord, settings: ImageSettings) -> None:
 
 
 def refused_scan(image: str, problem: str, fix: str, **context: Any) -> errors.ImageRefused:
+    """Returns the refusal of an image for its scan."""
     return errors.ImageRefused(f"{image}: {problem}", fix=fix, context={"rule": "scan", "image": image, **context})
 
 
@@ -186,6 +203,8 @@ def refused_scan(image: str, problem: str, fix: str, **context: Any) -> errors.I
 
 
 class Garbage(NamedTuple):
+    """The images to remove, and why each of the others is kept."""
+
     remove: tuple[ImageFacts, ...]
     kept: tuple[tuple[ImageFacts, str], ...]
 
@@ -193,7 +212,7 @@ class Garbage(NamedTuple):
 def collect(
     images: Sequence[ImageFacts], *, used: Collection[str], built: Collection[str], lock: Lock, older_than: float
 ) -> Garbage:
-    """Of the images with our label those that are ours, unused, unpinned and older than a moment in time."""
+    """Chooses the images with our label that are ours, unused, unpinned and older than a moment in time."""
     remove: list[ImageFacts] = []
     kept: list[tuple[ImageFacts, str]] = []
     pins = {pin.digest for pin in lock.images.values()}

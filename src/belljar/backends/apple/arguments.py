@@ -95,11 +95,11 @@ def guest(
     stdin: bool,
 ) -> list[str]:
     """The guest's program, below the shell that watches over it."""
-    literal = ["/bin/sh", "-c", shell_script("exec_literal")] if "=" in argv[0] else []
+    literal = ["/bin/sh", "-c", shell_script("apple/exec_literal")] if "=" in argv[0] else []
     variables = [f"{key}={value}" for key, value in {**GUEST_ENV, **env}.items()]
     sure, fed = ("yes" if flag else "" for flag in (watch.sure, stdin))
     words = (watch.mark, str(pids + _OWN_PROCESSES), sure, python_program("seccomp_loader"), watch.filter, cwd, fed)
-    return inside(name, uid, shell_script("apple_run"), *words, *variables, *literal, *argv, stdin=stdin)
+    return inside(name, uid, shell_script("apple/run"), *words, *variables, *literal, *argv, stdin=stdin)
 
 
 def build(

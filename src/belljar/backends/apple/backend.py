@@ -150,7 +150,7 @@ class Apple:
         self._sure, self._filter = False, ""
         async with self.open(Plan(limits=Limits(timeout=20, memory=arguments.LEAST_MEMORY, disk=MIB))) as box:
             command = Command(
-                argv=("/bin/sh", "-c", shell_script("apple_probe"), "sh", *arguments.TOOLS, "python3"), cwd="/"
+                argv=("/bin/sh", "-c", shell_script("apple/probe"), "sh", *arguments.TOOLS, "python3"), cwd="/"
             )
             heard = (await box.run(command, _ignore, Control())).stdout
         parts = _parts(heard)
@@ -218,7 +218,7 @@ class Apple:
         """The languages' programs that an image has, and their versions."""
         programs = sorted({language.program for language in self._languages})
         async with self.open(Plan(image=image, limits=Limits(timeout=30))) as box:
-            command = Command(argv=("/bin/sh", "-c", shell_script("program_versions"), "sh", *programs), cwd="/")
+            command = Command(argv=("/bin/sh", "-c", shell_script("apple/program_versions"), "sh", *programs), cwd="/")
             said = (await box.run(command, _ignore, Control())).stdout
         return {name: ".".join(map(str, output.version(rest))) for name, rest in re.findall(r"^(\S+)(.*)$", said, re.M)}
 
@@ -304,7 +304,7 @@ async def _ignore(kind: str, text: str) -> None:
 
 
 def _parts(said: str) -> dict[str, str]:
-    """The answers of `apple_probe.sh` by their headings."""
+    """The answers of `guest/shell/apple/probe.sh` by their headings."""
     pieces = re.split(r"^(boot|devices|routes|root|tools|end):$", said, flags=re.MULTILINE)
     return {"status": pieces[0], **dict(zip(pieces[1::2], pieces[2::2], strict=False))}
 

@@ -77,7 +77,7 @@ class AppleBox:
             try:
                 await self._boot(call)
                 if spare := arguments.ballast(self.plan.limits):
-                    said = await self._inside(shell_script("apple_fill"), arguments.BALLAST, str(spare), uid=0)
+                    said = await self._inside(shell_script("apple/fill"), arguments.BALLAST, str(spare), uid=0)
                     _fit(said, "the ballast")
                 if self._granted:
                     await self._granted.copy_in()
@@ -119,7 +119,7 @@ class AppleBox:
 
     async def sweep(self) -> MachineFigures:
         """Ends all that the guest's uid runs, and reads what was counted so far."""
-        said = await self._inside(shell_script("apple_sweep"), uid=self._uid)
+        said = await self._inside(shell_script("apple/sweep"), uid=self._uid)
         if not said.text.endswith("end:\n"):
             raise errors.ExecutionFailed(f"its virtual machine does not answer: {said.words[-200:].strip()}")
         self._seen = figures(said.text, own_kernel=self._host.own_kernel)
@@ -171,7 +171,7 @@ class AppleBox:
         """The read-only files, put in by the keeper, whom the guest cannot undo."""
         given = {**self.plan.files, **command.files}
         if self._used and not self.plan.workspace:
-            await self._inside(shell_script("apple_clear"), WORKSPACE, *given, uid=self._uid)
+            await self._inside(shell_script("apple/clear"), WORKSPACE, *given, uid=self._uid)
         if not given and not self._used:
             return
         tree = [File(path=name, content=content) for name, content in given.items()]

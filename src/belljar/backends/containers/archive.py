@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from belljar.backends.containers.spec import KEEPER
+from belljar.backends.guest_text import shell_script
 from belljar.core.result import Collected, Entry, File
 from belljar.core.values import MIB, format_size, guest_path
 from belljar.host import files
@@ -25,37 +26,18 @@ _LETTERS = {b"f": stat.S_IFREG, b"d": stat.S_IFDIR, b"l": stat.S_IFLNK, b"p": st
 # A name can hold a newline, so a guest can say whole lines of its own: no number is longer than a kernel's.
 _LINE = re.compile(rb"(\d{1,10}) (?:([a-z]) ([0-7]{1,6})|([0-9a-f]{1,8})) (\d{1,19}) \./(.+)")
 
-# Takes away what the keeper put in for the last command, then puts in what is for the next.
-DELIVER = (
-    f'cd "$0" || exit 1; umask 022; find . -xdev -uid {KEEPER} -type f -delete 2>/dev/null; '
-    f"find . -xdev -mindepth 1 -depth -uid {KEEPER} -type d -exec rmdir {{}} + 2>/dev/null; exec tar -xpf -"
-)
-LAY = 'cd "$0" && umask 022 && exec tar -xf -'
-LAY_AND_SAY = 'cd "$0" && umask 022 && tar -xpf - && exec echo laid'
-NOT_A_FOLDER = 20
-# Whole or not at all: unpacked beside, then moved over what was there. No link is followed on the way.
-REPLACE = (
-    'cd "$0" && umask 022 && draft=$(mktemp -d ./.belljar-XXXXXX) || exit 1; trap \'rm -rf "$draft"\' EXIT; '
-    'tar -xf - -C "$draft" || exit 1; for path; do at=.; rest=$path; while :; do case $rest in '
-    "*/*) at=$at/${rest%%/*}; rest=${rest#*/};; *) break;; esac; "
-    f'if [ -L "$at" ]; then exit {NOT_A_FOLDER}; fi; if [ -d "$at" ]; then continue; fi; '
-    f'if [ -e "$at" ]; then exit {NOT_A_FOLDER}; fi; mkdir -- "$at" || exit 1; done; '
-    'if [ -L "./$path" ]; then rm -f -- "./$path"; elif [ -d "./$path" ]; then rmdir -- "./$path" || exit 1; fi; '
-    'mv -f -- "$draft/$path" "./$path" || exit 1; done'
-)
-# GNU's `find` tells all by itself; BusyBox's needs `stat`, which an older gVisor answers with an error.
-_WALK = f"find . -xdev -mindepth 1 -maxdepth {files.MAX_DEPTH + 1}"
-LIST_LIMIT = 32 * MIB
-LIST = (
-    'cd "$0" || exit 1; if find . -maxdepth 0 -printf "" 2>/dev/null; '
-    f'then {_WALK} -printf "%U %y %m %s %p\\n"; else {_WALK} -exec stat -c "%u %f %s %n" {{}} +; fi '
-    f'2>/dev/null | head -n "${{1:-{2 * files.MAX_ENTRIES}}}" | head -c {LIST_LIMIT}'
-)
-FETCH = 'cd "$0" && exec tar -cf - -T - 2>/dev/null'
+LIST_LIMIT = 32 * MIB  # bytes
+NOT_A_FOLDER = 20  # the exit code of REPLACE
+DELIVER = shell_script("files/deliver", keeper=KEEPER)
+LAY = shell_script("files/lay")
+LAY_AND_SAY = shell_script("files/lay_and_say")
+REPLACE = shell_script("files/replace", not_a_folder=NOT_A_FOLDER)
+LIST = shell_script("files/list", depth=files.MAX_DEPTH + 1, most=2 * files.MAX_ENTRIES, limit=LIST_LIMIT)
+FETCH = shell_script("files/fetch")
 
 
 def archive(tree: Iterable[File], *, sticky: bool = False) -> bytes:
-    """A tar of files and the folders on the way; sticky: so that only who put them in can take them out."""
+    """Packs files and the folders on the way; `sticky`: so that only who put them in can take them out."""
     buffer = io.BytesIO()
     folders: set[str] = set()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
@@ -76,13 +58,18 @@ def _member(path: str, mode: int, size: int = 0, kind: bytes = tarfile.REGTYPE) 
 
 
 class Found(NamedTuple):
+    """One entry of a sandbox's folder, as the programs inside tell of it."""
+
     path: str
     mode: int
     size: int
 
 
 def listed(said: bytes, most: int = files.MAX_ENTRIES) -> tuple[list[Found], list[str]]:
-    """What the guest has in its folder, and what cannot be named; the keeper's own things are not the guest's."""
+    """Reads a listing: what the guest has in its folder, and what cannot be named.
+
+    The keeper's own things are not the guest's.
+    """
     found: list[Found] = []
     kept: list[Found] = []
     left_out: list[str] = []
@@ -107,13 +94,14 @@ def listed(said: bytes, most: int = files.MAX_ENTRIES) -> tuple[list[Found], lis
 
 
 def entries(said: bytes) -> tuple[Entry, ...]:
+    """Reads a listing as entries, for callers."""
     return tuple(Entry(item.path, files.kind(item.mode), item.size) for item in listed(said)[0])
 
 
 def wanted(
     said: bytes, patterns: Sequence[str], limit: int = files.MAX_COLLECTED, most: int = files.MAX_ENTRIES
 ) -> tuple[list[Found], list[str]]:
-    """Those regular files that match and fit, and what was left out."""
+    """Chooses from a listing the regular files that match and fit; and says what was left out."""
     found, left_out = listed(said, most)
     chosen: list[Found] = []
     for item in found:
@@ -130,12 +118,12 @@ def wanted(
 
 
 def room(chosen: Sequence[Found]) -> int:
-    """How long an honest archive of these can be."""
+    """Returns how many bytes an honest archive of these can have."""
     return sum(item.size + 8 * _BLOCK for item in chosen) + 64 * _BLOCK
 
 
 def unpacked(said: bytes, chosen: Sequence[Found]) -> Collected:
-    """The contents of the files we asked for, and of no others."""
+    """Reads from an archive the files that we asked for, and no others."""
     contents = dict(_members(said))
     taken, left_out = [], []
     for item in chosen:

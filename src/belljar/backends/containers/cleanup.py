@@ -1,7 +1,7 @@
-"""Takes away what is no longer needed, in a thread of its own, so that no answer waits for it.
+"""Removes containers and volumes that are no longer needed, in a thread of its own, so that no answer waits for it.
 
 What an engine does not let go of is asked for again; what it never lets go of carries our label, and is found by
-`reap`: when a backend is first asked what it can do, and from then on in rounds, by the same thread.
+`orphans`: when a backend is first asked what it can do, and from then on at intervals, by the same thread.
 """
 
 from __future__ import annotations
@@ -27,33 +27,35 @@ if TYPE_CHECKING:
     from aiodocker import Docker
 
 _TRIES = 6
-_PAUSE = 0.2  # seconds, doubled with each try
-_BATCH = 16
+_PAUSE_SECONDS = 0.2  # doubled with each try
+_BATCH_SIZE = 16
 _ANSWER_SECONDS = 30.0
-_FAREWELL = 20.0  # the longest that the end of the process waits for it
+_EXIT_SECONDS = 20.0  # the longest that the end of the process waits for it
 
 
 class Leftovers(NamedTuple):
-    """Containers go first: a volume cannot go while one has it mounted."""
+    """Containers and volumes to remove, by name; containers first: they have the volumes mounted."""
 
     containers: Sequence[str] = ()
     volumes: Sequence[str] = ()
 
 
 class Cleanup:
+    """Removes in the background what `remove_later` is given, and looks for orphans at intervals."""
+
     def __init__(self, address: EngineAddress, reap: Callable[[], Awaitable[object]], interval: float) -> None:
         self.address = address
-        self._reap = WeakMethod(reap)  # a backend that nobody uses any more is not kept by its cleanup
+        self._reap = WeakMethod(reap)  # a backend that nobody uses any more is not kept alive by its cleanup
         self._interval = interval
         self._waiting: queue.Queue[Leftovers] = queue.Queue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self.left: list[Leftovers] = []  # what would not go
-        atexit.register(self.drain, _FAREWELL)
+        atexit.register(self.drain, _EXIT_SECONDS)
 
     def remove_later(self, leftovers: Leftovers) -> None:
-        """Returns at once."""
+        """Removes these as soon as the thread comes to it. Returns at once."""
         if not (leftovers.containers or leftovers.volumes):
             return
         self._waiting.put(leftovers)
@@ -61,6 +63,12 @@ class Cleanup:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="belljar-cleanup", daemon=True)
                 self._thread.start()
+
+    def retry(self) -> None:
+        """Asks again for what the engine would not let go of earlier. Returns at once."""
+        left, self.left = self.left, []
+        for leftovers in left:
+            self.remove_later(leftovers)
 
     def drain(self, seconds: float) -> bool:
         """Waits until all is gone; False if something still is there."""
@@ -77,27 +85,27 @@ class Cleanup:
             if (rest := due - time.monotonic()) <= 0:
                 due += self._interval
                 with suppress(Exception):  # an engine that is down has its next round too
-                    asyncio.run(self._go_round())
+                    asyncio.run(self._reap_orphans())
                 continue
             try:
                 batch = [self._waiting.get(timeout=rest)]
             except queue.Empty:
                 continue
             with suppress(queue.Empty):
-                while len(batch) < _BATCH:
+                while len(batch) < _BATCH_SIZE:
                     batch.append(self._waiting.get_nowait())
             try:
-                asyncio.run(self._sweep(batch))
+                asyncio.run(self._remove_all(batch))
             except Exception:  # whatever an engine does to us, the next one gets its turn
                 self.left += batch
             for _ in batch:
                 self._waiting.task_done()
 
-    async def _go_round(self) -> None:
+    async def _reap_orphans(self) -> None:
         if reap := self._reap():
             await reap()
 
-    async def _sweep(self, batch: Sequence[Leftovers]) -> None:
+    async def _remove_all(self, batch: Sequence[Leftovers]) -> None:
         async with connected(self.address) as client, anyio.create_task_group() as tasks:
             for leftovers in batch:
                 tasks.start_soon(self._remove, client, leftovers)
@@ -128,5 +136,5 @@ async def _gone(client: Docker, path: str, look: str) -> bool:
                 return True
             if status >= 400:
                 break
-        await anyio.sleep(_PAUSE * 2**attempt)
+        await anyio.sleep(_PAUSE_SECONDS * 2**attempt)
     return False

@@ -26,6 +26,7 @@ from belljar.backends.containers import spec
 from belljar.backends.containers.cleanup import Cleanup, Leftovers, remove
 from belljar.backends.containers.standby import Standby
 from belljar.core import errors
+from belljar.core.labels import OWNER_LABEL, RUN_LABEL
 from belljar.core.values import WORKSPACE
 from belljar.host import ownership
 from belljar.host.docker_api import asking, connected, list_containers
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
     from aiodocker import Docker
 
 _MAX_TEMPLATES = 4  # with more in use, the one not asked for longest makes room
-_LOOK = 10.0  # seconds between two looks whether what waits is still what would be made now
-_FAREWELL = 10.0
-_RESPITE = 0.05  # seconds: the run that was just given one goes first
+_CHECK_SECONDS = 10.0  # between two looks whether what waits is still what would be made now
+_EXIT_SECONDS = 10.0
+_RESPITE_SECONDS = 0.05  # the run that was just given one goes first
 _POOL = "pool"  # in place of a run's id
 _OWN = ("User", "Labels")  # what each container has for itself
 
 
 class PoolTemplate:
-    """One way to make a container, and those that wait."""
+    """One request body, and the started containers that were made of it."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self.body = body
@@ -53,7 +54,7 @@ class PoolTemplate:
 
 
 class Pool:
-    """`claim` is all that a run needs to know."""
+    """Started containers for runs to come; a run gets one by `claim`."""
 
     def __init__(self, address: EngineAddress, cleanup: Cleanup, size: int, idle: float, uids: range) -> None:
         self.address = address
@@ -69,7 +70,10 @@ class Pool:
             atexit.register(self._leave)
 
     def claim(self, body: Mapping[str, Any]) -> Standby | None:
-        """One that waits, if there is; and in any case more of its template are made, for the next."""
+        """Returns a started container that was made of the same request body, if there is one.
+
+        In any case more of the kind are started, for the next run.
+        """
         if not self.size or self.closed:
             return None
         loop = asyncio.get_running_loop()
@@ -100,6 +104,7 @@ class Pool:
 
     @property
     def waiting(self) -> int:
+        """How many containers are started and wait, in all loops."""
         templates = [
             template for loop_pool in list(self._loop_pools.values()) for template in list(loop_pool.templates.values())
         ]
@@ -112,7 +117,7 @@ class Pool:
 
 
 class LoopPool:
-    """What waits in one event loop, and the task that tends it."""
+    """The started containers of one event loop, and the task that starts and removes them."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -122,6 +127,7 @@ class LoopPool:
         self.task = asyncio.create_task(self._maintain(), name="belljar-pool")
 
     def claim(self, body: Mapping[str, Any]) -> Standby | None:
+        """See `Pool.claim`."""
         key = json.dumps({name: value for name, value in body.items() if name not in _OWN}, sort_keys=True)
         template = self.templates.setdefault(key, PoolTemplate(body))
         self.templates.move_to_end(key)
@@ -138,7 +144,7 @@ class LoopPool:
     async def _maintain(self) -> None:
         async with connected(self._pool.address) as client:
             try:
-                await anyio.sleep(_RESPITE)
+                await anyio.sleep(_RESPITE_SECONDS)
                 while self.templates and not self._pool.closed:
                     while len(self.templates) > _MAX_TEMPLATES:
                         await self._clear(client, list(self.templates.popitem(last=False)[1].waiting))
@@ -151,12 +157,12 @@ class LoopPool:
                         await self._create(client, lacking[-1])
                         continue
                     self.wanted.clear()
-                    with anyio.move_on_after(min(_LOOK, self._pool.idle)):
+                    with anyio.move_on_after(min(_CHECK_SECONDS, self._pool.idle)):
                         await self.wanted.wait()
-                        await anyio.sleep(_RESPITE)
+                        await anyio.sleep(_RESPITE_SECONDS)
                     await self._evict(client)
             finally:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(_FAREWELL):
+                with anyio.CancelScope(shield=True), anyio.move_on_after(_EXIT_SECONDS):
                     await self._clear(
                         client, [standby for template in self.templates.values() for standby in template.waiting]
                     )
@@ -192,7 +198,7 @@ class LoopPool:
 
     def _body(self, template: PoolTemplate, claimed: ExitStack) -> dict[str, Any]:
         """The same again, for another guest."""
-        maker = template.body["Labels"][f"{spec.LABEL}.owner"]
+        maker = template.body["Labels"][OWNER_LABEL]
         body = {**template.body, "Labels": spec.labels(maker, _POOL)}
         if self._pool.uids:
             uid, claim = ownership.claim_uid(self._pool.uids)
@@ -227,7 +233,7 @@ async def _running(client: Docker) -> set[str]:
     """The ids of those of any pool that are up."""
     with suppress(errors.BelljarError):
         async with asking("the list of containers"):
-            found = await list_containers(client, label=f"{spec.LABEL}.run={_POOL}", running=True)
+            found = await list_containers(client, label=f"{RUN_LABEL}={_POOL}", running=True)
             return {str(each["Id"]) for each in found}
     return set()
 

@@ -1,244 +1,206 @@
-"""What an engine says of itself, what the probe's guest says of its walls, and what may be claimed after that.
-
-What is not seen is not claimed, and what an administrator gave up is said.
-"""
+"""Proves what a container engine holds: runs a guest in each runtime, which prints what the kernel says of it."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
+from belljar.backends.base import Box
+from belljar.backends.containers import egress_relay, evidence, spec
+from belljar.backends.containers.facts import EngineFacts, has_own_kernel, security
+from belljar.backends.containers.images_for import ImagesFor
+from belljar.backends.control import Control
+from belljar.backends.guest_text import shell_script
 from belljar.core import errors
-from belljar.core.capabilities import Guarantees, Isolation
+from belljar.core.capabilities import Capabilities, Guarantees
 from belljar.core.languages import Language
+from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits
 from belljar.core.settings import ContainerSettings
-from belljar.core.values import MIB
-from belljar.host import cgroups
-from belljar.host.engine_address import EngineAddress
+from belljar.host import ownership
+from belljar.host.docker_api import asking
 
-_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
-_GROUPS = "/sys/fs/cgroup"
-LOOK = (
-    "uname -rv; echo uid $(id -u); echo python $(command -v python3); "
-    "cat /proc/self/status; ls /sys/class/net /proc/scsi 2>&1; cat /proc/net/dev; "
-    "for n in cgroup ipc mnt net pid uts; do echo ns $n $(readlink /proc/self/ns/$n); done; "
-    'while read -r a b c d e f g; do [ "$e" = / ] && echo root $f; done < /proc/self/mountinfo; '
-    "cat /proc/keys /proc/timer_list 2>/dev/null | head -c 100; echo; "
-    "echo attr $(cat /proc/self/attr/current 2>/dev/null); "
-    f"for f in {_GROUPS}/blkio/blkio.throttle.*_device {_GROUPS}/io.max; do echo io $(cat $f 2>/dev/null); done; "
-    f"cd {_GROUPS}; for f in blkio/blkio.weight blkio/blkio.bfq.weight io.weight io.bfq.weight; "
-    "do echo weight $(cat $f 2>/dev/null); done"
-)
-_PLAIN = Limits(timeout=30, memory=256 * MIB, disk=MIB)
-_BPS, _IOPS = 2**40, 2**30  # as good as none, but the kernel shows whether it took them
-_ROOT, _CAPABILITIES = "read-only root", "no capabilities"
-_PROOFS = {
-    "a uid that is not root": r"^uid [1-9]\d*$",
-    _CAPABILITIES: r"(?s)^CapEff:\s+0+$.*^CapBnd:\s+0+$",
-    _ROOT: r"(?s)\A(?!.*^root rw\b).*^root ro\b",  # by the mount: a guest that is not root may write to little anyway
-    "no new privileges": r"^NoNewPrivs:\s+1$",
-    "seccomp filter": r"^Seccomp:\s+2$",
-}
-# What a kernel of the guest's own need not show: it is the wall that they would be.
-_KERNEL_S_OWN = ("no new privileges", "seccomp filter")
-_BITS = {
-    "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8,
-    "NET_BIND_SERVICE": 10, "NET_RAW": 13, "SYS_CHROOT": 18, "MKNOD": 27, "AUDIT_WRITE": 29, "SETFCAP": 31,
-}  # fmt: skip
+if TYPE_CHECKING:
+    from aiodocker import Docker
+
+EgressMode = Literal["none", "listed", "open"]
+_NOTE_LENGTH = 200
 
 
-class Facts(NamedTuple):
-    """What an engine says of itself."""
+@dataclass
+class Knowledge:
+    """What is known of an engine: first what it says of itself, and after the probe what was proved."""
 
-    version: str
-    address: EngineAddress
-    kernel: str
-    cgroup: str
-    limits: Mapping[str, bool]
-    runtimes: tuple[str, ...]
-    default: str
-    maps_uids: bool
-    labelled: bool
-    security: str = ""  # its walls beside seccomp, in its own words
-    disk: str = ""  # the device below its data, where block I/O can be limited; empty: none is known
+    facts: EngineFacts
+    runtimes: dict[str, Guarantees] = field(default_factory=dict)
+    unweighed: set[str] = field(default_factory=set)  # runtimes that cannot take a weight of block I/O here
+    has_python: bool = False  # has the image of snippets a Python, which the egress relay needs?
 
+    def runtime_for(self, plan: Plan, usual: str) -> str | None:
+        """Returns the runtime that the plan names, else the first that is as strict as asked, else the usual one."""
+        if plan.runtime:
+            return plan.runtime
+        strict = [name for name, held in self.runtimes.items() if held.isolation.rank >= plan.isolation.rank]
+        return strict[0] if strict else usual or None
 
-def facts(address: EngineAddress, version: str, said: Mapping[str, Any]) -> Facts:
-    """From the engine's own account."""
-    security = " ".join(map(str, said.get("SecurityOptions") or ()))
-    default = os.path.basename(str(said.get("DefaultRuntime") or ""))  # Podman tells its path
-    rootless = bool(said.get("Rootless")) or "rootless" in security  # Podman's word, and Docker's
-    version_1 = str(said.get("CgroupVersion", "1")) == "1"
-    return Facts(
-        version=version, address=address, kernel=str(said.get("KernelVersion", "")),
-        cgroup=f"cgroup v{said.get('CgroupVersion', '1')}",
-        # Without root, version 1 lets nobody set a limit; Podman takes them, leaves them out and says yes here.
-        limits={name: bool(said.get(key)) and not (rootless and version_1) for name, key in
-                (("memory", "MemoryLimit"), ("pids", "PidsLimit"), ("cpus", "CpuCfsQuota"))},
-        runtimes=(default,) if address.flavour.one_runtime else tuple(said.get("Runtimes") or {}),
-        default=default,
-        maps_uids=rootless or "name=userns" in security, labelled="selinux" in security,
-        security=security, disk=_disk(address, said),
-    )  # fmt: skip
+    def options_for(self, plan: Plan, options: ContainerSettings, language: Language | None) -> spec.Options:
+        """Returns what the settings, the plan's network and the language's own profile make of the walls."""
+        runtime = self.runtime_for(plan, options.runtime) or self.facts.default
+        network = options.network_mode if plan.egress.mode == "open" else "none"
+        return spec.Options(
+            cpu_shares=options.cpu_shares, io_weight=None if runtime in self.unweighed else options.io_weight,
+            disk=self.facts.disk, network="" if network == "none" else network, dns=options.dns,
+            writable_root=not options.read_only_root, capabilities=options.capabilities,
+            profile=(language.seccomp_profile if language else "") or options.seccomp_profile,
+            security=security(options, self.facts),
+        )  # fmt: skip
 
 
-def _disk(address: EngineAddress, said: Mapping[str, Any]) -> str:
-    warnings = " ".join(map(str, said.get("Warnings") or ()))
-    if not address.local or re.search(r"No (blkio throttle|io\.max)", warnings):
+class Probe:
+    """One probe of an engine. What it finds goes into the `Knowledge` that it was given."""
+
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        options: ContainerSettings,
+        images: ImagesFor,
+        state_dir: Path,
+        open_box: Callable[[Plan], AbstractAsyncContextManager[Box]],
+    ) -> None:
+        self._knowledge = knowledge
+        self._facts = knowledge.facts
+        self._options = options
+        self._images = images
+        self._state_dir = state_dir
+        self._open_box = open_box
+        self._notes: list[str] = []
+
+    async def run(self, client: Docker) -> Capabilities:
+        """Proves each runtime that is worth it, and returns what the engine can do.
+
+        Raises:
+            BelljarError: The runtime that the settings choose does not hold what it must.
+        """
+        facts, name = self._facts, self._facts.address.flavour.name
+        image = self._images.image_for(None)
+        if not await self._images.is_here(client, image):
+            setup = f"its image, {image}, must be pulled" if self._images.may_pull else ""
+            return Capabilities(backend=name, available=False, setup=setup, **image_missing(name, image))
+        wanted = self._options.runtime or facts.default
+        if wanted not in facts.runtimes:
+            known = ", ".join(facts.runtimes)
+            raise errors.NotAvailable(f"the engine has no runtime {wanted!r}", fix=f"choose from: {known}")
+        runtimes = self._knowledge.runtimes = {wanted: await self._prove(wanted)}
+        for other in facts.runtimes:
+            if other == wanted or not has_own_kernel(other):  # one more that shares the kernel proves nothing new
+                continue
+            try:
+                runtimes[other] = await self._prove(other)
+            except errors.BelljarError as error:
+                self._note(f"runtime {other}: {error.message}")
+        egress = await self._egress(client)
+        return Capabilities(
+            backend=name, available=True, version=facts.version, guarantees=runtimes[wanted], egress=egress,
+            sessions=frozenset({"python"}), workspace=True, images=True, runtimes=runtimes, notes=tuple(self._notes),
+        )  # fmt: skip
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text[:_NOTE_LENGTH])
+
+    # --- walls ---
+
+    async def _prove(self, runtime: str) -> Guarantees:
+        """Runs a guest that prints what the kernel says of it. What is not seen here is not promised."""
+        knowledge = self._knowledge
+        knowledge.unweighed.discard(runtime)
+        seen = evidence.read(await self._ask_guest(runtime), self._facts, self._options)
+        knowledge.has_python = seen.python
+        if not seen.weighted and not seen.own_kernel:
+            knowledge.unweighed.add(runtime)
+        return evidence.promise(self._facts, seen, self._options, self._images.languages)
+
+    async def _ask_guest(self, runtime: str) -> str:
+        """Tries with all that was set first, and then with less: a kernel may lack weights and throttles."""
+        limits, plain = evidence.limits_to_show(self._facts.disk), evidence.limits_to_show("")
+        try:
+            return await self._run_guest(runtime, limits)
+        except errors.StartFailed:
+            if self._options.io_weight is None and limits == plain:
+                raise
+        self._knowledge.unweighed.add(runtime)
+        try:
+            return await self._run_guest(runtime, limits)
+        except errors.StartFailed:
+            if limits == plain:
+                raise
+        return await self._run_guest(runtime, plain)
+
+    async def _run_guest(self, runtime: str, limits: Limits) -> str:
+        argv = ("/bin/sh", "-c", shell_script("containers/probe"))
+        command = Command(argv=argv, cwd="/", files={"probe.txt": b"x"})
+        async with self._open_box(Plan(limits=limits, runtime=runtime)) as box:
+            return (await box.run(command, _ignore, Control())).stdout
+
+    # --- egress ---
+
+    async def _egress(self, client: Docker) -> frozenset[EgressMode]:
+        """None; listed hosts, where a relay can run; an open network, where the administrator named one."""
+        offered: set[EgressMode] = {"none"}
+        if objection := self._no_relay():
+            self._note(f"no listed hosts: {objection}")
+        else:
+            offered.add("listed")
+        if (name := self._options.network_mode) != "none":
+            try:
+                await _require_network(client, name)
+                offered.add("open")
+            except errors.BelljarError as error:
+                self._note(f"no open network (container.network_mode): {error.message}")
+        return frozenset(offered)
+
+    def _no_relay(self) -> str:
+        """Why listed hosts cannot be offered; empty if they can."""
+        facts = self._facts
+        if facts.address.outside:
+            return "the engine is outside of the container that Belljar is in"
+        if not facts.address.local:
+            return "the engine is on another machine"
+        if facts.labelled:
+            return "SELinux keeps a container from our socket"
+        if not self._knowledge.has_python:
+            return f"the image {self._images.image_for(None)} has no python3, which the egress relay needs"
+        if has_own_kernel(runtime := self._options.runtime or facts.default):
+            return own_network_stack(runtime)
+        if len(os.fsencode(self._state_dir)) > egress_relay.LONGEST_FOLDER_BYTES:
+            return f"the name of the state directory {self._state_dir} is too long for a socket in it"
+        try:
+            ownership.prepare(self._state_dir)
+        except errors.BelljarError as error:
+            return error.message
         return ""
-    with suppress(OSError):
-        number = cgroups.disk_of(str(said.get("DockerRootDir") or ""))
-        found = re.search(r"^DEVNAME=(.+)$", Path(f"/sys/dev/block/{number}/uevent").read_text(), re.MULTILINE)
-        if number and found and os.path.exists(f"/dev/{found[1]}"):
-            return f"/dev/{found[1]}"
-    return ""
 
 
-def limits_to_show(disk: str) -> Limits:
-    """What the probe's guest gets: small, and where block I/O may be limited, with limits that can be seen."""
-    return _PLAIN.model_copy(update={"io_bps": _BPS, "io_iops": _IOPS}) if disk else _PLAIN
+async def _require_network(client: Docker, name: str) -> None:
+    async with asking(f"the network {name}", errors.NotAvailable):
+        driver = (await (await client.networks.get(name)).show()).get("Driver")
+    if driver == "host":
+        raise errors.NotAvailable(f"{name} is the host's own")
 
 
-def security(options: ContainerSettings, facts: Facts) -> tuple[str, ...]:
-    """The walls of the host's own that were named, as the engine wants them; one that it has not is no wall."""
-    wanted = {"apparmor": options.apparmor_profile, "selinux": options.selinux_label}
-    for name, value in wanted.items():
-        if value and name not in facts.security:
-            key = "apparmor_profile" if name == "apparmor" else "selinux_label"
-            raise errors.NotAvailable(
-                f"container.{key} is {value!r}, but the engine knows no {name} here",
-                fix=f"unset container.{key}, or switch {name} on in the host's kernel and in the engine",
-            )
-    words = {"apparmor": "apparmor", "selinux": "label"}
-    return tuple(f"{words[name]}={value}" for name, value in wanted.items() if value)
+def image_missing(backend: str, image: str) -> dict[str, str]:
+    """Why a backend cannot be used without its image, and what to do about it."""
+    fix = f"belljar images pull {image}" + (" --engine podman" if backend == "podman" else "")
+    return {"why_not": f"the image {image} is not here", "fix": fix}
 
 
-class Seen(NamedTuple):
-    walls: tuple[str, ...]
-    unseen: tuple[str, ...]
-    own_kernel: bool
-    throttled: bool
-    weighted: bool
-    python: bool  # is there one in the image?
+def own_network_stack(runtime: str) -> str:
+    """Why a runtime with a kernel of its own has no listed hosts."""
+    return f"{runtime} has a network stack of its own, which no second container can join"
 
 
-def read(said: str, facts: Facts, options: ContainerSettings) -> Seen:
-    """What the guest printed, as walls; one that must stand and was not seen is an error."""
-    own_kernel = not said.startswith(f"{facts.kernel} ")
-    given_up = {_ROOT} if not options.read_only_root else set()
-    given_up |= {_CAPABILITIES} if options.capabilities else set()
-    wanted = {wall: pattern for wall, pattern in _PROOFS.items() if wall not in given_up}
-    seen = [wall for wall, pattern in wanted.items() if re.search(pattern, said, re.MULTILINE)]
-    for wall in wanted:
-        if wall not in seen and not (own_kernel and wall in _KERNEL_S_OWN):
-            raise _unproved(wall, said)
-    _check_capabilities(said, options)
-    spaces = [] if own_kernel else _namespaces(facts, said)
-    unseen = [wall for wall in wanted if wall not in seen]
-    if spaces and "cgroup namespace" not in spaces:
-        unseen.append("cgroup namespace")
-    confined = "" if own_kernel else confinement(said)
-    for wall in () if own_kernel else _named(options):
-        if not confined.startswith(wall):
-            raise _unproved(wall, said)
-    if not confined and re.search("apparmor|selinux", facts.security):
-        unseen.append("AppArmor or SELinux, of which the engine speaks")
-    python = bool(re.search(r"^python /", said, re.MULTILINE))
-    walls = [*(["a kernel of its own"] if own_kernel else spaces), *seen, *([confined] if confined else [])]
-    return Seen(tuple(walls), tuple(unseen), own_kernel, _throttled(said), _weighted(said, options.io_weight), python)
-
-
-def _named(options: ContainerSettings) -> Iterable[str]:
-    """The walls of the host's own that the settings name, in the words of `confinement`."""
-    if options.apparmor_profile:
-        yield f"AppArmor profile {options.apparmor_profile}"
-    if options.selinux_label:
-        kind, _, value = options.selinux_label.partition(":")
-        yield f"SELinux type {value if kind == 'type' else ''}"
-
-
-def confinement(said: str) -> str:
-    """The wall in /proc/self/attr/current: AppArmor's profile if it is enforced, or SELinux's type if it confines."""
-    found = re.search(r"^attr (\S+)(?: \((\w+)\))?\0?$", said, re.MULTILINE)
-    if not found:
-        return ""
-    label, mode = found[1].rstrip("\0"), found[2]
-    if mode is not None:
-        return f"AppArmor profile {label}" if mode == "enforce" else ""
-    parts = label.split(":")
-    if len(parts) < 4 or re.search(r"unconfined|^spc_t$", parts[2]):
-        return ""
-    return f"SELinux type {parts[2]}"
-
-
-def _unproved(wall: str, said: str) -> errors.NotAvailable:
-    return errors.NotAvailable(f"the probe could not prove: {wall}", context={"output": said[:2000]})
-
-
-def _check_capabilities(said: str, options: ContainerSettings) -> None:
-    """Those that were given back may be there, and no other."""
-    most = sum(1 << _BITS[name] for name in options.capabilities)
-    for name in ("CapEff", "CapBnd"):
-        found = re.search(rf"^{name}:\s+([0-9a-f]+)$", said, re.MULTILINE)
-        if found is None or int(found[1], 16) & ~most:
-            raise _unproved("no capabilities but those given back", said)
-
-
-def _namespaces(facts: Facts, said: str) -> list[str]:
-    walls = []
-    for name in _NAMESPACES if facts.address.local and os.path.exists("/proc/self/ns") else ():
-        outside = f"{name}:[{os.stat(f'/proc/self/ns/{name}').st_ino}]"
-        if f"ns {name} {outside}" not in said and f"ns {name} {name}:[" in said:
-            walls.append(f"{name} namespace")
-        elif name != "cgroup":  # without it a guest can read the names of groups, and no more
-            raise errors.NotAvailable(f"the guest was not in a {name} namespace of its own")
-    return walls
-
-
-def _throttled(said: str) -> bool:
-    """Both ways, bytes and operations: one file for each with control groups version 1, one for all with version 2."""
-    shown = " ".join(re.findall(r"^io (.+)$", said, re.MULTILINE))
-    return all(len(re.findall(rf"\b{rate}\b", shown)) == 2 for rate in (_BPS, _IOPS))
-
-
-def _weighted(said: str, weight: int | None) -> bool:
-    if weight is None:
-        return False
-    # Version 2 counts from 1 to 10000, and the runtime translates.
-    ours = {str(weight), str(1 + (weight - 10) * 9999 // 990)}
-    return any(set(line.split()) & ours for line in re.findall(r"^weight (.+)$", said, re.MULTILINE))
-
-
-def promise(facts: Facts, seen: Seen, options: ContainerSettings, spoken: Iterable[Language]) -> Guarantees:
-    limits = {name: facts.cgroup if given else "not limited" for name, given in facts.limits.items()}
-    limits |= {"io": facts.cgroup if seen.throttled else "not limited"}
-    limits |= {"disk": "tmpfs size" if options.read_only_root else "not limited"}
-    limits |= {"timeout": "watchdog", "output": "watchdog"}
-    if seen.own_kernel:
-        limits["pids"] = "rlimit inside, and a wider one around"
-    weaker = [f"{name} is not limited" for name, how in limits.items() if how == "not limited"]
-    weaker += [f"not seen by the probe: {wall}" for wall in seen.unseen]
-    return Guarantees(
-        isolation=Isolation.KERNEL if seen.own_kernel else Isolation.NAMESPACE, walls=seen.walls, limits=limits,
-        network="none", weaker=(*weaker, *_given_up(options, spoken, seen.weighted)),
-    )  # fmt: skip
-
-
-def _given_up(options: ContainerSettings, spoken: Iterable[Language], weighted: bool) -> Iterable[str]:
-    """What the settings took from the walls, in words."""
-    if not options.read_only_root:
-        yield "the root is writable (container.read_only_root): what is written there fills the engine's disk"
-    if options.capabilities:
-        yield f"guests may have capabilities (container.capabilities): {', '.join(options.capabilities)}"
-    if options.seccomp_profile:
-        yield f"the seccomp profile is not ours but {options.seccomp_profile} (container.seccomp_profile)"
-    for language in spoken:
-        if language.seccomp_profile:
-            yield f"{language.name} has a seccomp profile of its own: {language.seccomp_profile}"
-    if options.io_weight is not None and not weighted:
-        yield "container.io_weight is left out: the probe saw no weight of block I/O in the guest's control group"
+async def _ignore(kind: str, text: str) -> None:
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -11,44 +10,33 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from belljar.backends.guest_text import shell_script
 from belljar.core import errors
+from belljar.core.labels import BOOT_LABEL, CREATED_LABEL, LABEL, OWNER_LABEL, RUN_LABEL, USER_LABEL
 from belljar.core.plan import INPUTS
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import MIB, WORKSPACE
 from belljar.host.engine_address import Flavour
-from belljar.host.seccomp import PROFILES
+from belljar.host.seccomp.guest_profile import PROFILE_PATH, profile_text
 from belljar.host.seccomp.profiles import read_profile
 
-LABEL = "belljar"
 KEEPER = 60_998  # owns what goes in read-only, and the shared folders: a uid that no guest ever has
 PLAIN_GUEST = 60_999  # for engines that map uids themselves, where ours would not exist
 GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
-_SHM = 64 * MIB
-_PROFILE = PROFILES / "guest.json"
+_SHM_BYTES = 64 * MIB
 _OWN_PROCESSES = 2  # the init and the launcher count against the pids limit
 _KERNEL_PROCESSES = 1024  # what a kernel in user space needs for itself, on the host
 # Control groups version 1 count what waits in sockets apart, and engines set no limit for it: so a thousand must fit.
 _SMALL_BUFFERS = {f"net.ipv4.tcp_{way}mem": "4096 65536 65536" for way in "rw"}
-_PERIOD = 100_000
-_LEAST_QUOTA = 1000
+_CPU_PERIOD_MICROSECONDS = 100_000
+_LEAST_QUOTA_MICROSECONDS = 1000
 
-# Waits for the word to go (the files are put in place meanwhile) and for the order, says the word back and runs the
-# guest. When that has ended, it ends what the guest started, and says the word again, with the exit code. A guest has
-# the same uid, so it could find the word and end itself in another way than by ending: nothing else is to be gained.
-# A guest that made the streams non-blocking and left them full must not cost it its last words: it tries again.
-_LAUNCH = (
-    "IFS= read -r word && IFS= read -r order || exit 125; n='\n'; eval \"set -- $order\" || exit 125; "
-    'if [ ! -d "$1" ]; then mkdir -p -- "$1" || exit 125; fi; cd -- "$1" || exit 125; shift; '
-    'exec 3>&2 2>/dev/null; printf "%s\\n" "$word" >&3; (exec "$@" 2>&3 3>&-); code=$?; kill -s KILL -- -1; '
-    'until printf "%s %s\\n" "$word" "$code" >&3; do :; done; until printf "%s\\n" "$word"; do :; done; '
-    "exec sleep 20 3>&-"
-)
-LAUNCHER = ("/bin/sh", "-c", _LAUNCH)
-HOLD = "read -r forever"  # keeps its folders mounted until its stdin is closed
+LAUNCHER = ("/bin/sh", "-c", shell_script("containers/launch"))
+HOLD = shell_script("containers/hold")
 
 
 def order(cwd: str, env: Mapping[str, str], argv: Sequence[str]) -> bytes:
-    """What the launcher is to run, and where, as one line for its shell."""
+    """Returns the line that tells the launcher (`guest/shell/containers/launch.sh`) what to run, and where."""
     # By `env`, so that it is a program and never a word that the shell knows; which would take a=b for a variable.
     program = ["sh", "-c", 'exec "$@"', "sh"] if "=" in argv[0] else []
     words = (cwd, "env", "--", *(f"{name}={value}" for name, value in env.items()), *program, *argv)
@@ -60,7 +48,7 @@ def _quoted(word: str) -> str:
 
 
 class Options(NamedTuple):
-    """What an administrator changed of the walls, and a plan of the network. As it stands: our walls, all of them."""
+    """What an administrator, or a plan's network, changes of the walls. The defaults change nothing."""
 
     cpu_shares: int | None = None
     io_weight: int | None = None
@@ -98,7 +86,7 @@ class ContainerSpec(NamedTuple):
 
 
 def container(guest: ContainerSpec) -> dict[str, Any]:
-    """The request body that creates it."""
+    """Returns the request body that creates a container."""
     return {
         "Image": guest.image,
         "Entrypoint": [],
@@ -134,10 +122,10 @@ def _walls(guest: ContainerSpec) -> dict[str, Any]:
         "Init": True,
         "Memory": limits.memory,
         "MemorySwap": limits.memory,  # memory and swap together: so no swap
-        "CpuPeriod": _PERIOD,
-        "CpuQuota": max(_LEAST_QUOTA, math.ceil(limits.cpus * _PERIOD)),
+        "CpuPeriod": _CPU_PERIOD_MICROSECONDS,
+        "CpuQuota": max(_LEAST_QUOTA_MICROSECONDS, math.ceil(limits.cpus * _CPU_PERIOD_MICROSECONDS)),
         "PidsLimit": _KERNEL_PROCESSES + 2 * limits.pids if guest.own_kernel else limits.pids + _OWN_PROCESSES,
-        "ShmSize": _SHM,
+        "ShmSize": _SHM_BYTES,
         "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in _ulimits(guest)],
         "LogConfig": {"Type": "none", "Config": {}},  # else a flood of output would fill the host's disk
         "RestartPolicy": {"Name": "no"},
@@ -177,7 +165,7 @@ def _filter(guest: ContainerSpec) -> str:
     """The seccomp profile, by its path or as its text, as the engine wants it."""
     own, by_path = guest.options.profile, guest.flavour.profile_by_path
     if not own:
-        return str(_PROFILE) if by_path else _profile(guest.own_kernel)
+        return str(PROFILE_PATH) if by_path else profile_text(guest.own_kernel)
     try:
         text = read_profile(own)
     except ValueError as error:  # it was there when the settings were read
@@ -209,7 +197,7 @@ def _mount(path: str, place: str, *, read_only: bool) -> dict[str, Any]:
 
 
 def volume(name: str, disk: int, owner: str, run: str) -> dict[str, Any]:
-    """A folder in memory that several containers share, with the size that a box may fill."""
+    """Returns the request body for a folder in memory that several containers share, as large as a box may fill."""
     # Podman takes `size` for a quota of its own, which hardly any disk has; the kernel counts blocks just as well.
     blocks = -(-disk // os.sysconf("SC_PAGE_SIZE"))
     options = f"nr_blocks={blocks},mode=1777,uid={KEEPER},gid={KEEPER},nosuid,nodev"
@@ -220,35 +208,18 @@ def volume(name: str, disk: int, owner: str, run: str) -> dict[str, Any]:
 
 
 def labels(owner: str, run: str) -> dict[str, str]:
-    """Who made it and when, for whoever finds it when we are gone."""
+    """Returns labels that say who made a thing and when, for whoever finds it when we are gone."""
     return {
         LABEL: "1",
-        f"{LABEL}.owner": owner,
-        f"{LABEL}.boot": boot(),
-        f"{LABEL}.run": run,
-        f"{LABEL}.created": str(int(time.time())),
-        f"{LABEL}.user": str(os.geteuid()),
+        OWNER_LABEL: owner,
+        BOOT_LABEL: boot(),
+        RUN_LABEL: run,
+        CREATED_LABEL: str(int(time.time())),
+        USER_LABEL: str(os.geteuid()),
     }
 
 
 @cache
 def boot() -> str:
-    """This run of this machine's kernel: an owner's name says nothing elsewhere."""
+    """Returns the id of this run of this machine's kernel: elsewhere an owner's name says nothing."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-@cache
-def _profile(own_kernel: bool) -> str:
-    """The profile; for gVisor with clone3 let through.
-
-    gVisor answers every refused call with EPERM, whatever the profile says, and a C library that hears that of clone3
-    starts no thread. What clone3 can make there are namespaces of gVisor's own kernel.
-    """
-    if not own_kernel:
-        return _PROFILE.read_text()
-    profile = json.loads(_PROFILE.read_text())
-    for rule in profile["syscalls"]:
-        rule["names"] = [name for name in rule["names"] if name != "clone3"]
-    profile["syscalls"] = [rule for rule in profile["syscalls"] if rule["names"]]
-    profile["syscalls"].append({"names": ["clone3"], "action": "SCMP_ACT_ALLOW"})
-    return json.dumps(profile)

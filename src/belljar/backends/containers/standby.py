@@ -1,6 +1,7 @@
-"""A container that is up and waits for its word: created, heard, started, with a keeper to put files in place.
+"""A started container that awaits its command, with a program of ours in it that puts files in place.
 
-A run makes one and gives it its word at once. The pool makes them beforehand, so that a run only has to say it.
+A run starts one and gives it its command at once. The pool starts them beforehand, so that a run only has to give the
+command.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
     from aiodocker import Docker
     from aiodocker.containers import DockerContainer
 
-_MOVING = 60.0  # seconds for files to go in
-_WORDS = 4096  # kept of what a program inside complains of
+_MOVE_SECONDS = 60.0  # for files to go in
+_COMPLAINT_BYTES = 4096  # kept of what a program inside complains of
 
 
 class Standby:
+    """One container, from its creation to its end. Whoever made it removes it."""
+
     def __init__(self, container: DockerContainer, name: str) -> None:
         self.container = container
         self.name = name
@@ -39,13 +42,14 @@ class Standby:
 
     @classmethod
     async def create(cls, client: Docker, name: str, body: Mapping[str, Any]) -> Standby:
+        """Creates a container from a request body; it is not started yet."""
         with anyio.CancelScope(shield=True):  # half a creation would be a container that nobody knows of
             async with asking("the container could not be created", errors.StartFailed):
                 container = await client.containers.create(body, name=name)
         return cls(container, name)
 
     async def start(self, *, local: bool) -> None:
-        """It runs when this returns, and waits; local: are its processes on this machine?"""
+        """Starts the container, which then awaits its command; `local`: its processes are on this machine."""
         stream = self.container.attach(stdin=True, stdout=True, stderr=True)
         self.streams = await self._open.enter_async_context(ProgramStreams.open(stream, "the container's streams"))
         async with asking("the container could not be started", errors.StartFailed):
@@ -59,32 +63,32 @@ class Standby:
     async def call_keeper(self, folder: str) -> None:
         """Starts the program that will lay files into a folder, and waits for them."""
         keeper, argv = f"{spec.KEEPER}:{spec.KEEPER}", ["/bin/sh", "-c", docker_files.LAY_AND_SAY, folder]
-        async with asking("the input files", seconds=_MOVING):
+        async with asking("the input files", seconds=_MOVE_SECONDS):
             call = await self.container.exec(argv, user=keeper, stdin=True, workdir="/")
         self._keeper = await self._open.enter_async_context(
             ProgramStreams.open(call.start(detach=False), "the input files")
         )
 
     async def lay(self, archive: bytes, folder: str) -> None:
-        """Returns when the keeper says that all is in place."""
+        """Unpacks an archive into a folder; returns when all is in place."""
         if self._keeper is None:
             await self.call_keeper(folder)
         assert self._keeper is not None
         complaint = bytearray()
         with lone_errors():
-            async with asking("the input files", seconds=_MOVING), anyio.create_task_group() as tasks:
+            async with asking("the input files", seconds=_MOVE_SECONDS), anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keeper.supply, archive)
                 async for name, data in self._keeper.parts():
                     if name == "stdout":
                         tasks.cancel_scope.cancel()
                         return
-                    complaint += data[: _WORDS - len(complaint)]
+                    complaint += data[: _COMPLAINT_BYTES - len(complaint)]
                 tasks.cancel_scope.cancel()
         said = complaint.decode("utf-8", "replace").strip().splitlines() or ["the keeper ended early"]
         raise errors.ExecutionFailed(f"the input files could not be moved: {said[-1]}")
 
     def holds(self, claim: ExitStack) -> None:
-        """Closed with it."""
+        """Keeps something claimed until the container is closed."""
         self._open.enter_context(claim)
 
     @property

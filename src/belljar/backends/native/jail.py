@@ -77,7 +77,7 @@ def launcher(join_files: Sequence[Path], uid: int | None, holder: int) -> list[s
         uid: to become; None: the uid is kept.
         holder: the pid of the process that keeps the writable folders; 0: there is none.
     """
-    argv = ["/bin/sh", "-c", shell_script("native_launch"), "belljar", str(len(join_files)), *map(str, join_files)]
+    argv = ["/bin/sh", "-c", shell_script("native/launch"), "belljar", str(len(join_files)), *map(str, join_files)]
     if uid is not None:
         # coreutils' chroot to / only changes the uid, in half the time that setpriv takes.
         argv += ["chroot", f"--userspec=+{uid}:+{uid}", "--groups=", "/"]
@@ -97,7 +97,7 @@ def holder_arguments(disk: int, space: Space) -> list[str]:
         for path in (space.workspace, space.tmp)
         for part in ("--perms", "0755", "--size", str(disk), "--tmpfs", path)
     ]
-    return [*walls, "--dev-bind", "/", "/", *folders, "--", "/bin/sh", "-c", shell_script("native_hold")]
+    return [*walls, "--dev-bind", "/", "/", *folders, "--", "/bin/sh", "-c", shell_script("native/hold")]
 
 
 def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:

@@ -1,0 +1,123 @@
+"""What a container engine says of itself: its version, its runtimes, its limits, and the walls of its host."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio.to_thread
+
+from belljar.core import errors
+from belljar.core.settings import ContainerSettings
+from belljar.host import cgroups
+from belljar.host.docker_api import asking
+from belljar.host.engine_address import EngineAddress, is_outside
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+
+_MINIMUM_API = (1, 41)  # Docker 20.10, Podman 4
+_ANSWER_SECONDS = 30.0
+_SHARED_KERNEL = re.compile(r"runc|crun|youki|io\.containerd\.runc\..*")
+
+
+def has_own_kernel(runtime: str) -> bool:
+    """Says whether a runtime puts a kernel of its own between a guest and the host's, as gVisor does."""
+    return not _SHARED_KERNEL.fullmatch(runtime)
+
+
+class EngineFacts(NamedTuple):
+    """What an engine says of itself."""
+
+    version: str
+    address: EngineAddress
+    kernel: str
+    cgroup: str
+    limits: Mapping[str, bool]
+    runtimes: tuple[str, ...]
+    default: str
+    maps_uids: bool
+    labelled: bool
+    security: str = ""  # its walls beside seccomp, in its own words
+    disk: str = ""  # the device below its data, where block I/O can be limited; empty: none is known
+
+
+def read_facts(address: EngineAddress, version: str, said: Mapping[str, Any]) -> EngineFacts:
+    """Reads what an engine says of itself (`GET /info`).
+
+    Args:
+        address: Where it listens.
+        version: Its name and version.
+        said: Its answer.
+    """
+    security = " ".join(map(str, said.get("SecurityOptions") or ()))
+    default = os.path.basename(str(said.get("DefaultRuntime") or ""))  # Podman tells its path
+    rootless = bool(said.get("Rootless")) or "rootless" in security  # Podman's word, and Docker's
+    version_1 = str(said.get("CgroupVersion", "1")) == "1"
+    return EngineFacts(
+        version=version, address=address, kernel=str(said.get("KernelVersion", "")),
+        cgroup=f"cgroup v{said.get('CgroupVersion', '1')}",
+        # Without root, version 1 lets nobody set a limit; Podman takes them, leaves them out and says yes here.
+        limits={name: bool(said.get(key)) and not (rootless and version_1) for name, key in
+                (("memory", "MemoryLimit"), ("pids", "PidsLimit"), ("cpus", "CpuCfsQuota"))},
+        runtimes=(default,) if address.flavour.one_runtime else tuple(said.get("Runtimes") or {}),
+        default=default,
+        maps_uids=rootless or "name=userns" in security, labelled="selinux" in security,
+        security=security, disk=_disk(address, said),
+    )  # fmt: skip
+
+
+def _disk(address: EngineAddress, said: Mapping[str, Any]) -> str:
+    warnings = " ".join(map(str, said.get("Warnings") or ()))
+    if not address.local or re.search(r"No (blkio throttle|io\.max)", warnings):
+        return ""
+    with suppress(OSError):
+        number = cgroups.disk_of(str(said.get("DockerRootDir") or ""))
+        found = re.search(r"^DEVNAME=(.+)$", Path(f"/sys/dev/block/{number}/uevent").read_text(), re.MULTILINE)
+        if number and found and os.path.exists(f"/dev/{found[1]}"):
+            return f"/dev/{found[1]}"
+    return ""
+
+
+async def ask_facts(client: Docker, address: EngineAddress, options: ContainerSettings) -> EngineFacts:
+    """Asks an engine what it is.
+
+    Raises:
+        NotAvailable: It does not answer, is too old, or lacks a wall that the settings name.
+    """
+    name = address.flavour.name
+    async with asking(f"{name} at {address}", errors.NotAvailable, seconds=_ANSWER_SECONDS, fix=address.flavour.start):
+        version = await client.version()
+        said: dict[str, Any] = dict(await client.system.info())
+        api = tuple(int(part) for part in str(version["ApiVersion"]).split("."))
+        outside = await anyio.to_thread.run_sync(is_outside, address.url)
+        known = address._replace(version="v" + ".".join(map(str, api)), outside=outside)
+    if api < _MINIMUM_API:
+        raise errors.NotAvailable(
+            f"{name} {version.get('Version')} is too old", fix="Docker 20.10, Podman 4, or later is needed"
+        )
+    facts = read_facts(known, f"{name} {version.get('Version')}", said)
+    security(options, facts)
+    return facts
+
+
+def security(options: ContainerSettings, facts: EngineFacts) -> tuple[str, ...]:
+    """Returns the AppArmor profile and SELinux label of the settings, as the engine wants them.
+
+    Raises:
+        NotAvailable: The settings name one that the engine does not have: that would be no wall.
+    """
+    wanted = {"apparmor": options.apparmor_profile, "selinux": options.selinux_label}
+    for name, value in wanted.items():
+        if value and name not in facts.security:
+            key = "apparmor_profile" if name == "apparmor" else "selinux_label"
+            raise errors.NotAvailable(
+                f"container.{key} is {value!r}, but the engine knows no {name} here",
+                fix=f"unset container.{key}, or switch {name} on in the host's kernel and in the engine",
+            )
+    words = {"apparmor": "apparmor", "selinux": "label"}
+    return tuple(f"{words[name]}={value}" for name, value in wanted.items() if value)

@@ -1,0 +1,3 @@
+from belljar.socket_proxy.command import main
+
+main()
