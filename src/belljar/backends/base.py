@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from anyio.abc import TaskGroup
 
@@ -146,6 +146,31 @@ class Backend(Protocol):
 
     async def reap(self) -> int:
         """Removes what a Belljar that died left behind; returns how many sandboxes that were."""
+        ...
+
+
+@runtime_checkable
+class Rememberable(Backend, Protocol):
+    """A backend whose probe holds until something changes, so that other processes may go by it."""
+
+    def depends_on(self) -> Mapping[str, Any]:
+        """Returns what the probe's outcome depends on beside the machine and the user, as JSON. It starts nothing.
+
+        Raises:
+            BackendError, OSError: not even that can be told; there is nothing to go by then.
+        """
+        ...
+
+    def found(self) -> Mapping[str, str]:
+        """Returns what the last probe found that opening a box needs."""
+        ...
+
+    def recall(self, found: Mapping[str, str]) -> None:
+        """Takes over what another process' probe found; what is cheap to check is checked again.
+
+        Raises:
+            BackendError, OSError: it no longer holds.
+        """
         ...
 
 

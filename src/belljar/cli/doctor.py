@@ -11,12 +11,11 @@ from belljar.cli import process, remote, terminal
 from belljar.cli.options import Json
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
-from belljar.sandbox import default_engine
 
 
 def doctor(as_json: Json = False) -> None:
     """Every backend: does it work here, why not, how to fix it, and what it guarantees."""
-    found = process.run_async(lambda: remote.backends(default_engine()))
+    found = process.run_async(lambda: remote.backends(process.make_engine(probe=True)))
     if as_json:
         terminal.print_json({"backends": [_document(capabilities) for capabilities in found]})
     else:
@@ -29,7 +28,7 @@ def setup(
     as_json: Json = False,
 ) -> None:
     """Prepare a backend that needs it, once: wasm compiles its interpreters, docker and podman pull their image."""
-    engine = default_engine()
+    engine = process.make_engine(probe=True)
     if backend not in engine.known or not isinstance(engine.backend(backend), Preparable):
         raise errors.InvalidRequest(f"{backend!r} needs no setup", fix="belljar setup wasm")
 
@@ -48,7 +47,7 @@ def setup(
 
 def languages(as_json: Json = False) -> None:
     """The languages this installation can run now, and how to get the others."""
-    rows = process.run_async(lambda: remote.languages(default_engine()))
+    rows = process.run_async(lambda: remote.languages(process.make_engine()))
     if as_json:
         terminal.print_json({"languages": [{"backend": name, **row.model_dump(mode="json")} for name, row in rows]})
     else:

@@ -1,4 +1,4 @@
-"""What a command does to its own process: its streams, the signals that end it, its event loop."""
+"""What a command needs of its own process: streams, the signals that end it, an event loop, an engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from belljar.engine.engine import Engine
 
 T = TypeVar("T")
 _BROKEN_PIPE_CODE = 141  # as a shell reports SIGPIPE
@@ -48,3 +51,19 @@ def run_async(function: Callable[[], Awaitable[T]]) -> T:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(_BROKEN_PIPE_CODE) from None
+
+
+def make_engine(*, probe: bool = False) -> Engine:
+    """Makes the engine of a short command: it goes by what an earlier command proved of this machine, since its boot.
+
+    Args:
+        probe: prove everything anew, and keep that for the next commands.
+    """
+    from pathlib import Path
+
+    from belljar.engine.engine import Engine
+    from belljar.engine.probe_cache import ProbeCache
+    from belljar.settings import load
+
+    settings = load()
+    return Engine(settings, probes=ProbeCache(Path(settings.state_dir), recalls=not probe))

@@ -16,7 +16,6 @@ from belljar.core import errors
 from belljar.core.options import request as make_request
 from belljar.core.result import Result, Status
 from belljar.host.loops import lone_errors
-from belljar.sandbox import default_engine
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -42,7 +41,7 @@ def run(
     """Run a snippet or a file in a sandbox of its own."""
     if (code is None) == (file is None):
         raise errors.InvalidRequest("give code with -c, or one file, or - for stdin", fix='belljar run -c "print(1)"')
-    engine = default_engine()
+    engine = process.make_engine()
     if code is None:
         assert file is not None
         code = opt.read_text(file)
@@ -78,7 +77,7 @@ def exec_(
         files=opt.read_files(in_files), env=opt.read_env(env), collect=tuple(collect or ()), net=net or (),
         packages=opt.absolute(packages), image=image, runtime=runtime, type=type,
     )  # fmt: skip
-    _execute(default_engine(), asked, out, as_json)
+    _execute(process.make_engine(), asked, out, as_json)
 
 
 def _execute(engine: Engine, asked: RunRequest, out: Path | None, as_json: bool) -> None:

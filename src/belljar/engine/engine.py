@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from belljar.backends.base import Backend, Preparable
+from belljar.backends.base import Backend, Preparable, Rememberable
 from belljar.backends.control import Control
 from belljar.core import errors, policy, routing
 from belljar.core.capabilities import Capabilities, LanguageSupport
@@ -24,6 +24,7 @@ from belljar.engine.audit import Audit
 from belljar.engine.backends import NAMES, NEVER_CHOSEN, Backends
 from belljar.engine.capacity import Capacity
 from belljar.engine.lease import Lease, Listener, notify
+from belljar.engine.probe_cache import ProbeCache
 from belljar.engine.tracing import span
 from belljar.settings import load as load_settings
 
@@ -44,7 +45,18 @@ class Engine:
         sinks: Sequence[Listener] = (),
         on_setup: Callable[[str], object] = _log_setup,
         on_box: Callable[[Lease, bool], object] = lambda lease, opened: None,
+        probes: ProbeCache | None = None,
     ) -> None:
+        """Makes an engine; nothing is probed or started yet.
+
+        Args:
+            settings: those in force; without them, they are read from files and the environment.
+            extra: backends of your own, preferred to the others.
+            sinks: called with every event of every run.
+            on_setup: called with each step of what a backend needs once, which may take minutes.
+            on_box: called with a lease and True when its box is open, and with False when it is about to be closed.
+            probes: what earlier processes proved. Short-lived processes go by it; without it, all is proved anew.
+        """
         self.settings = settings or load_settings()
         self.languages = language_file.load(self.settings.language_file)
         self._extra = {backend.name: backend for backend in extra}
@@ -53,8 +65,10 @@ class Engine:
         self._capabilities: dict[str, Capabilities] = {}
         self._languages: dict[str, tuple[LanguageSupport, ...]] = {}
         self._sinks = tuple(sinks)
-        self.on_setup = on_setup  # told each step of what a backend needs once, which may take minutes
-        self._on_box = on_box  # told when a box is open, and when it is about to be closed
+        self.on_setup = on_setup
+        self._on_box = on_box
+        self._probes = probes
+        self._recalled: set[str] = set()  # the backends that this process did not probe itself
         self._capacity = Capacity(self.settings.max_containers)
         self._audit = Audit(self.settings.audit_log) if self.settings.audit_log else None
 
@@ -64,9 +78,40 @@ class Engine:
         return self._extra[name] if name in self._extra else self._backends[name]
 
     async def capabilities(self, name: str, *, again: bool = False) -> Capabilities:
+        """Returns what a backend can do here; the first time, or `again`, it is probed.
+
+        With a probe cache, the first time may be that of an earlier process; `again` never is.
+        """
         if again or name not in self._capabilities:
-            self._capabilities[name] = await self.backend(name).probe()
+            kept = None if again else self._recall(name)
+            self._capabilities[name] = kept or await self._probe(name)
         return self._capabilities[name]
+
+    def _recall(self, name: str) -> Capabilities | None:
+        backend = self.backend(name)
+        kept = self._probes.recall(backend) if self._probes and isinstance(backend, Rememberable) else None
+        if kept:
+            self._recalled.add(name)
+        return kept
+
+    async def _probe(self, name: str) -> Capabilities:
+        backend = self.backend(name)
+        found = await backend.probe()
+        self._recalled.discard(name)
+        if self._probes and isinstance(backend, Rememberable):
+            self._probes.keep(backend, found)
+        return found
+
+    def _forget_recalled(self, error: errors.BelljarError) -> None:
+        """After a start that failed: what earlier processes proved does not count any more."""
+        names = ", ".join(sorted(self._recalled))
+        logging.getLogger("belljar").warning("%s: %s; probing again, as the last probe was earlier", names, error)
+        for name in self._recalled:
+            backend = self.backend(name)
+            if self._probes and isinstance(backend, Rememberable):
+                self._probes.forget(backend)
+            del self._capabilities[name]
+        self._recalled.clear()
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -100,7 +145,18 @@ class Engine:
         weaker, and only where `auto` chose, because a backend asked for by name is never changed. The result is that
         of the last run alone, and `reasons` tells of the first. The listener hears the first run only when it has
         ended and stands; the engine's sinks hear both as they go.
+
+        A start that fails on a backend that only an earlier process probed is tried once more after a new probe.
         """
+        try:
+            return await self._run(request, listener, control, id)
+        except errors.StartFailed as error:
+            if not self._recalled:
+                raise
+            self._forget_recalled(error)
+        return await self._run(request, listener, control, id)
+
+    async def _run(self, request: RunRequest, listener: Listener | None, control: Control | None, id: str) -> Result:
         plan, choice = await self._choose(request, id=id)
         if request.retry == "stronger" and plan.backend == "auto":
             return await self._run_or_retry(request, plan, choice, listener, control)

