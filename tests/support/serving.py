@@ -73,8 +73,9 @@ class Server:
         stream = self._process.stdout
 
         def listen() -> None:
-            for line in stream:
-                heard.put(line)
+            with stream:
+                for line in stream:
+                    heard.put(line)
             heard.put(b"")
 
         threading.Thread(target=listen, daemon=True).start()
