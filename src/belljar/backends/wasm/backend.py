@@ -90,7 +90,7 @@ class Wasm:
         )  # fmt: skip
 
     def depends_on(self) -> Mapping[str, Any]:
-        parts: list[str | Path] = [__file__, *wasm_cache.sources().values(), wasm_cache.wasmtime_folder()]
+        parts: list[str | Path] = [__file__, *wasm_store.sources().values(), wasm_store.wasmtime_folder()]
         parts += [self._store.folder / "parts.json"]
         return {"parts": [stamp(path) for path in parts], "jail": self._native.depends_on()}
 
