@@ -22,7 +22,7 @@ from belljar.backends.wasm import profiles as wasm_profiles
 from belljar.backends.wasm.box import WasmBox
 from belljar.backends.wasm.modules import bundled
 from belljar.backends.wasm.snapshots import take_after_imports
-from belljar.backends.wasm.store import CompiledStore, check_versions
+from belljar.backends.wasm.store import CompiledStore, check_versions, sources, wasmtime_folder
 from belljar.backends.wasm.worker_process import WorkerKind, WorkerProcess
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
@@ -90,7 +90,7 @@ class Wasm:
         )  # fmt: skip
 
     def depends_on(self) -> Mapping[str, Any]:
-        parts: list[str | Path] = [__file__, *wasm_store.sources().values(), wasm_store.wasmtime_folder()]
+        parts: list[str | Path] = [__file__, *sources().values(), wasmtime_folder()]
         parts += [self._store.folder / "parts.json"]
         return {"parts": [stamp(path) for path in parts], "jail": self._native.depends_on()}
 
