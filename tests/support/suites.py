@@ -14,6 +14,9 @@ from belljar.engine.engine import Engine
 from belljar.testing import conformance, escape
 
 
+SUITE_SECONDS = 900  # the first test item that asks for a verdict waits for the whole suite
+
+
 @cache
 def checked(backend: str, engine: Engine) -> dict[str, conformance.Verdict]:
     """Runs the conformance suite, the first time it is asked for, and returns its verdicts by name."""
