@@ -13,7 +13,6 @@ import pytest
 from belljar.engine.engine import Engine
 from belljar.testing import conformance, escape
 
-
 SUITE_SECONDS = 900  # the first test item that asks for a verdict waits for the whole suite
 
 
