@@ -29,10 +29,10 @@ from belljar.testing import conformance, escape
 from belljar.testing.conformance import Check
 from engines import IMAGE
 from stand_ins import apple as stand_ins
-from suites import assert_passed, attacked, checked
+from suites import SUITE_SECONDS, assert_passed, attacked, checked
 from witness import eventually
 
-pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
+pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers, pytest.mark.timeout(SUITE_SECONDS)]
 
 # What the stand-in's engine does not stop, though a virtual machine's memory would.
 NOT_ON_DOCKER = {"socket buffers": "Docker does not count what waits in sockets where control groups are of version 1"}

@@ -25,7 +25,7 @@ from belljar.testing import conformance
 from belljar.testing.conformance import Bench, Check, Verdict
 from engines import engines, flavours
 from saboteurs import SABOTEURS, Saboteur
-from suites import assert_passed, checked
+from suites import SUITE_SECONDS, assert_passed, checked
 
 pytestmark = pytest.mark.anyio
 CHECKS = conformance.checks()
@@ -97,6 +97,7 @@ async def test_a_backend_that_runs_only_code_is_held_to_all_that_code_can_show()
     }  # fmt: skip
 
 
+@pytest.mark.timeout(SUITE_SECONDS)
 @pytest.mark.engine
 @pytest.mark.containers
 @pytest.mark.parametrize("flavour", flavours("conformance"))
@@ -106,6 +107,7 @@ def test_a_container_engine_that_was_started_for_this_conforms(check: Check, fla
     assert_passed(checked(engine.settings.backend, engine)[check.name])
 
 
+@pytest.mark.timeout(SUITE_SECONDS)
 @pytest.mark.engine
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("check", CHECKS, ids=named)

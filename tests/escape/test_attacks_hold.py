@@ -12,9 +12,9 @@ from belljar.engine.engine import Engine
 from belljar.testing import escape
 from engines import engines, flavours
 from leaky import Leaky
-from suites import attacked
+from suites import SUITE_SECONDS, attacked
 
-pytestmark = [pytest.mark.anyio, pytest.mark.engine]
+pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.timeout(SUITE_SECONDS)]
 
 Verdicts = dict[str, escape.Verdict]
 NAMES = [one.name for one in escape.ATTACKS]
