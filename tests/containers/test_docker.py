@@ -21,10 +21,10 @@ from belljar.backends.containers import spec
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.options import request
+from belljar.engine.callbacks import Cancel
 from belljar.engine.engine import Engine
 from belljar.host.docker_api import connected
 from belljar.host.engine_address import DOCKER, EngineAddress
-from belljar.sandbox import Cancel
 from belljar.settings import load
 from engines import FLAVOURS, IMAGE, backend_of, engines, left_behind, nothing_left, run
 

@@ -18,11 +18,11 @@ import pytest
 import belljar
 from belljar.backends.containers import spec
 from belljar.backends.containers.backend import Containers
+from belljar.engine.callbacks import Cancel
 from belljar.engine.engine import Engine
 from belljar.host import files
 from belljar.host.docker_api import connected, list_containers
 from belljar.host.engine_address import docker_address, podman_address
-from belljar.sandbox import Cancel
 from engines import FLAVOURS, IMAGE, backend_of, engines, nothing_left, run
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
