@@ -17,7 +17,7 @@ from rich.syntax import Syntax
 import belljar
 from belljar import Result, Status
 from belljar.cli.terminal import doctor
-from belljar.host.capture import neutralise
+from belljar.core.display import neutralise
 
 console = Console(highlight=False, soft_wrap=True, emoji=False)  # a passwd line holds ":x:"
 

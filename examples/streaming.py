@@ -14,7 +14,7 @@ for n in range(1_000_000):
 
 async def main() -> None:
     seen = ""
-    async with belljar.stream(COUNTER) as run:
+    async with belljar.astream(COUNTER) as run:
         async for event in run:
             if event.kind == "stdout":  # as much as there was to read: a part of a line, or several
                 seen += event.text

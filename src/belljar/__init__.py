@@ -12,37 +12,127 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Imported on first use, so that `import belljar` costs next to nothing.
-_PUBLIC = {
-    "run": "sandbox", "arun": "sandbox", "stream": "sandbox", "Sandbox": "sandbox", "Cancel": "sandbox",
-    "Session": "session.session", "Engine": "engine.engine", "Client": "client.client",
-    "Result": "core.result", "Status": "core.result", "ErrorType": "core.result", "Limits": "core.request",
-    "Event": "core.result",
-    "BelljarError": "core.errors", "BackendError": "core.errors", "InvalidRequest": "core.errors",
-    "PolicyDenied": "core.errors",
-    "NotAvailable": "core.errors",
-    "ImageNotFound": "core.errors",
-    "ImageRefused": "core.errors",
-    "StartFailed": "core.errors",
-    "PullFailed": "core.errors",
-    "ExecutionFailed": "core.errors",
-    "BackendTimeout": "core.errors",
-    "Aborted": "core.errors",
-    "CleanupFailed": "core.errors",
-    "Unauthorized": "core.errors",
-    "NotFound": "core.errors",
-    "Busy": "core.errors",
-    "supported_languages": "sandbox", "offers": "sandbox",
-    "detect": "containers", "adetect": "containers",
-    "run_in_container": "containers", "arun_in_container": "containers",
-    "build_image": "containers", "abuild_image": "containers",
-    "is_container_available": "containers", "ais_container_available": "containers",
-}  # fmt: skip
+# Where each public name lives. They are imported on first use, so that `import belljar` costs next to nothing.
+_MODULES: dict[str, str] = {
+    "sandbox": (
+        "run arun stream astream Sandbox AsyncSandbox list_backends alist_backends supported_languages "
+        "asupported_languages"
+    ),
+    "session.session": "Session AsyncSession Checkpoint",
+    "client.client": "Client",
+    "client.async_client": "AsyncClient",
+    "client.sessions": "RemoteSession AsyncRemoteSession RemoteSandbox AsyncRemoteSandbox RemoteCheckpoint",
+    "engine.engine": "Engine",
+    "engine.callbacks": "Cancel",
+    "engine.stream": "Stream AsyncStream",
+    "containers": (
+        "detect adetect Detected Detection run_in_container arun_in_container build_image abuild_image "
+        "is_container_available ais_container_available"
+    ),
+    "images.build_log": "BuildReport",
+    "core.options": "RunOptions SandboxOptions SessionOptions CommandOptions",
+    "core.request": "Limits Egress Workspace Deterministic",
+    "core.result": "Result Status ErrorType Failure File Entry Event",
+    "core.capabilities": "Capabilities Guarantees Isolation LanguageSupport",
+    "protocol.records": "LogLine RunRecord SandboxMetrics SessionRecord",
+    "core.errors": (
+        "BelljarError BackendError InvalidRequest PolicyDenied NotAvailable ImageNotFound ImageRefused "
+        "StartFailed PullFailed ExecutionFailed BackendTimeout Aborted CleanupFailed Unauthorized NotFound "
+        "Busy Elsewhere SessionEnded"
+    ),
+}
+_PUBLIC: dict[str, str] = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = [*_PUBLIC, "__version__"]
+__all__ = [
+    "Aborted",
+    "AsyncClient",
+    "AsyncRemoteSandbox",
+    "AsyncRemoteSession",
+    "AsyncSandbox",
+    "AsyncSession",
+    "AsyncStream",
+    "BackendError",
+    "BackendTimeout",
+    "BelljarError",
+    "BuildReport",
+    "Busy",
+    "Cancel",
+    "Capabilities",
+    "Checkpoint",
+    "CleanupFailed",
+    "Client",
+    "CommandOptions",
+    "Detected",
+    "Detection",
+    "Deterministic",
+    "Egress",
+    "Elsewhere",
+    "Engine",
+    "Entry",
+    "ErrorType",
+    "Event",
+    "ExecutionFailed",
+    "Failure",
+    "File",
+    "Guarantees",
+    "ImageNotFound",
+    "ImageRefused",
+    "InvalidRequest",
+    "Isolation",
+    "LanguageSupport",
+    "Limits",
+    "LogLine",
+    "NotAvailable",
+    "NotFound",
+    "PolicyDenied",
+    "PullFailed",
+    "RemoteCheckpoint",
+    "RemoteSandbox",
+    "RemoteSession",
+    "Result",
+    "RunOptions",
+    "RunRecord",
+    "Sandbox",
+    "SandboxMetrics",
+    "SandboxOptions",
+    "Session",
+    "SessionEnded",
+    "SessionOptions",
+    "SessionRecord",
+    "StartFailed",
+    "Status",
+    "Stream",
+    "Unauthorized",
+    "Workspace",
+    "__version__",
+    "abuild_image",
+    "adetect",
+    "ais_container_available",
+    "alist_backends",
+    "arun",
+    "arun_in_container",
+    "astream",
+    "asupported_languages",
+    "build_image",
+    "detect",
+    "is_container_available",
+    "list_backends",
+    "run",
+    "run_in_container",
+    "stream",
+    "supported_languages",
+]
 
 if TYPE_CHECKING:
+    from belljar.client.async_client import AsyncClient as AsyncClient
     from belljar.client.client import Client as Client
+    from belljar.client.sessions import AsyncRemoteSandbox as AsyncRemoteSandbox
+    from belljar.client.sessions import AsyncRemoteSession as AsyncRemoteSession
+    from belljar.client.sessions import RemoteCheckpoint as RemoteCheckpoint
+    from belljar.client.sessions import RemoteSandbox as RemoteSandbox
+    from belljar.client.sessions import RemoteSession as RemoteSession
+    from belljar.containers import Detected as Detected
+    from belljar.containers import Detection as Detection
     from belljar.containers import abuild_image as abuild_image
     from belljar.containers import adetect as adetect
     from belljar.containers import ais_container_available as ais_container_available
@@ -51,12 +141,17 @@ if TYPE_CHECKING:
     from belljar.containers import detect as detect
     from belljar.containers import is_container_available as is_container_available
     from belljar.containers import run_in_container as run_in_container
+    from belljar.core.capabilities import Capabilities as Capabilities
+    from belljar.core.capabilities import Guarantees as Guarantees
+    from belljar.core.capabilities import Isolation as Isolation
+    from belljar.core.capabilities import LanguageSupport as LanguageSupport
     from belljar.core.errors import Aborted as Aborted
     from belljar.core.errors import BackendError as BackendError
     from belljar.core.errors import BackendTimeout as BackendTimeout
     from belljar.core.errors import BelljarError as BelljarError
     from belljar.core.errors import Busy as Busy
     from belljar.core.errors import CleanupFailed as CleanupFailed
+    from belljar.core.errors import Elsewhere as Elsewhere
     from belljar.core.errors import ExecutionFailed as ExecutionFailed
     from belljar.core.errors import ImageNotFound as ImageNotFound
     from belljar.core.errors import ImageRefused as ImageRefused
@@ -65,21 +160,45 @@ if TYPE_CHECKING:
     from belljar.core.errors import NotFound as NotFound
     from belljar.core.errors import PolicyDenied as PolicyDenied
     from belljar.core.errors import PullFailed as PullFailed
+    from belljar.core.errors import SessionEnded as SessionEnded
     from belljar.core.errors import StartFailed as StartFailed
     from belljar.core.errors import Unauthorized as Unauthorized
+    from belljar.core.options import CommandOptions as CommandOptions
+    from belljar.core.options import RunOptions as RunOptions
+    from belljar.core.options import SandboxOptions as SandboxOptions
+    from belljar.core.options import SessionOptions as SessionOptions
+    from belljar.core.request import Deterministic as Deterministic
+    from belljar.core.request import Egress as Egress
     from belljar.core.request import Limits as Limits
+    from belljar.core.request import Workspace as Workspace
+    from belljar.core.result import Entry as Entry
     from belljar.core.result import ErrorType as ErrorType
     from belljar.core.result import Event as Event
+    from belljar.core.result import Failure as Failure
+    from belljar.core.result import File as File
     from belljar.core.result import Result as Result
     from belljar.core.result import Status as Status
+    from belljar.engine.callbacks import Cancel as Cancel
     from belljar.engine.engine import Engine as Engine
-    from belljar.sandbox import Cancel as Cancel
+    from belljar.engine.stream import AsyncStream as AsyncStream
+    from belljar.engine.stream import Stream as Stream
+    from belljar.images.build_log import BuildReport as BuildReport
+    from belljar.protocol.records import LogLine as LogLine
+    from belljar.protocol.records import RunRecord as RunRecord
+    from belljar.protocol.records import SandboxMetrics as SandboxMetrics
+    from belljar.protocol.records import SessionRecord as SessionRecord
+    from belljar.sandbox import AsyncSandbox as AsyncSandbox
     from belljar.sandbox import Sandbox as Sandbox
+    from belljar.sandbox import alist_backends as alist_backends
     from belljar.sandbox import arun as arun
-    from belljar.sandbox import offers as offers
+    from belljar.sandbox import astream as astream
+    from belljar.sandbox import asupported_languages as asupported_languages
+    from belljar.sandbox import list_backends as list_backends
     from belljar.sandbox import run as run
     from belljar.sandbox import stream as stream
     from belljar.sandbox import supported_languages as supported_languages
+    from belljar.session.session import AsyncSession as AsyncSession
+    from belljar.session.session import Checkpoint as Checkpoint
     from belljar.session.session import Session as Session
 
 

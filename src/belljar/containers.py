@@ -1,17 +1,20 @@
-"""Conveniences: what works here (`detect`), and containers without further questions. Each has an async twin."""
+"""What works here (`detect`), and containers: run a command in one, build an image. Each has an async twin."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Unpack, runtime_checkable
 
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
+from belljar.core.options import ContainerOptions
 from belljar.core.result import Result
 from belljar.core.settings import CONTAINER_ENGINES as CONTAINERS
 from belljar.core.values import parse_size
+from belljar.engine.callbacks import Cancel, OutputCallback
 from belljar.engine.engine import Engine
+from belljar.engine.lease import Listener
 from belljar.host import portal
 from belljar.sandbox import arun, default_engine
 
@@ -20,31 +23,44 @@ if TYPE_CHECKING:
 
 
 class Detected(NamedTuple):
-    """One backend's word on itself."""
+    """One backend, and whether it works here.
+
+    Attributes:
+        backend: its name.
+        available: whether it works.
+        reason: why not; or, if it works, what it is.
+        fix: how to make it work.
+        isolation: what stands between its guests and the host's kernel, if it works.
+    """
 
     backend: str
     available: bool
-    reason: str  # why not; or, if it works, what it is
+    reason: str
     fix: str = ""
     isolation: Isolation | None = None
 
 
 class Detection(NamedTuple):
-    """All backends in the order in which `auto` prefers them."""
+    """All backends in the order in which `auto` prefers them.
 
-    backend: str  # the first that works, or "none"
+    Attributes:
+        backend: the first that works, or "none".
+        order: every backend.
+    """
+
+    backend: str
     order: tuple[Detected, ...]
 
 
 async def adetect(*, engine: Engine | None = None) -> Detection:
-    """What works here, in order, and why the rest does not. It never raises."""
+    """Tells which backends work here, in order, and why the rest does not. It never raises."""
     engine = engine or default_engine()
     order = tuple([await _ask(engine, name) for name in engine.known])
     return Detection(next((one.backend for one in order if one.available), "none"), order)
 
 
 def detect(*, engine: Engine | None = None) -> Detection:
-    """`adetect` for blocking code."""
+    """Tells which backends work here, in order, and why the rest does not. It never raises."""
     return portal.call(lambda: adetect(engine=engine))
 
 
@@ -79,6 +95,7 @@ async def _container_backend(engine: Engine, wanted: str) -> str:
 
 
 async def ais_container_available(*, backend: str = "auto", engine: Engine | None = None) -> bool:
+    """Says whether Docker, Podman or Apple's container (or the one named) can run something here now."""
     try:
         await _container_backend(engine or default_engine(), backend)
     except errors.NotAvailable:
@@ -87,31 +104,55 @@ async def ais_container_available(*, backend: str = "auto", engine: Engine | Non
 
 
 def is_container_available(*, backend: str = "auto", engine: Engine | None = None) -> bool:
-    """Whether Docker, Podman or Apple's container (or the one named) can run something here now."""
+    """Says whether Docker, Podman or Apple's container (or the one named) can run something here now."""
     return portal.call(lambda: ais_container_available(backend=backend, engine=engine))
 
 
 async def arun_in_container(
-    command: Iterable[str], *, image: str | None = None, backend: str = "auto", engine: Engine | None = None,
-    auto_remove: bool = True, **options: Any,
+    command: Iterable[str], *, backend: str = "auto", engine: Engine | None = None, auto_remove: bool = True,
+    on_event: Listener | None = None, on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
+    cancel: Cancel | None = None, **options: Unpack[ContainerOptions],
 ) -> Result:  # fmt: skip
-    """Runs a command in a container of its own: `arun(command=...)`, but never on a backend without containers."""
+    """Runs a command in a container of its own: `arun(command=...)`, but never on a backend without containers.
+
+    Args:
+        command: the program with its arguments.
+        backend: "auto" for the first container engine that works, or the name of one.
+        engine: an engine with settings of its own.
+        auto_remove: must be true; what you want to keep is named by `collect`.
+        on_event: called with each event, in order.
+        on_stdout: called with each piece of standard output.
+        on_stderr: called with each piece of standard error.
+        cancel: a handle that stops the run.
+        **options: see `ContainerOptions`; `image` is the language's unless given.
+
+    Raises:
+        NotAvailable: no container engine works here.
+    """
     if not auto_remove:
         raise errors.InvalidRequest(
             "auto_remove: a used sandbox is always removed", fix="name what you want to keep: collect=[...]"
         )
     engine = engine or default_engine()
     name = await _container_backend(engine, backend)
-    return await arun(command=command, image=image, backend=name, engine=engine, **options)
+    return await arun(
+        command=command, backend=name, engine=engine, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr,
+        cancel=cancel, **options,
+    )  # fmt: skip
 
 
 def run_in_container(
-    command: Iterable[str], *, image: str | None = None, backend: str = "auto", engine: Engine | None = None,
-    auto_remove: bool = True, **options: Any,
+    command: Iterable[str], *, backend: str = "auto", engine: Engine | None = None, auto_remove: bool = True,
+    on_event: Listener | None = None, on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
+    cancel: Cancel | None = None, **options: Unpack[ContainerOptions],
 ) -> Result:  # fmt: skip
-    """`arun_in_container` for blocking code."""
-    options |= {"image": image, "backend": backend, "engine": engine, "auto_remove": auto_remove}
-    return portal.call(lambda: arun_in_container(command, **options))
+    """Runs a command in a container of its own, and returns when it has ended: see `arun_in_container`."""
+    return portal.call(
+        lambda: arun_in_container(
+            command, backend=backend, engine=engine, auto_remove=auto_remove, on_event=on_event, on_stdout=on_stdout,
+            on_stderr=on_stderr, cancel=cancel, **options,
+        )
+    )  # fmt: skip
 
 
 @runtime_checkable
@@ -129,7 +170,18 @@ async def abuild_image(
     cpus: float | None = None, backend: str = "auto", engine: Engine | None = None,
     on_progress: Callable[[str], object] = lambda line: None,
 ) -> BuildReport:  # fmt: skip
-    """Builds an image from a folder. A step that fails is told in the report; only our own failures are raised."""
+    """Builds an image from a folder. A step that fails is told in the report; only our own failures are raised.
+
+    Args:
+        context_dir: the folder with the Dockerfile and what it copies.
+        tag: the name of the new image.
+        file: the Dockerfile, below the folder.
+        memory: of the build: bytes, or text such as "2G".
+        cpus: of the build.
+        backend: "auto" for the first container engine that works, or the name of one.
+        engine: an engine with settings of its own.
+        on_progress: called with each line that the build tells.
+    """
     engine = engine or default_engine()
     name = await _container_backend(engine, backend)
     folder = os.fspath(context_dir)
@@ -147,6 +199,15 @@ async def abuild_image(
     return await images.build(folder, tag, file, memory, cpus, listener=lambda progress: on_progress(progress.step))
 
 
-def build_image(context_dir: str | os.PathLike[str], tag: str, **options: Any) -> BuildReport:
-    """`abuild_image` for blocking code."""
-    return portal.call(lambda: abuild_image(context_dir, tag, **options))
+def build_image(
+    context_dir: str | os.PathLike[str], tag: str, *, file: str = "Dockerfile", memory: str | int | None = None,
+    cpus: float | None = None, backend: str = "auto", engine: Engine | None = None,
+    on_progress: Callable[[str], object] = lambda line: None,
+) -> BuildReport:  # fmt: skip
+    """Builds an image from a folder, and returns when that has ended: see `abuild_image`."""
+    return portal.call(
+        lambda: abuild_image(
+            context_dir, tag, file=file, memory=memory, cpus=cpus, backend=backend, engine=engine,
+            on_progress=on_progress,
+        )
+    )  # fmt: skip

@@ -1,36 +1,34 @@
-"""The user's handle: `run`, `stream`, `Sandbox`. Async, each with a blocking twin over the same code."""
+"""What users call: `run`, `stream` and `Sandbox`, each with an async twin (`arun`, `astream`, `AsyncSandbox`)."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self, Unpack
 from weakref import WeakKeyDictionary
 
-import anyio
-
 from belljar.backends.base import Backend
-from belljar.backends.control import Control
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
-from belljar.core.options import request
+from belljar.core.options import CommandOptions, RunOptions, SandboxOptions, StrPath, request
 from belljar.core.request import RunRequest
-from belljar.core.result import Entry, Event, File, Result
+from belljar.core.result import Entry, File, Result
 from belljar.core.values import guest_path
+from belljar.engine.callbacks import Cancel, OutputCallback, control_for, listening
 from belljar.engine.engine import Engine
 from belljar.engine.lease import Lease, Listener
+from belljar.engine.stream import AsyncStream, Stream, blocking, streaming
 from belljar.host import portal
-from belljar.host.loops import in_this_loop, lone_errors
+from belljar.host.lifetime import Openable
+from belljar.host.source import with_code
 
 _engine: Engine | None = None
 _engines: WeakKeyDictionary[Backend, Engine] = WeakKeyDictionary()
 
 
 def default_engine() -> Engine:
-    """The engine of the module-level functions, with the settings of this process."""
+    """Returns the engine of the module-level functions, with the settings of this process."""
     global _engine
     if _engine is None:
         _engine = Engine()
@@ -38,7 +36,7 @@ def default_engine() -> Engine:
 
 
 def _engine_for(backend: str | Backend, engine: Engine | None) -> tuple[Engine, str]:
-    """The engine to use and the name to ask it for; a backend object gets one engine for all its runs."""
+    """Returns the engine to use and the name to ask it for; a backend object gets one engine for all its runs."""
     base = engine or default_engine()
     if isinstance(backend, str):
         return base, backend
@@ -49,180 +47,221 @@ def _engine_for(backend: str | Backend, engine: Engine | None) -> tuple[Engine, 
     return _engines[backend], backend.name
 
 
-class Cancel:
-    """A handle to stop a run from any thread or task: the run returns, `aborted`, with its partial output."""
-
-    def __init__(self) -> None:
-        self.cancelled = False
-        self._hooks: list[Callable[[], None]] = []
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        for hook in self._hooks:
-            hook()
-
-    def attach(self, control: Control) -> None:
-        """Called in the run's event loop, which is where the control must be touched."""
-        self._hooks.append(in_this_loop(control.stop))
-        if self.cancelled:
-            control.stop()
-
-
 async def arun(
-    code: str | None = None, *, backend: str | Backend = "auto", engine: Engine | None = None,
-    on_event: Listener | None = None, on_stdout: Callable[[str], Any] | None = None,
-    on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, **options: Any,
+    code: str | None = None, *, path: StrPath | None = None, backend: str | Backend = "auto",
+    engine: Engine | None = None, on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+    on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, **options: Unpack[RunOptions],
 ) -> Result:  # fmt: skip
-    """Runs a snippet (or `command=[...]`) in a sandbox of its own and returns what happened."""
-    return await _run(code, backend, engine, listening(on_event, on_stdout, on_stderr), cancel, options)
+    """Runs code, a file or a command in a sandbox of its own. `run` is the same for blocking code.
+
+    Args:
+        code: the snippet to run.
+        path: a file to run instead; its extension tells the language, unless `language` is given.
+        backend: "auto", a backend's name, or a backend object.
+        engine: an engine with settings of its own.
+        on_event: called with each event, in order; a plain or an async function, like the next two.
+        on_stdout: called with each piece of standard output.
+        on_stderr: called with each piece of standard error.
+        cancel: a handle that stops the run.
+        **options: language, command, files, stdin, env, net, limits by name (timeout=5, memory="256M") and more: see
+            `RunOptions`.
+
+    Returns:
+        What happened. A guest that fails is a result too; look at `result.ok`, `result.status` and `result.error`.
+
+    Raises:
+        InvalidRequest: what was asked for makes no sense.
+        PolicyDenied: it is not allowed, or no backend here can do it.
+        BackendError: Belljar or a backend failed, not the guest.
+    """
+    engine, name = _engine_for(backend, engine)
+    asked = request(backend=name, **await with_code(code, path, options, engine.languages))
+    return await engine.run(
+        asked, listener=listening(on_event, on_stdout, on_stderr), control=control_for(cancel)
+    )  # fmt: skip
 
 
 def run(
-    code: str | None = None, *, backend: str | Backend = "auto", engine: Engine | None = None,
-    on_event: Listener | None = None, on_stdout: Callable[[str], Any] | None = None,
-    on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, **options: Any,
+    code: str | None = None, *, path: StrPath | None = None, backend: str | Backend = "auto",
+    engine: Engine | None = None, on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+    on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, **options: Unpack[RunOptions],
 ) -> Result:  # fmt: skip
-    """`arun` for blocking code; callbacks are called from another thread, one at a time."""
-    listener = listening(on_event, on_stdout, on_stderr)
-    return portal.call(_run, code, backend, engine, listener, cancel, options)
+    """Runs code, a file or a command in a sandbox of its own, and returns when it has ended.
 
+    Callbacks are called from another thread, one at a time.
 
-async def _run(
-    code: str | None, backend: str | Backend, engine: Engine | None, listener: Listener | None,
-    cancel: Cancel | None, options: dict[str, Any],
-) -> Result:  # fmt: skip
-    engine, name = _engine_for(backend, engine)
-    control = Control()
-    if cancel:
-        cancel.attach(control)
-    return await engine.run(request(code, backend=name, **options), listener=listener, control=control)
+    Args:
+        code: the snippet to run.
+        path: a file to run instead; its extension tells the language, unless `language` is given.
+        backend: "auto", a backend's name, or a backend object.
+        engine: an engine with settings of its own.
+        on_event: called with each event, in order; a plain or an async function, like the next two.
+        on_stdout: called with each piece of standard output.
+        on_stderr: called with each piece of standard error.
+        cancel: a handle that stops the run from another thread.
+        **options: language, command, files, stdin, env, net, limits by name (timeout=5, memory="256M") and more: see
+            `RunOptions`.
 
+    Returns:
+        What happened. A guest that fails is a result too; look at `result.ok`, `result.status` and `result.error`.
 
-def listening(
-    on_event: Listener | None, on_stdout: Callable[[str], Any] | None, on_stderr: Callable[[str], Any] | None
-) -> Listener | None:
-    """One listener from the three callbacks; each may be a plain function or an async one."""
-    by_kind = {kind: call for kind, call in (("stdout", on_stdout), ("stderr", on_stderr)) if call}
-    if not by_kind:
-        return on_event
-
-    async def hear(event: Event) -> None:
-        for call, value in ((by_kind.get(event.kind), event.text), (on_event, event)):
-            if call is not None and inspect.isawaitable(answer := call(value)):  # type: ignore[arg-type]
-                await answer
-
-    return hear
-
-
-def offers(*, engine: Engine | None = None) -> tuple[Capabilities, ...]:
-    """What each backend can do here, and why not: `belljar doctor` as data."""
-    return portal.call((engine or default_engine()).backends)
-
-
-def supported_languages(*, backend: str = "auto", engine: Engine | None = None) -> tuple[str, ...]:
-    """The languages that this installation can run now."""
-
-    async def ask() -> tuple[str, ...]:
-        chosen = engine or default_engine()
-        offers = [offer for offer in await chosen.backends() if offer.available and backend in ("auto", offer.backend)]
-        spoken = [support for offer in offers for support in await chosen.languages_of(offer.backend)]
-        return tuple(dict.fromkeys(support.name for support in spoken if support.available))
-
-    return portal.call(ask)
-
-
-class Stream:
-    """A running command: an async iterator of its events. `result` is set when it has ended."""
-
-    def __init__(self) -> None:
-        self._send, self._receive = anyio.create_memory_object_stream[Event](64)
-        self._control = Control()
-        self.result: Result | None = None
-
-    def cancel(self) -> None:
-        """Ends the guest and all it started; the iteration goes on to the end of what it had printed."""
-        self._control.stop()
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self._receive.__aiter__()
-
-
-def stream(
-    code: str | None = None, *, backend: str | Backend = "auto", engine: Engine | None = None, **options: Any
-) -> AbstractAsyncContextManager[Stream]:
-    """`async with belljar.stream(code) as run: async for event in run: ...`; leaving early ends the guest."""
-    engine, name = _engine_for(backend, engine)
-    return streaming(partial(engine.run, request(code, backend=name, **options)))
+    Raises:
+        InvalidRequest: what was asked for makes no sense.
+        PolicyDenied: it is not allowed, or no backend here can do it.
+        BackendError: Belljar or a backend failed, not the guest.
+    """
+    return portal.call(
+        lambda: arun(
+            code, path=path, backend=backend, engine=engine, on_event=on_event, on_stdout=on_stdout,
+            on_stderr=on_stderr, cancel=cancel, **options,
+        )
+    )  # fmt: skip
 
 
 @asynccontextmanager
-async def streaming(run: Callable[..., Awaitable[Result]]) -> AsyncIterator[Stream]:
-    """`run` takes a listener and a control, and is ended when the block is left."""
-    handle = Stream()
+async def astream(
+    code: str | None = None, *, path: StrPath | None = None, backend: str | Backend = "auto",
+    engine: Engine | None = None, **options: Unpack[RunOptions],
+) -> AsyncIterator[AsyncStream]:  # fmt: skip
+    """Runs code and tells its events as they come: `async with belljar.astream(code) as run: async for event in run:`.
 
-    async def work() -> None:
-        async with handle._send:
-            handle.result = await run(listener=handle._send.send, control=handle._control)
-
-    with lone_errors():
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(work)
-            with handle._receive:
-                yield handle
-            tasks.cancel_scope.cancel()
+    Leaving the block early ends the guest. Takes what `arun` takes.
+    """
+    engine, name = _engine_for(backend, engine)
+    asked = request(backend=name, **await with_code(code, path, options, engine.languages))
+    async with streaming(partial(engine.run, asked)) as handle:
+        yield handle
 
 
-class Sandbox(portal.Twinned["SyncSandbox"]):
+def stream(
+    code: str | None = None, *, path: StrPath | None = None, backend: str | Backend = "auto",
+    engine: Engine | None = None, **options: Unpack[RunOptions],
+) -> AbstractContextManager[Stream]:  # fmt: skip
+    """Runs code and tells its events as they come: `with belljar.stream(code) as run: for event in run: ...`.
+
+    Leaving the block early ends the guest. Takes what `run` takes.
+    """
+    return blocking(astream(code, path=path, backend=backend, engine=engine, **options))
+
+
+async def alist_backends(*, engine: Engine | None = None) -> tuple[Capabilities, ...]:
+    """Tells of every backend what it can do here, or why it does not work and how to fix it."""
+    return tuple(await (engine or default_engine()).backends())
+
+
+def list_backends(*, engine: Engine | None = None) -> tuple[Capabilities, ...]:
+    """Tells of every backend what it can do here, or why it does not work and how to fix it."""
+    return portal.call(lambda: alist_backends(engine=engine))
+
+
+async def asupported_languages(*, backend: str = "auto", engine: Engine | None = None) -> tuple[str, ...]:
+    """Returns the languages that can be run here now: on any backend, or on the one that is named."""
+    engine = engine or default_engine()
+    able = [one.backend for one in await engine.backends() if one.available and backend in ("auto", one.backend)]
+    found = [support for name in able for support in await engine.languages_of(name)]
+    return tuple(dict.fromkeys(support.name for support in found if support.available))
+
+
+def supported_languages(*, backend: str = "auto", engine: Engine | None = None) -> tuple[str, ...]:
+    """Returns the languages that can be run here now: on any backend, or on the one that is named."""
+    return portal.call(lambda: asupported_languages(backend=backend, engine=engine))
+
+
+class AsyncSandbox(Openable):
     """One sandbox for several commands: files stay, processes do not outlive their command.
 
-    `async with Sandbox() as box: await box.run(...)`, or `with Sandbox() as box: box.run(...)`.
+    `async with AsyncSandbox() as box: await box.run(...)`; or `await AsyncSandbox.open()`, and `await box.close()`.
     """
 
+    _kind: ClassVar[str] = "sandbox"
+
     def __init__(
-        self, *, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "", **options: Any
-    ) -> None:
+        self, *, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "",
+        **options: Unpack[SandboxOptions],
+    ) -> None:  # fmt: skip
+        """Checks what is asked for; nothing is started before it is opened.
+
+        Args:
+            backend: "auto", a backend's name, or a backend object.
+            engine: an engine with settings of its own.
+            id: the name under which it is recorded; a new one unless given.
+            **options: see `SandboxOptions`. Limits and variables hold for each run that gives none of its own.
+        """
         self._engine, name = _engine_for(backend, engine)
         self._request = request(backend=name, **options)
-        self._id = id  # under which it is recorded; empty: a new one
-        self._stack = AsyncExitStack()
+        self._id = id
         self._lease: Lease | None = None
+
+    @classmethod
+    async def open(
+        cls, *, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "",
+        **options: Unpack[SandboxOptions],
+    ) -> Self:  # fmt: skip
+        """Makes a sandbox and opens it; `close` it when you are done. Takes what the class takes."""
+        return await cls(backend=backend, engine=engine, id=id, **options)
 
     @property
     def lease(self) -> Lease:
+        """The open box with the decisions that led to it.
+
+        Raises:
+            InvalidRequest: the sandbox is not open.
+        """
         if self._lease is None:
-            raise errors.InvalidRequest("this sandbox is not open", fix="use it inside `async with` or `with`")
+            raise errors.InvalidRequest("this sandbox is not open", fix="use it in a `with` block, or .open() it")
         return self._lease
 
     async def run(
-        self, code: str, *, on_event: Listener | None = None, on_stdout: Callable[[str], Any] | None = None,
-        on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, id: str = "", **options: Any,
+        self, code: str | None = None, *, path: StrPath | None = None, on_event: Listener | None = None,
+        on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
+        cancel: Cancel | None = None, id: str = "", **options: Unpack[CommandOptions],
     ) -> Result:  # fmt: skip
-        """Runs a snippet here; its files are those of the box."""
-        return await self._run(self._asked(code=code, **options), listening(on_event, on_stdout, on_stderr), cancel, id)
+        """Runs a snippet, or the file of the host at `path`, in this sandbox.
+
+        Args:
+            code: the snippet to run.
+            path: a file of this machine to run instead; its extension tells the language.
+            on_event: called with each event, in order.
+            on_stdout: called with each piece of standard output.
+            on_stderr: called with each piece of standard error.
+            cancel: a handle that stops the run.
+            id: the name under which the run is recorded; the sandbox's unless given.
+            **options: see `CommandOptions`.
+        """
+        asked = self._asked(**await with_code(code, path, options, self._engine.languages))
+        return await self._run(asked, listening(on_event, on_stdout, on_stderr), cancel, id)
 
     async def exec(
-        self, command: Iterable[str], *, on_event: Listener | None = None,
-        on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None,
-        cancel: Cancel | None = None, id: str = "", **options: Any,
+        self, command: Iterable[str], *, on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, id: str = "",
+        **options: Unpack[CommandOptions],
     ) -> Result:  # fmt: skip
-        """Runs a command here."""
+        """Runs a command with its arguments in this sandbox; otherwise as `run`."""
         asked = self._asked(command=command, **options)
         return await self._run(asked, listening(on_event, on_stdout, on_stderr), cancel, id)
 
     async def _run(self, asked: RunRequest, listener: Listener | None, cancel: Cancel | None, id: str) -> Result:
-        control = Control()
-        if cancel:
-            cancel.attach(control)
-        return await self.lease.run(asked, listener=listener, control=control, id=id)
+        return await self.lease.run(asked, listener=listener, control=control_for(cancel), id=id)
 
     async def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
+        """Writes a file of the sandbox.
+
+        Args:
+            path: its name, below /workspace.
+            content: text, or bytes.
+            executable: whether it may be run.
+        """
         if not isinstance(content, bytes | str):
             raise errors.InvalidRequest(f"content: must be bytes or text, not {type(content).__name__}")
         data = content.encode() if isinstance(content, str) else content
-        name = _name(path)
-        await self.lease.box.put([File(path=name, content=data, executable=executable)])
+        await self.lease.box.put([File(path=_name(path), content=data, executable=executable)])
 
     async def read(self, path: str) -> bytes:
+        """Returns the content of a file of the sandbox.
+
+        Raises:
+            FileNotFoundError: there is no such file, or it is a link, a device or too large.
+        """
         collected = await self.lease.box.get([_exactly(_name(path))])
         if not collected.files:
             why = f": {collected.left_out[0]}" if collected.left_out else ""
@@ -230,6 +269,7 @@ class Sandbox(portal.Twinned["SyncSandbox"]):
         return collected.files[0].content
 
     async def list(self) -> tuple[Entry, ...]:
+        """Returns what lies below /workspace: path, kind and size of each entry."""
         return await self.lease.box.list()
 
     def _asked(self, **options: Any) -> RunRequest:
@@ -239,28 +279,21 @@ class Sandbox(portal.Twinned["SyncSandbox"]):
         options.setdefault("deterministic", mine.deterministic)
         return request(env=env, limits=limits, backend=mine.backend, **options)
 
-    def twice(self, id: str = "") -> Sandbox:
-        """Another one, asked for in the same words, on the backend that took this one."""
+    def another(self, id: str = "") -> AsyncSandbox:
+        """Returns a new sandbox, not yet open, asked for in the same words and on the backend that took this one."""
         backend = self.lease.capabilities.backend
-        other = Sandbox(backend=backend, engine=self._engine, id=id)
+        other = AsyncSandbox(backend=backend, engine=self._engine, id=id)
         other._request = self._request.model_copy(update={"backend": backend})
         return other
 
-    async def __aenter__(self) -> Self:
-        if self._lease is not None:
-            raise errors.InvalidRequest("this sandbox is already open", fix="make a second Sandbox")
-        opening = self._engine.open(self._request, keep_files=True, id=self._id)
-        self._lease = await self._stack.enter_async_context(opening)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lease = None
-        await self._stack.__aexit__(kind, error, trace)
-
-    def twin(self) -> SyncSandbox:
-        return SyncSandbox(self)
+    @asynccontextmanager
+    async def _living(self) -> AsyncIterator[None]:
+        async with self._engine.open(self._request, keep_files=True, id=self._id) as lease:
+            self._lease = lease
+            try:
+                yield
+            finally:
+                self._lease = None
 
 
 def _name(path: str) -> str:
@@ -271,27 +304,71 @@ def _name(path: str) -> str:
 
 
 def _exactly(path: str) -> str:
-    """A pattern that matches this path and no other."""
+    """Returns a pattern that matches this path and no other."""
     return "./" + "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
-class SyncSandbox:
-    """The blocking twin of an open `Sandbox`."""
+class Sandbox(portal.Blocking[AsyncSandbox]):
+    """One sandbox for several commands: files stay, processes do not outlive their command.
 
-    def __init__(self, box: Sandbox) -> None:
-        self._box = box
+    `with Sandbox() as box: box.run(...)`; or `box = Sandbox.open()` and `box.close()`.
+    """
 
-    def run(self, code: str, **options: Any) -> Result:
-        return portal.call(lambda: self._box.run(code, **options))
+    def __init__(
+        self, *, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "",
+        **options: Unpack[SandboxOptions],
+    ) -> None:  # fmt: skip
+        """Checks what is asked for; nothing is started before it is opened.
 
-    def exec(self, command: Iterable[str], **options: Any) -> Result:
-        return portal.call(lambda: self._box.exec(command, **options))
+        Args:
+            backend: "auto", a backend's name, or a backend object.
+            engine: an engine with settings of its own.
+            id: the name under which it is recorded; a new one unless given.
+            **options: see `SandboxOptions`. Limits and variables hold for each run that gives none of its own.
+        """
+        super().__init__(AsyncSandbox(backend=backend, engine=engine, id=id, **options))
+
+    @classmethod
+    def open(
+        cls, *, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "",
+        **options: Unpack[SandboxOptions],
+    ) -> Self:  # fmt: skip
+        """Makes a sandbox and opens it; `close` it when you are done. Takes what the class takes."""
+        return cls(backend=backend, engine=engine, id=id, **options)._open()
+
+    def run(
+        self, code: str | None = None, *, path: StrPath | None = None, on_event: Listener | None = None,
+        on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
+        cancel: Cancel | None = None, id: str = "", **options: Unpack[CommandOptions],
+    ) -> Result:  # fmt: skip
+        """Runs a snippet, or the file of the host at `path`, in this sandbox: see `AsyncSandbox.run`."""
+        return portal.call(
+            lambda: self._core.run(
+                code, path=path, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr, cancel=cancel, id=id,
+                **options,
+            )
+        )  # fmt: skip
+
+    def exec(
+        self, command: Iterable[str], *, on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, id: str = "",
+        **options: Unpack[CommandOptions],
+    ) -> Result:  # fmt: skip
+        """Runs a command with its arguments in this sandbox; otherwise as `run`."""
+        return portal.call(
+            lambda: self._core.exec(
+                command, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr, cancel=cancel, id=id, **options
+            )
+        )
 
     def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
-        portal.call(lambda: self._box.write(path, content, executable=executable))
+        """Writes a file of the sandbox, text or bytes, by its name below /workspace."""
+        portal.call(lambda: self._core.write(path, content, executable=executable))
 
     def read(self, path: str) -> bytes:
-        return portal.call(lambda: self._box.read(path))
+        """Returns the content of a file of the sandbox, or raises FileNotFoundError."""
+        return portal.call(self._core.read, path)
 
     def list(self) -> tuple[Entry, ...]:
-        return portal.call(self._box.list)
+        """Returns what lies below /workspace: path, kind and size of each entry."""
+        return portal.call(self._core.list)

@@ -24,7 +24,7 @@ from belljar.core.capabilities import Isolation
 from belljar.core.plan import Plan
 from belljar.core.request import Limits
 from belljar.engine.engine import Engine
-from belljar.sandbox import Sandbox, arun
+from belljar.sandbox import AsyncSandbox, arun
 from belljar.testing import conformance, escape
 from belljar.testing.conformance import Check
 from engines import IMAGE
@@ -197,7 +197,7 @@ async def test_a_sandbox_of_one_image_does_not_pretend_to_speak_what_is_in_anoth
     one = stand_ins.backend(tmp_path)
     one._images["node-execution"] = "other:1"
     engine = Engine(stand_ins.load(state_dir=str(tmp_path / "state")), extra=(one,))
-    async with Sandbox(backend="apple", engine=engine) as box:
+    async with AsyncSandbox(backend="apple", engine=engine) as box:
         box.lease.engine._languages["apple"] = ()
         with pytest.raises(errors.NotAvailable, match="javascript runs in other:1"):
             await box.run("console.log(1)", language="javascript")

@@ -32,10 +32,10 @@ Ask = Callable[[], Awaitable[float]]
 _CONFIG = '[service]\nqueue = 1000\nrate = "1000000/minute"\n'
 
 
-async def remote(client: belljar.Client, backend: str) -> float:
+async def remote(client: belljar.AsyncClient, backend: str) -> float:
     """Milliseconds to a right answer of the service, asked as users ask it."""
     start = time.perf_counter()
-    result = await client.arun("print(1)", backend=backend)
+    result = await client.run("print(1)", backend=backend)
     taken = (time.perf_counter() - start) * 1000
     assert result.stdout == "1\n", result
     return taken
@@ -53,7 +53,7 @@ async def one_caller(server: Server, rounds: int) -> dict[str, list[float]]:
     asks: dict[str, Ask] = {}
     for backend in BACKENDS:
         asks[f"belljar.arun on {backend}"] = partial(library, backend)
-        asks[f"Client, {backend}"] = partial(remote, belljar.Client(server.url), backend)
+        asks[f"Client, {backend}"] = partial(remote, belljar.AsyncClient(server.url), backend)
     times: dict[str, list[float]] = {name: [] for name in asks}
     for number in range(rounds + 5):
         for name in random.sample(list(asks), len(asks)):
@@ -80,7 +80,7 @@ async def crowd(asks: Sequence[Ask], each: int) -> tuple[list[float], float]:
 
 def clients(server: Server, backend: str, callers: int) -> list[Ask]:
     """As many callers, each with a client of its own."""
-    return [partial(remote, belljar.Client(server.url), backend) for _ in range(callers)]
+    return [partial(remote, belljar.AsyncClient(server.url), backend) for _ in range(callers)]
 
 
 def sides(server: Server, backend: str, callers: int) -> dict[str, list[Ask]]:

@@ -16,6 +16,7 @@ import httpx2
 import pytest
 
 import belljar
+from belljar.client.async_client import AsyncClient
 from belljar.client.client import Client
 from belljar.core import errors
 from belljar.core.result import Event, Result, Status
@@ -76,18 +77,18 @@ def test_a_refusal_of_the_server_is_the_exception_that_the_library_raises(client
 
 
 async def test_async_and_blocking_calls_work_side_by_side(server: Server) -> None:
-    async with Client(server.url) as client:
+    async with AsyncClient(server.url) as client:
         found: list[Result] = []
         async with anyio.create_task_group() as tasks:
 
             async def one(number: int) -> None:
-                found.append(await client.arun(f"print({number})", backend="native"))
+                found.append(await client.run(f"print({number})", backend="native"))
 
             for number in range(4):
                 tasks.start_soon(one, number)
         assert sorted(result.stdout for result in found) == ["0\n", "1\n", "2\n", "3\n"]
-        assert client.run("print('b')", backend="native").stdout == "b\n"
-        client.close()
+        with Client(server.url) as blocking:
+            assert blocking.run("print('b')", backend="native").stdout == "b\n"
 
 
 # --- as it comes ---
@@ -112,17 +113,17 @@ def test_what_was_printed_without_an_end_of_line_gets_none(client: Client) -> No
 
 
 async def test_a_stream_tells_events_and_then_has_the_result(client: Client, server: Server) -> None:
-    async with Client(server.url) as here, here.stream(COUNT.format(3, 0.01), backend="native") as run:
+    async with AsyncClient(server.url) as here, here.stream(COUNT.format(3, 0.01), backend="native") as run:
         heard = [event async for event in run]
     assert [event.text for event in heard[:-1]] == ["line 0\n", "line 1\n", "line 2\n"]
     assert run.result is not None and run.result.ok and heard[-1].result == run.result
 
 
 async def test_leaving_a_stream_early_ends_the_guest(server: Server) -> None:
-    async with Client(server.url) as client:
+    async with AsyncClient(server.url) as client:
         async with client.stream(COUNT.format(1000, 0.05), backend="native") as run:
             first = await anext(aiter(run))
-        record = await client.ainspect(first.run)
+        record = await client.inspect(first.run)
         assert record.result is not None and record.result.status is Status.ABORTED
 
 
@@ -134,10 +135,10 @@ async def test_an_error_in_a_callback_is_raised_and_ends_the_run(server: Server,
         runs.append(event.run)
         raise raised
 
-    async with Client(server.url) as client:
+    async with AsyncClient(server.url) as client:
         with pytest.raises(type(raised), match="mine"):
-            await client.arun(COUNT.format(1000, 0.05), backend="native", on_event=hear)
-        record = await client.ainspect(runs[0])
+            await client.run(COUNT.format(1000, 0.05), backend="native", on_event=hear)
+        record = await client.inspect(runs[0])
     assert record.result is not None and record.result.status is Status.ABORTED
 
 
@@ -153,19 +154,19 @@ def test_a_cancel_from_another_thread_ends_the_run_with_its_partial_output(clien
 
 @pytest.mark.parametrize("callbacks", [False, True])
 async def test_cancelling_the_local_task_ends_the_remote_run(server: Server, callbacks: bool) -> None:
-    async with Client(server.url) as client:
+    async with AsyncClient(server.url) as client:
         hear = {"on_event": lambda event: None} if callbacks else {}
         async with anyio.create_task_group() as tasks:
 
             async def work() -> None:
-                await client.arun(f"import time\ntime.sleep(100)  # {callbacks}", backend="native", timeout=110, **hear)
+                await client.run(f"import time\ntime.sleep(100)  # {callbacks}", backend="native", timeout=110, **hear)
 
             tasks.start_soon(work)
             with anyio.fail_after(20):
-                while not (running := await client.aruns(state="running")):
+                while not (running := await client.runs(state="running")):
                     await anyio.sleep(0.02)
             tasks.cancel_scope.cancel()
-        record = await client.ainspect(running[0].id)
+        record = await client.inspect(running[0].id)
         assert record.result is not None and record.result.status is Status.ABORTED
 
 
@@ -231,18 +232,18 @@ def test_a_sandbox_keeps_its_files_and_runs_commands(client: Client) -> None:
 
 
 async def test_a_session_that_is_gone_is_not_mistaken_for_a_missing_file(server: Server) -> None:
-    async with Client(server.url) as client:
+    async with AsyncClient(server.url) as client:
         session = client.session(backend="native")
         with pytest.raises(errors.InvalidRequest, match="not open"):
             await session.run("1")
-        async with session, Client(server.url) as other:
-            await other._wire.ask("DELETE", f"/api/sandbox/sessions/{session.id}")
+        async with session, AsyncClient(server.url) as other:
+            await other._transport.ask("DELETE", f"/api/sandbox/sessions/{session.id}")
             with pytest.raises(errors.NotFound, match="no open session"):
                 await session.read("a")
 
 
 def test_what_the_server_can_do_is_told_in_the_librarys_words(client: Client) -> None:
-    offers = {offer.backend: offer for offer in client.offers()}
+    offers = {offer.backend: offer for offer in client.backends()}
     assert offers["native"].available
     assert "python" in client.supported_languages()
     assert ("native", "python") in [(backend, row.name) for backend, row in client.languages()]
@@ -271,7 +272,9 @@ def test_what_is_no_address_is_refused_without_being_repeated(url: str) -> None:
 
 def test_the_key_is_in_no_repr_and_no_traceback() -> None:
     client = Client("http://127.0.0.1:1", KEY, retries=0)
-    assert SECRET not in repr(client) + repr(vars(client)) + repr(vars(client._wire))
+    assert SECRET not in repr(client) + repr(vars(client)) + repr(vars(client._core)) + repr(
+        vars(client._core._transport)
+    )
     with pytest.raises(errors.NotAvailable) as failed:
         client.run("1")
     told = "".join(traceback.TracebackException.from_exception(failed.value, capture_locals=True).format())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import belljar
+from belljar.client.async_client import AsyncClient
 from belljar.client.client import Client
 from belljar.core import errors
 from belljar.core.result import Event, Result, Status
@@ -33,7 +34,7 @@ class _Cutting:
 
 async def test_a_stream_that_is_cut_again_and_again_loses_nothing_and_says_nothing_twice(server: Server) -> None:
     with proxied(server.url, _Cutting(b"/logs")) as proxy:
-        async with Client(proxy.url) as client, client.stream(COUNT.format(150, 0.02), backend="native") as run:
+        async with AsyncClient(proxy.url) as client, client.stream(COUNT.format(150, 0.02), backend="native") as run:
             heard = [event async for event in run]
     assert proxy.cuts == 7
     assert [event.text for event in heard[:-1]] == [f"line {i}\n" for i in range(150)]

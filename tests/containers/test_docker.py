@@ -21,10 +21,10 @@ from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.labels import LABEL, OWNER_LABEL
 from belljar.core.options import request
+from belljar.engine.callbacks import Cancel
 from belljar.engine.engine import Engine
 from belljar.host.docker_api import connected
 from belljar.host.engine_address import DOCKER, EngineAddress
-from belljar.sandbox import Cancel
 from belljar.settings import load
 from engines import FLAVOURS, IMAGE, backend_of, engines, left_behind, nothing_left, run
 
@@ -113,10 +113,10 @@ async def test_a_container_that_ignores_sigterm_is_gone_at_once(engine: Engine) 
 
 async def test_a_sandbox_and_a_session_that_are_closed_leave_nothing(engine: Engine) -> None:
     name = engine.settings.backend
-    async with belljar.Sandbox(engine=engine, backend=name) as box:
+    async with belljar.AsyncSandbox(engine=engine, backend=name) as box:
         await box.write("a.txt", b"hi")
         assert (await box.exec(["cat", "a.txt"])).stdout == "hi"
-    async with belljar.Session(engine=engine, backend=name) as session:
+    async with belljar.AsyncSession(engine=engine, backend=name) as session:
         await session.run("x = 1")
         assert (await session.run("print(x)")).stdout == "1\n"
     assert await nothing_left(engine)

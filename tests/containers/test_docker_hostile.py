@@ -19,10 +19,10 @@ import belljar
 from belljar.backends.containers.backend import Containers
 from belljar.core.labels import LABEL
 from belljar.engine.backends import containers
+from belljar.engine.callbacks import Cancel
 from belljar.engine.engine import Engine
 from belljar.host import files
 from belljar.host.docker_api import connected, list_containers
-from belljar.sandbox import Cancel
 from engines import FLAVOURS, IMAGE, backend_of, engines, nothing_left, run
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
@@ -121,7 +121,7 @@ while True:
 
 
 async def test_a_guest_that_forges_its_end_writes_no_more_into_a_kept_folder(engine: Engine) -> None:
-    async with belljar.Sandbox(engine=engine, backend=engine.settings.backend) as box:
+    async with belljar.AsyncSandbox(engine=engine, backend=engine.settings.backend) as box:
         result = await box.run(FORGE, timeout=5)
         if result.stdout.startswith("0") or result.status == "timeout":
             pytest.skip(f"NOTHING was forged here: {result.stdout!r} {result.stderr[-200:]!r}")

@@ -177,10 +177,10 @@ async def test_a_language_s_seccomp_profile_holds_for_it_alone(flavour: str, tmp
     assert "PermissionError: [Errno 13]" in (await run(engine, LINK)).stderr
     shell = "ln -s a /tmp/b && echo linked"
     assert (await run(engine, shell, language="bash")).stdout == "linked\n"
-    async with belljar.Sandbox(engine=engine, backend=engine.settings.backend) as box:
+    async with belljar.AsyncSandbox(engine=engine, backend=engine.settings.backend) as box:
         assert "PermissionError: [Errno 13]" in (await box.run(LINK)).stderr
         assert (await box.run(shell, language="bash")).stdout == "linked\n"
-    async with belljar.Session(engine=engine, backend=engine.settings.backend) as session:
+    async with belljar.AsyncSession(engine=engine, backend=engine.settings.backend) as session:
         failed = await session.run(LINK)
         assert failed.error and "Errno 13" in failed.stderr + failed.error.message
 
@@ -192,12 +192,12 @@ async def test_a_language_with_a_profile_of_its_own_is_refused_where_it_would_no
         pytest.skip("NOTHING of native was checked: it does not work here; `belljar doctor` says why")
     with pytest.raises(errors.PolicyDenied, match=r"native.* cannot take the seccomp profile that python must have"):
         await belljar.arun(LINK, engine=engine, backend="native")
-    async with belljar.Sandbox(engine=engine, backend="native") as box:
+    async with belljar.AsyncSandbox(engine=engine, backend="native") as box:
         assert (await box.run("echo hi", language="bash")).stdout == "hi\n"
         with pytest.raises(errors.PolicyDenied, match=r"native cannot take the seccomp profile.*backend=docker"):
             await box.run(LINK)
     with pytest.raises(errors.PolicyDenied, match="native cannot take the seccomp profile"):
-        async with belljar.Session(engine=engine, backend="native"):
+        async with belljar.AsyncSession(engine=engine, backend="native"):
             pass
 
 
@@ -317,7 +317,7 @@ async def test_a_language_that_may_have_no_network_gets_none_in_a_box_that_has_o
         engine = engine_with("docker", network_mode=name, language_file=table)
         with pytest.raises(errors.PolicyDenied, match="bash may have no network here"):
             await run(engine, "true", language="bash", egress=OPEN)
-        async with belljar.Sandbox(engine=engine, backend="docker", egress=OPEN) as box:
+        async with belljar.AsyncSandbox(engine=engine, backend="docker", egress=OPEN) as box:
             assert (await box.run(INTERFACES)).stdout == "eth0 lo\n"
             with pytest.raises(errors.PolicyDenied, match="bash may have no network here"):
                 await box.run("true", language="bash")
@@ -349,7 +349,7 @@ async def test_a_named_type_brings_its_image_and_its_limits(flavour: str) -> Non
         assert (shown["Config"]["Image"].removeprefix("docker.io/"), shown["HostConfig"]["Memory"]) == (IMAGE, 2**26)
         shown, _ = await seen_by_the_engine(engine)
         assert shown["HostConfig"]["Memory"] == 2**29
-        async with belljar.Sandbox(engine=engine, backend=flavour, type="small") as box:
+        async with belljar.AsyncSandbox(engine=engine, backend=flavour, type="small") as box:
             assert (await box.exec(["true"])).status == "success"
             hungry = await box.run("print(len(bytearray(200 << 20)))")
             assert hungry.status == "oom_killed"

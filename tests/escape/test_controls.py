@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from belljar import settings
+from belljar.core import display
 from belljar.engine.engine import Engine
-from belljar.host import capture
 from belljar.testing import escape
 from leaky import Leaky
 
@@ -66,7 +66,7 @@ async def test_an_engine_that_takes_a_grant_by_its_name_lets_a_granted_folder_be
 async def test_a_command_line_that_shows_output_as_it_is_lets_escape_sequences_through(
     bait: escape.Bait, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "neutralise", lambda text: text)
+    monkeypatch.setattr(display, "neutralise", lambda text: text)
     verdict = await escape.carry_out(_named("escape sequences"), bait, "native", engine)
     assert not verdict.held
     assert "0x1b" in verdict.detail

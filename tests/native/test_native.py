@@ -115,7 +115,7 @@ async def test_code_beside_a_granted_workspace_can_import_from_it_and_leaves_no_
 
 async def test_a_session_works_in_a_granted_workspace(engine: Engine, open_folder: Path) -> None:
     (open_folder / "mine.py").write_text("VALUE = 41\n")
-    async with belljar.Session(engine=engine, workspace=str(open_folder)) as session:
+    async with belljar.AsyncSession(engine=engine, workspace=str(open_folder)) as session:
         assert (await session.run("import mine; mine.VALUE + 1")).results == ({"text/plain": "42"},)
 
 

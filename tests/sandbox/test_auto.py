@@ -104,7 +104,7 @@ async def test_a_need_that_the_text_hides_is_met_by_a_second_run(engine: Engine)
 
 
 async def test_an_open_sandbox_can_do_everything_because_nobody_knows_what_comes(engine: Engine) -> None:
-    async with belljar.Sandbox(engine=engine) as box:
+    async with belljar.AsyncSandbox(engine=engine) as box:
         assert (await box.exec(["echo", "hi"])).stdout == "hi\n"
 
 

@@ -217,7 +217,9 @@ async def test_what_a_session_is_denied_is_told_with_its_turn_and_recorded(made:
     log, denied = tmp_path / "audit.log", list[str]()
     backend = made({}, private=True)
     engine = Engine(load(state_dir=str(tmp_path), audit_log=str(log)), extra=(backend,))
-    async with belljar.Session(backend=backend.name, engine=engine, id="bs-given", net=["listed.example"]) as session:
+    async with belljar.AsyncSession(
+        backend=backend.name, engine=engine, id="bs-given", net=["listed.example"]
+    ) as session:
         turn = await session.run(
             ask(b"CONNECT other.example:443 HTTP/1.1\r\nHost: x"), id="bj-turn",
             on_event=lambda event: denied.append(event.text) if event.kind == "denied" else None,

@@ -39,7 +39,7 @@ READING = "open('/usr/lib/os-release').read()\n" + IDLE
 async def running(engine: Engine, code: str, **options: Any) -> AsyncIterator[Box]:
     """A box in which this runs and has said so; it is ended afterwards."""
     up = anyio.Event()
-    async with belljar.Sandbox(engine=engine, backend=engine.settings.backend, **options) as sandbox:
+    async with belljar.AsyncSandbox(engine=engine, backend=engine.settings.backend, **options) as sandbox:
         box: Box = sandbox._lease.box  # type: ignore[attr-defined]
         assert isinstance(box, Measurable)
         assert await box.measure() is None  # nothing runs
@@ -55,7 +55,7 @@ async def running(engine: Engine, code: str, **options: Any) -> AsyncIterator[Bo
         assert await box.measure() is None  # nothing runs any more
 
 
-async def _run(sandbox: belljar.Sandbox, code: str, cancel: belljar.Cancel, up: anyio.Event) -> None:
+async def _run(sandbox: belljar.AsyncSandbox, code: str, cancel: belljar.Cancel, up: anyio.Event) -> None:
     await sandbox.run(code, on_stdout=lambda _: up.set(), cancel=cancel)
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_variables_imports_and_files_stay_and_the_last_expression_is_echoed(engine: Engine) -> None:
-    async with belljar.Session(engine=engine) as session:
+    async with belljar.AsyncSession(engine=engine) as session:
         assert (await session.run("import math\nx = 20")).results == ()
         await session.run("open('kept.txt', 'w').write('kept')")
         turn = await session.run("print('side'); math.floor(x + 1.5)")
@@ -40,7 +40,7 @@ def test_the_blocking_twin_does_the_same() -> None:
 
 
 async def test_an_exception_is_a_result_with_the_guests_frames_only_and_the_session_lives_on(engine: Engine) -> None:
-    async with belljar.Session(engine=engine) as session:
+    async with belljar.AsyncSession(engine=engine) as session:
         await session.run("def f():\n    return 1 / 0")
         turn = await session.run("f()")
         assert turn.status == "error"
@@ -55,14 +55,14 @@ async def test_an_exception_is_a_result_with_the_guests_frames_only_and_the_sess
 
 
 async def test_sys_exit_ends_the_turn_not_the_session(engine: Engine) -> None:
-    async with belljar.Session(engine=engine) as session:
+    async with belljar.AsyncSession(engine=engine) as session:
         turn = await session.run("import sys; sys.exit(3)")
         assert (turn.status, turn.exit_code) == ("error", 3)
         assert (await session.run("'alive'")).results == ({"text/plain": "'alive'"},)
 
 
 async def test_a_turn_over_its_time_is_interrupted_and_the_state_survives(engine: Engine) -> None:
-    async with belljar.Session(engine=engine) as session:
+    async with belljar.AsyncSession(engine=engine) as session:
         await session.run("x = 5")
         turn = await session.run("print('partial', flush=True)\nwhile True: pass", timeout=0.5)
         assert turn.status == "timeout"
@@ -72,14 +72,14 @@ async def test_a_turn_over_its_time_is_interrupted_and_the_state_survives(engine
 
 async def test_a_turn_that_ignores_the_bell_costs_the_session_and_says_so(engine: Engine) -> None:
     stubborn = "import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True: pass"
-    async with belljar.Session(engine=engine) as session:
+    async with belljar.AsyncSession(engine=engine) as session:
         assert (await session.run(stubborn, timeout=0.5)).status == "timeout"
         with pytest.raises(errors.ExecutionFailed, match="open a new one"):
             await session.run("1")
 
 
 async def test_a_session_out_of_memory_says_so_and_is_over(engine: Engine) -> None:
-    async with belljar.Session(engine=engine, memory="64M") as session:
+    async with belljar.AsyncSession(engine=engine, memory="64M") as session:
         turn = await session.run("x = bytearray(10**9)")
         assert turn.status == "oom_killed"
         with pytest.raises(errors.ExecutionFailed):
@@ -87,20 +87,20 @@ async def test_a_session_out_of_memory_says_so_and_is_over(engine: Engine) -> No
 
 
 async def test_output_of_child_processes_and_undecodable_bytes_are_seen(engine: Engine) -> None:
-    async with belljar.Session(engine=engine) as session:
+    async with belljar.AsyncSession(engine=engine) as session:
         turn = await session.run("import os, subprocess\nsubprocess.run(['echo', 'child'])\nos.write(1, b'\\xff\\n')")
         assert turn.stdout == "child\n\ufffd\n"
 
 
 async def test_output_over_the_limit_is_cut_and_flagged_and_the_next_turn_is_whole(engine: Engine) -> None:
-    async with belljar.Session(engine=engine, output="10K") as session:
+    async with belljar.AsyncSession(engine=engine, output="10K") as session:
         turn = await session.run("print('x' * 50_000)")
         assert (turn.status, turn.truncated) == ("output_limit", True)
         assert (await session.run("print('ok')")).stdout == "ok\n"
 
 
 async def test_rich_values_come_back_as_mime_bundles(engine: Engine) -> None:
-    async with belljar.Session(engine=engine) as session:
+    async with belljar.AsyncSession(engine=engine) as session:
         await session.run("class T:\n    def _repr_html_(self): return '<b>t</b>'\n    def __repr__(self): return 'T'")
         assert (await session.run("T()")).results == ({"text/plain": "T", "text/html": "<b>t</b>"},)
         assert (await session.run("{'a': [1, 2]}")).results[0]["application/json"] == {"a": [1, 2]}
@@ -112,13 +112,13 @@ async def test_a_guest_that_writes_into_the_conversation_harms_only_itself(engin
         "import os\nfor fd in range(3, 20):\n"
         "    try: os.write(fd, b'{\"done\": 99}\\nnot json\\n[1]\\n')\n    except OSError: pass"
     )
-    async with belljar.Session(engine=engine) as session:
+    async with belljar.AsyncSession(engine=engine) as session:
         await session.run(forged, timeout=2)
         assert (await session.run("6 * 7")).results == ({"text/plain": "42"},)
 
 
 async def test_turns_are_taken_one_at_a_time_in_order(engine: Engine) -> None:
-    async with belljar.Session(engine=engine) as session:
+    async with belljar.AsyncSession(engine=engine) as session:
         await session.run("seen = []")
         async with anyio.create_task_group() as tasks:
             for number in range(10):
@@ -127,7 +127,7 @@ async def test_turns_are_taken_one_at_a_time_in_order(engine: Engine) -> None:
 
 
 async def test_two_sessions_share_nothing(engine: Engine) -> None:
-    async with belljar.Session(engine=engine) as one, belljar.Session(engine=engine) as two:
+    async with belljar.AsyncSession(engine=engine) as one, belljar.AsyncSession(engine=engine) as two:
         await one.run("x = 1; open('/tmp/mine', 'w').write('x')")
         assert (await two.run("'x' in globals(), __import__('os').path.exists('/tmp/mine')")).results == (
             {"text/plain": "(False, False)"},
@@ -135,7 +135,7 @@ async def test_two_sessions_share_nothing(engine: Engine) -> None:
 
 
 async def test_an_idle_session_ends_by_itself(engine: Engine) -> None:
-    async with belljar.Session(engine=engine, idle=0.3) as session:
+    async with belljar.AsyncSession(engine=engine, idle=0.3) as session:
         assert (await session.run("1")).ok
         with anyio.fail_after(10):
             while not session._conversation.ended:
@@ -145,7 +145,7 @@ async def test_an_idle_session_ends_by_itself(engine: Engine) -> None:
 
 
 async def test_a_session_outlives_the_limit_on_a_single_run_but_not_its_lifetime(engine: Engine) -> None:
-    async with belljar.Session(engine=engine, lifetime=1.5, timeout=1) as session:
+    async with belljar.AsyncSession(engine=engine, lifetime=1.5, timeout=1) as session:
         assert (await session.run("1")).ok
         with anyio.fail_after(10):
             while not session._conversation.ended:
@@ -173,7 +173,7 @@ def plotting() -> Iterator[str]:
 
 async def test_figures_of_matplotlib_come_back_as_png_without_the_guest_asking(engine: Engine, plotting: str) -> None:
     try:
-        session = belljar.Session(engine=engine, packages=plotting, timeout=60)
+        session = belljar.AsyncSession(engine=engine, packages=plotting, timeout=60)
         async with session:
             turn = await session.run("import matplotlib.pyplot as plt\nplt.plot([1, 2, 3]); plt.show(); None")
             assert turn.ok, turn.stderr

@@ -245,7 +245,7 @@ def test_the_client_sends_what_got_no_answer_again_and_it_is_done_once(
     server: Server, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(server.url)
-    really, lost = client._wire.once, set[str]()
+    really, lost = client._core._transport.once, set[str]()
 
     async def once(method: str, path: str, **options: Any) -> bytes:
         """Loses the first answer to each POST."""
@@ -255,7 +255,7 @@ def test_the_client_sends_what_got_no_answer_again_and_it_is_done_once(
             raise _unanswered()
         return answer
 
-    monkeypatch.setattr(client._wire, "once", once)
+    monkeypatch.setattr(client._core._transport, "once", once)
     with client.session(backend="wasm") as session:
         assert session.run("n = globals().get('n', 0) + 1; n").results[0]["text/plain"] == "1"
         point = session.checkpoint()

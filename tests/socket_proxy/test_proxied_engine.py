@@ -20,7 +20,7 @@ from belljar.backends.containers import spec
 from belljar.core.labels import LABEL
 from belljar.engine.engine import Engine
 from belljar.host.engine_address import DOCKER, PODMAN, Flavour
-from belljar.sandbox import Sandbox
+from belljar.sandbox import AsyncSandbox
 from belljar.socket_proxy.command import open_listener
 from belljar.socket_proxy.proxy import SocketProxy
 from belljar.socket_proxy.rules import ProxyRules
@@ -79,7 +79,7 @@ async def test_a_run_over_its_time_is_ended_through_the_proxy() -> None:
 async def test_a_sandbox_that_keeps_files_has_its_volumes_and_loses_them_again() -> None:
     async with proxied() as path:
         engine = behind(path)
-        async with Sandbox(backend="docker", engine=engine) as box:
+        async with AsyncSandbox(backend="docker", engine=engine) as box:
             await box.write("a.txt", b"kept")
             assert (await box.run("print(open('a.txt').read())")).stdout == "kept\n"
             assert await box.read("a.txt") == b"kept"

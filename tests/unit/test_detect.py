@@ -91,7 +91,9 @@ async def test_a_probe_that_breaks_its_promise_is_a_reason_like_any_other(tmp_pa
 def test_detection_on_this_machine_agrees_with_the_doctor() -> None:
     found = belljar.detect()
     assert isinstance(found, Detection)
-    assert [(one.backend, one.available) for one in found.order] == [(o.backend, o.available) for o in belljar.offers()]
+    assert [(one.backend, one.available) for one in found.order] == [
+        (o.backend, o.available) for o in belljar.list_backends()
+    ]
     assert all(one.reason for one in found.order)
     assert all(one.fix for one in found.order if not one.available)
 

@@ -23,8 +23,6 @@ from belljar.backends.base import Measurable
 from belljar.backends.containers.engine_stats import usage_of
 from belljar.backends.fake import Fake, FakeProcess
 from belljar.cli import top as cli_top
-from belljar.client import client
-from belljar.client.runs import Record
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import Result, Status, Usage
@@ -32,7 +30,7 @@ from belljar.core.values import MIB
 from belljar.engine.engine import Engine
 from belljar.host import procfs
 from belljar.host.cgroups import Group
-from belljar.protocol.records import Alert, RunRecord, Sample
+from belljar.protocol.records import Alert, RunRecord, Sample, SandboxMetrics
 from belljar.service.telemetry.metrics import RECENT, Metrics
 from belljar.service.telemetry.sampler import Sampler
 
@@ -353,7 +351,7 @@ async def test_a_real_run_is_measured_only_while_it_runs() -> None:
 
     async with Sampler(told, INTERVAL) as sampler:
         engine = Engine(extra=[Fake({"x": play})])
-        async with belljar.Sandbox(engine=engine, backend="fake", memory="100M") as sandbox:
+        async with belljar.AsyncSandbox(engine=engine, backend="fake", memory="100M") as sandbox:
             box = sandbox._lease.box  # type: ignore[attr-defined]
             assert isinstance(box, Measurable)
             assert await box.measure() is None
@@ -371,9 +369,9 @@ async def test_a_real_run_is_measured_only_while_it_runs() -> None:
 
 ODD = "[red]x\x1b[2J\x1b]0;x\x07"
 RUNS = [
-    Record(id="bj-2", caller="anna", backend="native", state="running", created=90, started=95),
-    Record(id="bj-3", caller="bob", language="go", state="queued", created=99, position=1),
-    Record(id="bj-1", caller=ODD, language="python", backend="wasm", state="running", created=30, started=40),
+    RunRecord(id="bj-2", caller="anna", backend="native", state="running", created=90, started=95),
+    RunRecord(id="bj-3", caller="bob", language="go", state="queued", created=99, position=1),
+    RunRecord(id="bj-1", caller=ODD, language="python", backend="wasm", state="running", created=30, started=40),
 ]
 LATEST = Sample(
     container_id="bj-1", at=99, uptime_seconds=59,
@@ -383,7 +381,7 @@ ALERTS = tuple(
     Alert.model_validate({"container_id": "bj-1", "kind": kind, "at": at, "over": over, "message": ""})
     for kind, at, over in (("memory", 2, True), ("memory", 1, False), ("cpu", 3, False))
 )
-FIGURES = {"bj-1": client.Figures(container_id="bj-1", latest=LATEST, samples=(), alerts=ALERTS)}
+FIGURES = {"bj-1": SandboxMetrics(container_id="bj-1", latest=LATEST, samples=(), alerts=ALERTS)}
 
 
 def shown(*tables: Any, width: int = 140) -> str:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from belljar.host.capture import FLOOD_FACTOR, FLOOD_LEAST, Capture, neutralise
+from belljar.core.display import neutralise
+from belljar.host.capture import FLOOD_FACTOR, FLOOD_LEAST, Capture
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 

@@ -11,7 +11,7 @@ import pytest
 from belljar.backends.fake import Fake
 from belljar.core import errors
 from belljar.protocol.records import SessionRecord
-from belljar.sandbox import Sandbox
+from belljar.sandbox import AsyncSandbox
 from belljar.service.claims import Claims
 from belljar.service.sessions import Held
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 def held(*, idle: float, lifetime: float = 3600.0) -> Held:
     now = time.time()
     record = SessionRecord(id="bs-1", kind="sandbox", caller="me", backend="fake", created=now, expires=now + lifetime)
-    return Held(Sandbox(backend=Fake({})), record, idle, (None, False))
+    return Held(AsyncSandbox(backend=Fake({})), record, idle, (None, False))
 
 
 async def test_a_session_that_was_busy_for_longer_than_its_idle_time_ends_soon_after() -> None:

@@ -333,7 +333,7 @@ async def test_limits_hold_in_a_plain_worker_and_nothing_is_left(
         ("while True: pass", {"fuel": 10_000_000}, "fuel_exhausted"),
     ):
         assert (await belljar.arun(code, backend=plain, **options)).status == status  # type: ignore[arg-type]
-    async with belljar.Session(backend=plain) as session:
+    async with belljar.AsyncSession(backend=plain) as session:
         await session.run("x = 1")
         async with session.fork() as branch:
             assert (await branch.run("x + 1")).results == ({"text/plain": "2"},)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def wasm() -> Iterator[Wasm]:
     backend.close()
 
 
-async def value(session: belljar.Session, code: str) -> str:
+async def value(session: belljar.AsyncSession, code: str) -> str:
     """What an expression is in a session, as text."""
     turn = await session.run(code)
     assert turn.ok, (turn.status, turn.stderr)
@@ -127,7 +127,7 @@ async def test_deterministic_mode_is_the_same_in_every_worker(wasm: Wasm) -> Non
 
 async def test_a_deterministic_sandbox_or_session_keeps_its_word_or_is_refused(wasm: Wasm) -> None:
     draws = []
-    for kind in (belljar.Sandbox, belljar.Session):
+    for kind in (belljar.AsyncSandbox, belljar.AsyncSession):
         drawn = set()
         for _ in range(2):
             try:
@@ -172,9 +172,9 @@ class Tree:
         session, world = self.branches[at]
         self._copies.append((session.checkpoint(), _copied(world)))
 
-    def _grow(self, fork: Any, world: World) -> None:
+    def _grow(self, fork: Callable[[], Any], world: World) -> None:
         if len(self.branches) < MOST_BRANCHES:
-            self.branches.append((self._stack.enter_context(fork), _copied(world)))
+            self.branches.append((self._stack.enter_context(fork()), _copied(world)))
 
     def step(self, at: int, what: str, name: str, number: int) -> None:
         at %= len(self.branches)
@@ -190,9 +190,9 @@ class Tree:
             case "remove":
                 assert session.run(f"import os; os.remove({name!r})").ok == (files.pop(name, None) is not None)
             case "fork":
-                self._grow(session.fork(), (memory, files))
+                self._grow(session.fork, (memory, files))
             case "fork old":
-                self._grow(session.fork(copy), then)
+                self._grow(lambda: session.fork(copy), then)
             case "checkpoint":
                 self._keep(at)
             case "rollback" | "crash":
@@ -223,7 +223,7 @@ def test_every_branch_sees_its_own_history_and_no_other(
 
 async def test_a_hundred_branches_of_one_checkpoint(wasm: Wasm) -> None:
     right = []
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         await session.run("import numpy as np; x = np.arange(10)")
         trunk = await session.checkpoint()
 
@@ -241,7 +241,7 @@ async def test_a_hundred_branches_of_one_checkpoint(wasm: Wasm) -> None:
 
 
 async def test_a_session_that_wrote_all_its_memory_is_copied_whole(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm, memory="160M") as session:
+    async with belljar.AsyncSession(backend=wasm, memory="160M") as session:
         await session.run("x = bytearray(range(256)) * (100 << 12); import zlib")
         total = await value(session, "zlib.crc32(x)")
         async with session.fork() as branch:
@@ -255,7 +255,7 @@ async def test_a_session_that_wrote_all_its_memory_is_copied_whole(wasm: Wasm) -
 
 
 async def test_an_idle_worker_does_not_keep_the_memory_of_the_session_it_served(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         assert (await session.run("x = bytearray(b'1') * (100 << 20); secret = 'tell' + 'nobody'")).ok
     async with wasm.open(Plan(keep_files=True)) as box:
         with pytest.raises(errors.ExecutionFailed):  # a box that has no session has nothing to copy
@@ -266,7 +266,7 @@ async def test_an_idle_worker_does_not_keep_the_memory_of_the_session_it_served(
 
 
 async def test_a_fork_cancelled_halfway_leaves_nothing_and_the_parent_as_it_was(wasm: Wasm, traces: Traces) -> None:
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         await session.run("x = bytearray(b'1') * (50 << 20)")
         for milliseconds in (0, 5, 20, 60):
             with anyio.move_on_after(milliseconds / 1000):
@@ -279,7 +279,7 @@ async def test_a_fork_cancelled_halfway_leaves_nothing_and_the_parent_as_it_was(
 
 
 async def test_a_worker_killed_during_a_copy_costs_the_session_and_not_the_checkpoint(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         await session.run("x = bytearray(b'1') * (50 << 20)")
         before = await session.checkpoint()
         worker = session._lease.box.worker  # type: ignore[attr-defined]
@@ -299,7 +299,7 @@ async def test_a_worker_killed_during_a_copy_costs_the_session_and_not_the_check
             assert await value(session, "len(x)") == str(50 << 20)
 
 
-async def _lives(session: belljar.Session) -> bool:
+async def _lives(session: belljar.AsyncSession) -> bool:
     try:
         return (await session.run("1")).ok
     except errors.BelljarError:

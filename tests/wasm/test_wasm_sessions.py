@@ -40,7 +40,7 @@ def wasm(engine: Engine) -> Iterator[Wasm]:
     backend.close()
 
 
-async def value(session: belljar.Session, code: str) -> str:
+async def value(session: belljar.AsyncSession, code: str) -> str:
     """What an expression is in a session, as text."""
     turn = await session.run(code)
     assert turn.ok, (turn.status, turn.stderr)
@@ -60,7 +60,7 @@ def test_the_example_of_the_documentation() -> None:
 
 
 async def test_variables_imports_and_files_stay_and_the_last_expression_is_echoed(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         assert (await session.run("import math\nx = 20")).results == ()
         turn = await session.run("open('kept.txt', 'w').write('kept'); print('side'); math.floor(x + 1.5)")
         assert (turn.results, turn.stdout) == (({"text/plain": "21"},), "side\n")
@@ -72,7 +72,7 @@ async def test_variables_imports_and_files_stay_and_the_last_expression_is_echoe
 
 
 async def test_figures_and_tables_come_back_in_their_rich_forms(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm, timeout=60) as session:
+    async with belljar.AsyncSession(backend=wasm, timeout=60) as session:
         turn = await session.run("import matplotlib.pyplot as plt\nplt.plot([1, 2, 3]); None")
         assert [base64.b64decode(shown["image/png"])[:4] for shown in turn.results] == [b"\x89PNG"], turn.stderr
         turn = await session.run("import pandas; pandas.DataFrame({'a': [1, 2]})")
@@ -80,7 +80,7 @@ async def test_figures_and_tables_come_back_in_their_rich_forms(wasm: Wasm) -> N
 
 
 async def test_an_error_shows_the_frames_of_the_guest_only_and_the_session_lives_on(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         await session.run("def f():\n    return 1 / 0")
         turn = await session.run("f()")
         assert turn.status == "error"
@@ -92,7 +92,7 @@ async def test_an_error_shows_the_frames_of_the_guest_only_and_the_session_lives
 
 
 async def test_a_function_of_the_parent_that_fails_in_a_branch_shows_its_own_source(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         await session.run("def f():\n    return 1 / 0")
         async with session.fork() as branch:
             turn = await branch.run("f()  # in the branch")
@@ -101,7 +101,7 @@ async def test_a_function_of_the_parent_that_fails_in_a_branch_shows_its_own_sou
 
 
 async def test_a_turn_over_its_time_ends_the_session_and_a_rollback_brings_it_back(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         await session.run("x = 5; open('f', 'w').write('5')")
         before = await session.checkpoint()
         for endless in ("while True: pass", "import time; time.sleep(60)"):
@@ -116,7 +116,7 @@ async def test_a_turn_over_its_time_ends_the_session_and_a_rollback_brings_it_ba
 
 
 async def test_fuel_and_memory_are_limited_turn_by_turn(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm, memory="96M", fuel=500_000_000) as session:
+    async with belljar.AsyncSession(backend=wasm, memory="96M", fuel=500_000_000) as session:
         turn = await session.run("x = bytearray(200 << 20)")
         assert not turn.ok and "MemoryError" in turn.stderr
         assert (await session.run("y = bytearray(10 << 20); 1")).ok
@@ -125,7 +125,7 @@ async def test_fuel_and_memory_are_limited_turn_by_turn(wasm: Wasm) -> None:
 
 async def test_a_forgotten_session_ends_and_so_does_one_past_its_lifetime(wasm: Wasm) -> None:
     for limit in ({"idle": 0.3}, {"lifetime": 1.0}):
-        async with belljar.Session(backend=wasm, **limit) as session:  # type: ignore[arg-type]
+        async with belljar.AsyncSession(backend=wasm, **limit) as session:  # type: ignore[arg-type]
             assert (await session.run("1")).ok
             with anyio.fail_after(SOON):
                 while not session._conversation.ended:
@@ -140,14 +140,14 @@ async def test_a_session_can_be_granted_a_folder_too(wasm: Wasm, open_folder: Pa
     if os.geteuid() not in (0, owner):
         pytest.skip("only root can give files away: run the tests as root")
     os.chown(open_folder, owner, owner)
-    async with belljar.Session(backend=wasm, workspace=open_folder, write=True) as session:
+    async with belljar.AsyncSession(backend=wasm, workspace=open_folder, write=True) as session:
         turn = await session.run("open('out.txt', 'w').write('x'); print(open('/mnt/project/in.txt').read())")
         assert turn.stdout == "theirs\n", turn.stderr
     assert (open_folder / "out.txt").read_text() == "x"
 
 
 async def test_a_native_session_says_that_it_cannot_be_copied(engine: Engine, tmp_path: Path) -> None:
-    async with belljar.Session(backend="native", engine=engine) as session:
+    async with belljar.AsyncSession(backend="native", engine=engine) as session:
         for attempt in (session.checkpoint, lambda: session.save(tmp_path / "s"), session.fork().__aenter__):
             with pytest.raises(errors.NotAvailable, match="native cannot copy a session"):
                 await attempt()
@@ -159,7 +159,7 @@ async def test_a_native_session_says_that_it_cannot_be_copied(engine: Engine, tm
 
 async def test_a_branch_has_memory_files_and_folders_and_shares_none_of_them(wasm: Wasm) -> None:
     look = "x, sorted(os.listdir('.')), open('d/f').read(), os.listdir('/tmp')"
-    async with belljar.Session(backend=wasm) as parent:
+    async with belljar.AsyncSession(backend=wasm) as parent:
         await parent.run("import os; x = [1]; os.makedirs('d/empty'); open('d/f', 'w').write('p'); open('/tmp/t', 'w')")
         async with parent.fork() as child:
             assert await value(child, look + ", os.listdir('d/empty')") == "([1], ['d'], 'p', ['t'], [])"
@@ -176,18 +176,18 @@ def test_a_branch_outlives_its_parent_and_a_checkpoint_both(wasm: Wasm) -> None:
     with contextlib.ExitStack() as branches:
         with belljar.Session(backend=wasm) as parent:
             parent.run("x = 1")
-            saved, late = parent.checkpoint(), parent.fork()
+            saved = parent.checkpoint()
             branch = branches.enter_context(parent.fork())
         assert branch.run("x").results == ({"text/plain": "1"},)
         with pytest.raises(errors.InvalidRequest, match="not open"):
-            late.__enter__()
+            parent.fork()
         again = branches.enter_context(branch.fork(saved))
         assert again.run("x").results == ({"text/plain": "1"},)
 
 
 async def test_what_cannot_be_copied_is_not_lost_in_silence(wasm: Wasm) -> None:
     deep = "import os\np = 'd'\nfor _ in range(40):\n    os.mkdir(p); p += '/d'\nopen(p[:-1] + 'leaf', 'w').write('x')"
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         assert (await session.run(deep)).ok
         try:
             async with session.fork() as branch:
@@ -202,7 +202,7 @@ async def test_links_in_the_box_lead_nowhere_in_a_copy(wasm: Wasm) -> None:
         "for target, name in (('../../../etc/passwd', 'a'), ('d', 'workspace'), ('..', 'up'), ('loop', 'loop')):\n"
         "    try: os.symlink(target, name)\n    except OSError: pass\n"
     )
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         assert (await session.run(links)).ok
         copy = await session.checkpoint()
         await session.run("open('late', 'w')")
@@ -213,14 +213,14 @@ async def test_links_in_the_box_lead_nowhere_in_a_copy(wasm: Wasm) -> None:
 
 
 async def test_a_branch_has_every_folder_however_many_there_are(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         assert (await session.run("import os\nfor n in range(11_000): os.mkdir(f'd{n:05}')")).ok
         async with session.fork() as branch:
             assert await value(branch, "os.path.isdir('d00000'), os.path.isdir('d10999')") == "(True, True)"
 
 
 async def test_a_refused_rollback_leaves_the_session_as_it_is(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm, memory="64M") as small, belljar.Session(backend=wasm) as large:
+    async with belljar.AsyncSession(backend=wasm, memory="64M") as small, belljar.AsyncSession(backend=wasm) as large:
         await small.run("x = 1")
         await large.run("y = bytearray(100 << 20)")
         copy = await large.checkpoint()
@@ -238,7 +238,7 @@ async def test_turns_that_wait_when_a_session_goes_back_are_told_in_words(wasm: 
         except errors.BelljarError as error:
             told.append(error)
 
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         copy = await session.checkpoint()
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
@@ -256,7 +256,7 @@ async def test_checkpoints_at_once_and_during_a_turn_see_a_session_between_turns
     async def copy() -> None:
         copies.append(await session.checkpoint())
 
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         await session.run("x = 0")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(session.run, "import time\nx = 1; time.sleep(0.3); x = 2")
@@ -290,7 +290,7 @@ async def test_checkpoints_at_once_and_during_a_turn_see_a_session_between_turns
 async def test_a_guest_that_breaks_its_own_agent_gets_an_answer_soon_and_harms_nobody_else(
     wasm: Wasm, poison: str
 ) -> None:
-    async with belljar.Session(backend=wasm, memory="64M") as session, belljar.Session(backend=wasm) as other:
+    async with belljar.AsyncSession(backend=wasm, memory="64M") as session, belljar.AsyncSession(backend=wasm) as other:
         healthy = await session.checkpoint()
         with anyio.fail_after(SOON):
             for code in (poison, "1", "1"):
@@ -310,7 +310,7 @@ async def test_nothing_that_a_guest_says_through_its_door_is_taken_for_more_than
         "    _host.call(frame)\n"
         "for n in range(2000): _host.call(json.dumps({'display': {'text/plain': str(n)}}).encode())\n"
     )
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         turn = await session.run(noise, timeout=20)
         assert len(turn.results) <= 64 and turn.truncated
         forged = json.dumps({"done": 2, "ok": True, "exit_code": 0})
@@ -321,14 +321,14 @@ async def test_nothing_that_a_guest_says_through_its_door_is_taken_for_more_than
 
 
 async def test_a_result_too_large_to_show_is_flagged(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         turn = await session.run("class T:\n    def _repr_html_(self): return 'x' * 17_000_000\nT()")
         assert turn.truncated and turn.status == "output_limit"
         assert (await session.run("1")).ok
 
 
 async def test_a_checkpoint_cannot_be_changed_by_whoever_was_given_it_to_read(wasm: Wasm) -> None:
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         copy = await session.checkpoint()
         with contextlib.suppress(PermissionError):  # a worker that got out of its interpreter could try the same
             fd = os.open(f"/proc/self/fd/{copy._snapshot.pages}", os.O_RDWR)
@@ -344,7 +344,7 @@ async def test_a_checkpoint_cannot_be_changed_by_whoever_was_given_it_to_read(wa
 
 async def test_a_saved_session_goes_on_where_it_was(wasm: Wasm, tmp_path: Path) -> None:
     file = tmp_path / "s.belljar"
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         await session.run("import os; x = {1: 'a'}; os.makedirs('d/e'); open('d/f', 'w').write('kept')")
         async with anyio.create_task_group() as tasks:
             for _ in range(4):
@@ -352,7 +352,7 @@ async def test_a_saved_session_goes_on_where_it_was(wasm: Wasm, tmp_path: Path) 
         with pytest.raises(errors.ExecutionFailed, match="nowhere"):
             await session.save(tmp_path / "nowhere/s")
     for _ in range(2):
-        async with belljar.Session.load(file, backend=wasm) as loaded:
+        async with belljar.AsyncSession.load(file, backend=wasm) as loaded:
             assert await value(loaded, "x, open('d/f').read(), os.listdir('d/e')") == "({1: 'a'}, 'kept', [])"
             await loaded.run("x.clear()")
     assert os.listdir(tmp_path) == ["s.belljar"]
@@ -397,7 +397,7 @@ async def test_a_saved_file_that_is_not_as_we_wrote_it_is_refused_in_words(
     wasm: Wasm, tmp_path: Path, traces: Traces
 ) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
-    async with belljar.Session(backend=wasm) as session:
+    async with belljar.AsyncSession(backend=wasm) as session:
         await session.run("open('f', 'w').write('x')")
         await session.save(good)
     with zipfile.ZipFile(good) as archive:
@@ -433,7 +433,7 @@ async def test_a_saved_file_that_is_not_as_we_wrote_it_is_refused_in_words(
 async def _refusal(path: Path, backend: Wasm) -> str:
     try:
         with anyio.fail_after(30):
-            async with belljar.Session.load(path, backend=backend):
+            async with belljar.AsyncSession.load(path, backend=backend):
                 return "it was opened"
     except (errors.InvalidRequest, errors.ExecutionFailed) as error:
         return "refused" if "worker" not in error.message else f"it cost a worker: {error.message}"
@@ -446,7 +446,7 @@ async def _refusal(path: Path, backend: Wasm) -> str:
 
 async def test_sessions_and_their_copies_leave_no_descriptor_process_or_group(wasm: Wasm, traces: Traces) -> None:
     async def use() -> None:
-        async with belljar.Session(backend=wasm) as session:
+        async with belljar.AsyncSession(backend=wasm) as session:
             await session.run("x = 1; open('f', 'w').write('x')")
             copies = [await session.checkpoint() for _ in range(3)]
             async with session.fork(copies[0]) as one, session.fork() as two, one.fork() as three:

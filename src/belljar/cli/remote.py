@@ -10,7 +10,7 @@ from belljar.core import errors
 
 if TYPE_CHECKING:
     from belljar.backends.control import Control
-    from belljar.client.client import Client
+    from belljar.client.async_client import AsyncClient
     from belljar.core.capabilities import Capabilities, LanguageSupport
     from belljar.core.request import RunRequest
     from belljar.core.result import Result
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from belljar.engine.lease import Listener
 
 COMMANDS = frozenset(("run", "exec", "languages", "doctor", "version"))
-_client: Client | None = None
+_client: AsyncClient | None = None
 
 Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="Let this server do it, not this machine.")]
 Key = Annotated[
@@ -38,9 +38,9 @@ def choose(context: typer.Context, server: Server = None, key: Key = None, insec
             f"{context.invoked_subcommand} does not work with --server",
             fix=f"it goes with {', '.join(sorted(COMMANDS))}",
         )
-    from belljar.client.client import Client
+    from belljar.client.async_client import AsyncClient
 
-    _client = Client(server, key or None, insecure=insecure, retries=3)
+    _client = AsyncClient(server, key or None, insecure=insecure, retries=3)
 
 
 async def run(engine: Engine, asked: RunRequest, *, listener: Listener | None, control: Control) -> Result:
@@ -54,11 +54,11 @@ async def backends(engine: Engine) -> tuple[Capabilities, ...]:
     if _client is None:
         return tuple(await engine.backends())
     async with _client as client:
-        return await client.aoffers()
+        return await client.backends()
 
 
 async def languages(engine: Engine) -> list[tuple[str, LanguageSupport]]:
     if _client is None:
         return await engine.supported_languages()
     async with _client as client:
-        return await client.alanguages()
+        return await client.languages()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import anyio
 import typer
@@ -48,8 +48,8 @@ def run(
         if language is None and file != "-":
             language = engine.languages.of_file(file).name
     asked = make_request(
-        code, language=language or "python", backend=backend, isolation=isolation, timeout=timeout, memory=memory,
-        cpus=cpus, pids=pids, disk=disk, stdin=opt.read_stdin(stdin), files=opt.read_files(in_files),
+        code, language=language or "python", backend=backend, isolation=cast(Any, isolation), timeout=timeout,
+        memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=opt.read_stdin(stdin), files=opt.read_files(in_files),
         env=opt.read_env(env), collect=tuple(collect or ()), net=net or (), packages=opt.absolute(packages),
         image=image, runtime=runtime, type=type, fuel=fuel, profile=profile,
         deterministic={"seed": seed} if seed is not None else deterministic,
@@ -72,7 +72,7 @@ def exec_(
     if rw and workspace is None:
         raise errors.InvalidRequest("--rw goes with --workspace DIR")
     asked = make_request(
-        command=command, workspace=opt.absolute(workspace), write=rw, backend=backend, isolation=isolation,
+        command=command, workspace=opt.absolute(workspace), write=rw, backend=backend, isolation=cast(Any, isolation),
         timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=opt.read_stdin(stdin),
         files=opt.read_files(in_files), env=opt.read_env(env), collect=tuple(collect or ()), net=net or (),
         packages=opt.absolute(packages), image=image, runtime=runtime, type=type,

@@ -15,7 +15,7 @@ from belljar.cli import process, terminal
 from belljar.core import errors
 from belljar.core.result import Event, Status
 from belljar.core.values import MIB
-from belljar.session.session import Checkpoint, Session
+from belljar.session.session import AsyncSession, Checkpoint
 
 _HELP = """\
 :checkpoint [NAME]  remember what the session is now      :rollback [NAME]  make it that again
@@ -32,16 +32,16 @@ def session(
     """An interactive prompt with one sandboxed interpreter: what you define stays. :help lists its commands."""
     options: dict[str, Any] = {"timeout": timeout, "memory": memory, "packages": opt.absolute(packages)}
     if load is None:
-        first = Session(backend=backend, **options)
+        first = AsyncSession(backend=backend, **options)
     else:
-        first = Session.load(load, backend="wasm" if backend == "auto" else backend, **options)
+        first = AsyncSession.load(load, backend="wasm" if backend == "auto" else backend, **options)
     process.run_async(Prompt(first, as_json).run)
 
 
 class Prompt:
     """Reads statements and commands until the last branch is left; each branch is a session of its own."""
 
-    def __init__(self, first: Session, as_json: bool) -> None:
+    def __init__(self, first: AsyncSession, as_json: bool) -> None:
         self._json = as_json
         self._branches = [first]
         self._marks: dict[str, Checkpoint] = {}
@@ -63,7 +63,7 @@ class Prompt:
             while self._branches:
                 await self._branches.pop().__aexit__(None, None, None)
 
-    async def _enter(self, session: Session) -> None:
+    async def _enter(self, session: AsyncSession) -> None:
         self._branches.append(await session.__aenter__())
 
     async def _leave(self) -> None:

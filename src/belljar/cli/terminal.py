@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
+from belljar.core.display import neutralise
 from belljar.core.errors import BelljarError, InvalidRequest
-from belljar.host.capture import neutralise
 
 if TYPE_CHECKING:
     from rich.console import Console

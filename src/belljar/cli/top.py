@@ -18,9 +18,8 @@ from belljar.host.loops import lone_errors
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from belljar.client.client import Client, Figures
-    from belljar.client.runs import Record
-    from belljar.protocol.records import Sample
+    from belljar.client.async_client import AsyncClient
+    from belljar.protocol.records import RunRecord, Sample, SandboxMetrics
 
 SERVER = "http://127.0.0.1:8080"
 _SECONDS = 10.0  # for the server to answer
@@ -44,20 +43,20 @@ def top(
     insecure: remote.Insecure = False,
 ) -> None:  # fmt: skip
     """What runs on a server now: who, what, for how long, and what it uses. Ctrl-C ends it."""
-    from belljar.client.client import Client
+    from belljar.client.async_client import AsyncClient
 
-    client = Client(server, key or None, timeout=_SECONDS, retries=2, insecure=insecure)
+    client = AsyncClient(server, key or None, timeout=_SECONDS, retries=2, insecure=insecure)
     live = not once and not as_json and sys.stdout.isatty()
     once = once or not (live or as_json)  # a pipe gets one table, not an endless one
     anyio.run(_watch, client, once, as_json, interval)
 
 
-async def _watch(client: Client, once: bool, as_json: bool, interval: float) -> None:
+async def _watch(client: AsyncClient, once: bool, as_json: bool, interval: float) -> None:
     async with client:
         await (_print(client, once, as_json, interval) if once or as_json else _show(client, interval))
 
 
-async def _print(client: Client, once: bool, as_json: bool, interval: float) -> None:
+async def _print(client: AsyncClient, once: bool, as_json: bool, interval: float) -> None:
     while True:
         runs, metrics = await look(client)
         if as_json:
@@ -69,7 +68,7 @@ async def _print(client: Client, once: bool, as_json: bool, interval: float) -> 
         await anyio.sleep(interval)
 
 
-async def _show(client: Client, interval: float) -> None:
+async def _show(client: AsyncClient, interval: float) -> None:
     from rich.live import Live
 
     with Live(console=terminal.console(), screen=True, auto_refresh=False) as screen:
@@ -79,16 +78,16 @@ async def _show(client: Client, interval: float) -> None:
             await anyio.sleep(interval)
 
 
-async def look(client: Client) -> tuple[list[Record], dict[str, Figures]]:
+async def look(client: AsyncClient) -> tuple[list[RunRecord], dict[str, SandboxMetrics]]:
     """The runs that are under way or wait, and the figures of the first."""
-    runs = ordered([run for state in _STATES for run in await client.aruns(state=state, limit=_SHOWN)])
-    metrics: dict[str, Figures] = {}
+    runs = ordered([run for state in _STATES for run in await client.runs(state=state, limit=_SHOWN)])
+    metrics: dict[str, SandboxMetrics] = {}
     places = anyio.Semaphore(_AT_ONCE)
 
     async def measure(id: str) -> None:
         async with places:
             with suppress(errors.NotFound):  # it ended between two questions
-                metrics[id] = await client.ametrics(id)
+                metrics[id] = await client.metrics(id)
 
     with lone_errors():
         async with anyio.create_task_group() as tasks:
@@ -101,12 +100,12 @@ async def look(client: Client) -> tuple[list[Record], dict[str, Figures]]:
 # --- showing ---
 
 
-def ordered(runs: Iterable[Record]) -> list[Record]:
+def ordered(runs: Iterable[RunRecord]) -> list[RunRecord]:
     """Those that run first, the longest first; then those that wait, in their order."""
     return sorted(runs, key=lambda run: (run.state != "running", _began(run), run.id))
 
 
-def rows(runs: list[Record], metrics: Mapping[str, Figures], *, now: float) -> Table:
+def rows(runs: list[RunRecord], metrics: Mapping[str, SandboxMetrics], *, now: float) -> Table:
     """The table. What a server says is shown, never obeyed: no markup, no escape codes."""
     from rich.table import Table
 
@@ -123,7 +122,7 @@ def rows(runs: list[Record], metrics: Mapping[str, Figures], *, now: float) -> T
     return table
 
 
-def _row(run: Record, figures: Figures | None, now: float) -> list[str]:
+def _row(run: RunRecord, figures: SandboxMetrics | None, now: float) -> list[str]:
     latest = figures.latest if figures else None
     alerts = _raised(figures)
     place = "" if run.position is None else f" {run.position}"
@@ -139,12 +138,12 @@ def _row(run: Record, figures: Figures | None, now: float) -> list[str]:
     ]
 
 
-def _document(run: Record, figures: Figures | None) -> dict[str, Any]:
+def _document(run: RunRecord, figures: SandboxMetrics | None) -> dict[str, Any]:
     told = figures.model_dump(mode="json", include={"latest"}) if figures else {"latest": None}
     return run.model_dump(mode="json") | told | {"alerts": _raised(figures)}
 
 
-def _raised(figures: Figures | None) -> list[str]:
+def _raised(figures: SandboxMetrics | None) -> list[str]:
     """The alerts that are not over."""
     told = sorted(figures.alerts, key=lambda alert: alert.at) if figures else ()
     still = {str(alert.kind): not alert.over for alert in told}
@@ -167,5 +166,5 @@ def _size(size: float) -> str:
     return f"{size:.4g}T"
 
 
-def _began(run: Record) -> float:
+def _began(run: RunRecord) -> float:
     return run.created if run.started is None else run.started

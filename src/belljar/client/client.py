@@ -1,162 +1,160 @@
-"""A server's sandboxes from Python, with the words of the library: `Client(url, key).run("print(1)")`.
-
-What is asked is checked here, by the same code as for a run on this machine, before anything is sent. Results, events
-and errors come back as the classes that the library has. Each verb has an async twin that begins with `a`.
-"""
+"""`Client`: a server's sandboxes from blocking code, the twin of `AsyncClient`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing
-from functools import partial
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
-from pydantic import ConfigDict
-
-from belljar.backends.control import Control
-from belljar.client.log_stream import Line, Lines
-from belljar.client.runs import GRACE, RUNS, Record, Sending, execution, look, parse, stop, watch, word
-from belljar.client.sessions import Sandbox, Session
-from belljar.client.transport import Wire
+from belljar.client.async_client import RETRIES, TIMEOUT_SECONDS, AsyncClient
+from belljar.client.sessions import RemoteSandbox, RemoteSession
 from belljar.core.capabilities import Capabilities, LanguageSupport
-from belljar.core.options import request
-from belljar.core.request import RunRequest
+from belljar.core.options import RemoteOptions, RunOptions, StrPath
 from belljar.core.result import Result
+from belljar.engine.callbacks import Cancel, OutputCallback
 from belljar.engine.lease import Listener
+from belljar.engine.stream import Stream, blocking
 from belljar.host import portal
-from belljar.protocol import records
-from belljar.protocol.records import SessionRecord
-from belljar.sandbox import Cancel, Stream, listening, streaming
-
-
-class Figures(records.SandboxMetrics):
-    """What a sandbox used, second by second, and what was alarming about it."""
-
-    model_config = ConfigDict(extra="ignore")  # a server may be younger than its client
+from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
+from belljar.session.session import IDLE_SECONDS, LIFETIME_SECONDS
 
 
 class Client:
-    """`retries`: how often a broken connection is opened again, and a request that got no answer sent again. A run
-    is sent under a key of its own, so that it is not run twice. `timeout` (seconds) is for answers, not for runs.
+    """Runs code on a server: `with Client(url, key) as client: client.run("print(1)")`.
 
-    It needs no closing, but `with` and `async with` close its connections.
+    It connects when it is first used, and may be used without a block; `close` gives its connections back.
     """
 
     def __init__(
-        self, url: str, key: str | None = None, *, timeout: float = 30.0, retries: int = 5, insecure: bool = False
-    ) -> None:
-        self._wire = Wire(url, key, timeout=timeout, retries=retries, insecure=insecure)
+        self, url: str, key: str | None = None, *, timeout: float = TIMEOUT_SECONDS, retries: int = RETRIES,
+        insecure: bool = False,
+    ) -> None:  # fmt: skip
+        """Checks the address; nothing is sent yet.
+
+        Args:
+            url: the server's address, such as "https://belljar.example.org".
+            key: an API key or token, where the server wants one.
+            timeout: seconds to wait for an answer; a run may take longer.
+            retries: how often a broken connection is opened again, and a request that got no answer sent again. A run
+                is sent under a key of its own, so that it is not run twice.
+            insecure: lets the key go in the clear to another machine.
+
+        Raises:
+            InvalidRequest: that is no address or no key.
+            PolicyDenied: the key would travel in the clear.
+            NotAvailable: the HTTP library is not installed.
+        """
+        self._core = AsyncClient(url, key, timeout=timeout, retries=retries, insecure=insecure)
 
     def __repr__(self) -> str:
-        return f"Client({self._wire.url!r})"
+        return f"{type(self).__name__}({self.url!r})"
 
     @property
     def url(self) -> str:
-        return self._wire.url
+        """The server's address."""
+        return self._core.url
 
     # --- running ---
 
-    async def arun(
-        self, code: str | None = None, *, on_event: Listener | None = None,
-        on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None,
-        cancel: Cancel | None = None, cached: bool = False, **options: Any,
-    ) -> Result:  # fmt: skip
-        """Runs a snippet (or `command=[...]`) in a sandbox of the server's and returns what happened.
-
-        `cached`: the kept result of the same deterministic run will do, if there was one.
-        """
-        return await self._run(request(code, **options), listening(on_event, on_stdout, on_stderr), cancel, cached)
-
     def run(
-        self, code: str | None = None, *, on_event: Listener | None = None,
-        on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None,
-        cancel: Cancel | None = None, cached: bool = False, **options: Any,
+        self, code: str | None = None, *, path: StrPath | None = None, backend: str = "auto",
+        on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, cached: bool = False,
+        **options: Unpack[RunOptions],
     ) -> Result:  # fmt: skip
-        """`arun` for blocking code; callbacks are called from another thread, one at a time."""
-        listener = listening(on_event, on_stdout, on_stderr)
-        return portal.call(self._run, request(code, **options), listener, cancel, cached)
+        """Runs code, a file or a command in a sandbox of the server, and returns what happened.
 
-    async def _run(self, asked: RunRequest, listener: Listener | None, cancel: Cancel | None, cached: bool) -> Result:
-        control = Control()
-        if cancel:
-            cancel.attach(control)
-        return await self.execute(asked, listener=listener, control=control if cancel else None, cached=cached)
+        Callbacks are called from another thread, one at a time.
 
-    async def execute(
-        self, asked: RunRequest, *, listener: Listener | None = None, control: Control | None = None,
-        cached: bool = False,
-    ) -> Result:  # fmt: skip
-        """A checked request, as `Engine.run` takes it."""
-        sending = Sending(self._wire, execution(asked) | ({"cached": True} if cached else {}))
-        if listener is None and control is None:
-            result = await sending.wait(asked.limits.timeout + GRACE)
-            if result is not None:
-                return result
-        return await watch(self._wire, await sending.submit(), listener, control or Control())
+        Args:
+            code: the snippet to run.
+            path: a file of this machine to run instead; its extension tells the language.
+            backend: "auto", or the name of one of the server's backends.
+            on_event: called with each event, in order.
+            on_stdout: called with each piece of standard output.
+            on_stderr: called with each piece of standard error.
+            cancel: a handle that stops the run from another thread.
+            cached: whether the kept result of the same deterministic run will do, if there was one.
+            **options: see `RunOptions`; `workspace` is a folder of the server.
 
-    def stream(self, code: str | None = None, **options: Any) -> AbstractAsyncContextManager[Stream]:
-        """`async with client.stream(code) as run: async for event in run: ...`; leaving early ends the guest."""
-        return streaming(partial(self.execute, request(code, **options)))
+        Raises:
+            BelljarError: as `belljar.run` does, and `Unauthorized` or `Busy` where the server says so.
+        """
+        return portal.call(
+            lambda: self._core.run(
+                code, path=path, backend=backend, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr,
+                cancel=cancel, cached=cached, **options,
+            )
+        )  # fmt: skip
+
+    def stream(
+        self, code: str | None = None, *, path: StrPath | None = None, backend: str = "auto",
+        **options: Unpack[RunOptions],
+    ) -> AbstractContextManager[Stream]:  # fmt: skip
+        """Tells the events of a run as they come: `with client.stream(code) as run: for event in run: ...`.
+
+        Leaving the block early ends the guest.
+        """
+        return blocking(self._core.stream(code, path=path, backend=backend, **options))
 
     # --- what stays open ---
 
     def session(
-        self, *, backend: str = "auto", idle: float = 600.0, lifetime: float = 3600.0, **options: Any
-    ) -> Session:  # fmt: skip
-        """One interpreter across calls: `with client.session() as s: s.run("x = 1")`, or `async with`."""
-        return Session(self._wire, request(backend=backend, **options), idle, lifetime)
+        self, *, backend: str = "auto", idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS,
+        **options: Unpack[RemoteOptions],
+    ) -> RemoteSession:  # fmt: skip
+        """Opens one interpreter across calls: `with client.session() as s: s.run("x = 1")`, or `close` it later.
+
+        Args:
+            backend: "auto", or the name of one of the server's backends.
+            idle: seconds without a turn after which the server ends it.
+            lifetime: seconds after which the server ends it in any case.
+            **options: see `RemoteOptions`.
+        """
+        core = self._core.session(backend=backend, idle=idle, lifetime=lifetime, **options)
+        return RemoteSession(core)._open()
 
     def sandbox(
-        self, *, backend: str = "auto", idle: float = 600.0, lifetime: float = 3600.0, **options: Any
-    ) -> Sandbox:  # fmt: skip
-        """One box for several commands: `with client.sandbox() as box: box.exec(["ls"])`, or `async with`."""
-        return Sandbox(self._wire, request(backend=backend, **options), idle, lifetime)
-
-    async def asessions(self) -> list[SessionRecord]:
-        return parse(list[SessionRecord], await self._wire.ask("GET", "/api/sandbox/sessions"))
+        self, *, backend: str = "auto", idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS,
+        **options: Unpack[RemoteOptions],
+    ) -> RemoteSandbox:  # fmt: skip
+        """Opens one sandbox for several commands: `with client.sandbox() as box`; otherwise as `session`."""
+        core = self._core.sandbox(backend=backend, idle=idle, lifetime=lifetime, **options)
+        return RemoteSandbox(core)._open()
 
     def sessions(self) -> list[SessionRecord]:
-        """Yours that are open."""
-        return portal.call(self.asessions)
+        """Lists your sessions and sandboxes that are open."""
+        return portal.call(self._core.sessions)
 
     # --- what is known of runs ---
 
-    async def aruns(
+    def runs(
         self, *, state: str | None = None, language: str | None = None, before: float | None = None, limit: int = 50
-    ) -> list[Record]:
-        asked = {"state": state, "language": language, "before": before, "limit": limit}
-        params = {name: value for name, value in asked.items() if value is not None}
-        return parse(list[Record], await self._wire.ask("GET", RUNS, params=params))
+    ) -> list[RunRecord]:
+        """Lists your runs, the newest first, without their results.
 
-    def runs(self, **asked: Any) -> list[Record]:
-        """Your runs, the newest first, without their results; `state`, `language`, `before` and `limit` narrow it."""
-        return portal.call(lambda: self.aruns(**asked))
+        Args:
+            state: only those in this state, such as "running".
+            language: only those of this language.
+            before: only those that were sent before this time (seconds since 1970).
+            limit: the most to list.
+        """
+        return portal.call(lambda: self._core.runs(state=state, language=language, before=before, limit=limit))
 
-    async def ainspect(self, id: str) -> Record:
-        return await look(self._wire, id)
+    def inspect(self, id: str) -> RunRecord:
+        """Returns one run, with its result or its problem when it is over."""
+        return portal.call(self._core.inspect, id)
 
-    def inspect(self, id: str) -> Record:
-        """One run, with its result or its problem when it is over."""
-        return portal.call(self.ainspect, id)
-
-    async def acancel(self, id: str) -> Record:
-        return await stop(self._wire, id)
-
-    def cancel(self, id: str) -> Record:
+    def cancel(self, id: str) -> RunRecord:
         """Ends a run and everything it started; what it had printed is kept."""
-        return portal.call(self.acancel, id)
+        return portal.call(self._core.cancel, id)
 
-    async def alogs(self, id: str, after: int = 0) -> AsyncGenerator[Line, None]:
-        async with aclosing(Lines(self._wire, word(id), after).each()) as lines:
-            async for line in lines:
-                yield line
+    def logs(self, id: str, after: int = 0) -> Iterator[LogLine]:
+        """Yields the lines of a run after the one of that number, to the run's end: as they come while it runs."""
+        lines = self._core.logs(id, after)
 
-    def logs(self, id: str, after: int = 0) -> Iterator[Line]:
-        """The numbered lines of a run after a number, to its end: those of a run under way as they come."""
-        lines = self.alogs(id, after)
-
-        async def following() -> Line | None:
+        async def following() -> LogLine | None:
             return await anext(lines, None)
 
         try:
@@ -165,53 +163,29 @@ class Client:
         finally:
             portal.call(lines.aclose)
 
-    async def ametrics(self, id: str, after: float = 0) -> Figures:
-        return parse(Figures, await self._wire.ask("GET", f"/api/sandbox/{word(id)}/metrics", params={"after": after}))
-
-    def metrics(self, id: str, after: float = 0) -> Figures:
-        """What a sandbox used, second by second."""
-        return portal.call(self.ametrics, id, after)
+    def metrics(self, id: str, after: float = 0) -> SandboxMetrics:
+        """Returns what a sandbox used, second by second, since a time (seconds since 1970)."""
+        return portal.call(self._core.metrics, id, after)
 
     # --- what the server can do ---
 
-    async def alanguages(self) -> list[tuple[str, LanguageSupport]]:
-        rows = parse(list[dict[str, Any]], await self._wire.ask("GET", "/api/languages"))
-        known = LanguageSupport.model_fields
-        return [
-            (str(row.get("backend")), LanguageSupport(**{k: v for k, v in row.items() if k in known})) for row in rows
-        ]
-
     def languages(self) -> list[tuple[str, LanguageSupport]]:
-        """What each backend of the server speaks."""
-        return portal.call(self.alanguages)
+        """Lists each backend of the server with each language that it knows, and whether that works."""
+        return portal.call(self._core.languages)
 
     def supported_languages(self, *, backend: str = "auto") -> tuple[str, ...]:
-        """The languages that the server can run now."""
-        rows = [row for name, row in self.languages() if backend in ("auto", name)]
-        return tuple(dict.fromkeys(row.name for row in rows if row.available))
+        """Returns the languages that the server can run now: on any backend, or on the one that is named."""
+        return portal.call(lambda: self._core.supported_languages(backend=backend))
 
-    async def aoffers(self) -> tuple[Capabilities, ...]:
-        return parse(tuple[Capabilities, ...], await self._wire.ask("GET", "/api/backends"))
-
-    def offers(self) -> tuple[Capabilities, ...]:
-        """What each backend can do there, and why not."""
-        return portal.call(self.aoffers)
+    def backends(self) -> tuple[Capabilities, ...]:
+        """Tells of every backend of the server what it can do, or why it does not work."""
+        return portal.call(self._core.backends)
 
     # --- the end ---
 
-    async def aclose(self) -> None:
-        await self._wire.aclose()
-
     def close(self) -> None:
-        portal.call(self._wire.aclose)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
+        """Closes its connections. The next request opens new ones."""
+        portal.call(self._core.close)
 
     def __enter__(self) -> Self:
         return self

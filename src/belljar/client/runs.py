@@ -1,4 +1,4 @@
-"""Runs of a server: what is sent for one, how it is sent once and no more, and how it is heard to its end."""
+"""Runs on a server: what is sent for one, how it is run once however often it is sent, and how it is followed."""
 
 from __future__ import annotations
 
@@ -9,44 +9,33 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from belljar.backends.control import Control
-from belljar.client.log_stream import Line, Lines, event_of
-from belljar.client.transport import PATIENCE, Unanswered, Wire
+from belljar.client.log_stream import LogFollower, event_of
+from belljar.client.transport import MAX_RETRY_AFTER_SECONDS, Transport, Unanswered
 from belljar.core import errors
 from belljar.core.request import RunRequest
 from belljar.core.result import Event, Result, Status
 from belljar.core.values import WORKSPACE
 from belljar.engine.lease import Listener
 from belljar.host.loops import lone_errors
-from belljar.protocol.records import RunRecord
+from belljar.protocol.records import LogLine, RunRecord
 
 T = TypeVar("T")
 RUNS = "/api/sandbox/runs"
 _EXECUTE = "/api/sandbox/execute"
-_ENDING = 15.0  # seconds to end what nobody waits for any more
-GRACE = 30.0  # seconds over its timeout after which we stop waiting for an answer, and ask what became of the run
-
-
-class Record(RunRecord):
-    """One run as the server knows it. `finished` has a `result`; `failed` and `refused` have a `problem`."""
-
-    model_config = ConfigDict(extra="ignore")  # a server may be younger than its client
-
-
-class _Executed(Result):
-    model_config = ConfigDict(extra="ignore")
-
-
+_ENDING_SECONDS = 15.0  # to end what nobody waits for any more
+GRACE_SECONDS = 30.0  # over its timeout after which we stop waiting for an answer, and ask what became of the run
 _validators: dict[Any, TypeAdapter[Any]] = {}  # by kind of answer: to build one takes longer than most requests
 
 
 def parse(kind: type[T], answer: bytes) -> T:
+    """Reads an answer of the server. Fields that we do not know are ignored: it may be younger than its client."""
     if kind not in _validators:
         _validators[kind] = TypeAdapter(kind)
     try:
-        found: T = _validators[kind].validate_json(answer)
+        found: T = _validators[kind].validate_json(answer, extra="ignore")
         return found
     except ValidationError as error:
         wrong = errors.from_validation(error, "answer").message[:200]
@@ -54,13 +43,8 @@ def parse(kind: type[T], answer: bytes) -> T:
         raise errors.NotAvailable(told, fix="is it a Belljar?") from None
 
 
-def result_of(answer: bytes) -> Result:
-    told = parse(_Executed, answer)
-    return Result.model_construct(**{name: getattr(told, name) for name in Result.model_fields})
-
-
-def word(id: str) -> str:
-    """An id as a part of a path, and nothing else."""
+def path_part(id: str) -> str:
+    """Returns an id that can be nothing but one part of a path, or raises InvalidRequest."""
     if not isinstance(id, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,80}", id):
         raise errors.InvalidRequest(f"id: {str(id)[:80]!r} is not one of the server's")
     return id
@@ -70,7 +54,7 @@ def word(id: str) -> str:
 
 
 def opening(asked: RunRequest) -> dict[str, Any]:
-    """A sandbox in the words of the API; only what was said."""
+    """Returns the body that opens a sandbox: only what was asked for."""
     said = asked.model_dump(mode="json", exclude_unset=True)
     if asked.egress.mode == "open" or asked.workdir != WORKSPACE:
         what = "egress" if asked.egress.mode == "open" else "workdir"
@@ -86,7 +70,7 @@ def opening(asked: RunRequest) -> dict[str, Any]:
 
 
 def execution(asked: RunRequest) -> dict[str, Any]:
-    """A run in the words of the API."""
+    """Returns the body that executes a run."""
     said = asked.model_dump(mode="json", exclude_unset=True)
     rest = ("language", "code", "command", "stdin", "collect", "packages", "profile", "retry", "deterministic")
     return opening(asked) | {name: said[name] for name in rest if said.get(name) is not None}
@@ -95,26 +79,26 @@ def execution(asked: RunRequest) -> dict[str, Any]:
 class Sending:
     """One request under one idempotency key: however often it is sent, it runs once."""
 
-    def __init__(self, wire: Wire, body: dict[str, Any]) -> None:
-        self._wire = wire
+    def __init__(self, transport: Transport, body: dict[str, Any]) -> None:
+        self._transport = transport
         self._body = body
         self._key = uuid.uuid4().hex
         self._unsure = False  # was there an attempt of which we do not know whether it was taken in?
 
     async def wait(self, seconds: float) -> Result | None:
-        """The result; None if no answer came: then what became of it has to be asked."""
+        """Sends it and returns the result; None if no answer came, and what became of it has to be asked."""
         try:
-            return result_of(await self._send(True, seconds))
+            return parse(Result, await self._send(True, seconds))
         except (Unanswered, errors.Busy) as error:
             await self._hesitate(error, 0)
             return None
 
     async def submit(self) -> str:
-        """Its id, as soon as it is taken in."""
+        """Sends it and returns its id, as soon as the server has taken it in."""
         attempt = 0
         while True:
             try:
-                return parse(Record, await self._send(False, self._wire.timeout)).id
+                return parse(RunRecord, await self._send(False, self._transport.timeout)).id
             except (Unanswered, errors.Busy) as error:
                 await self._hesitate(error, attempt)
             attempt += 1
@@ -122,22 +106,25 @@ class Sending:
     async def _send(self, wait: bool, read: float) -> bytes:
         headers = {"Idempotency-Key": self._key}
         try:
-            return await self._wire.once("POST", _EXECUTE, read=read, headers=headers, json=self._body | {"wait": wait})
+            return await self._transport.once(
+                "POST", _EXECUTE, read=read, headers=headers, json=self._body | {"wait": wait}
+            )
         except anyio.get_cancelled_exc_class():
-            with anyio.move_on_after(_ENDING, shield=True), suppress(errors.BelljarError):  # it may not be known there
-                same = await self._wire.once("POST", _EXECUTE, headers=headers, json=self._body | {"wait": False})
-                await end(self._wire, parse(Record, same).id)  # the same key, so that was how to learn its id
+            # The server may not know of it. The same key is how to learn its id.
+            with anyio.move_on_after(_ENDING_SECONDS, shield=True), suppress(errors.BelljarError):
+                same = await self._transport.once("POST", _EXECUTE, headers=headers, json=self._body | {"wait": False})
+                await end(self._transport, parse(RunRecord, same).id)
             raise
 
     async def _hesitate(self, error: Unanswered | errors.Busy, attempt: int) -> None:
         """Waits for a better moment, or raises. After a plain no nothing runs, so the next one may have a new key."""
-        if attempt >= self._wire.retries:
+        if attempt >= self._transport.retries:
             raise error
         if isinstance(error, Unanswered):
             self._unsure = self._unsure or error.sent
-            await self._wire.pause(attempt)
+            await self._transport.pause(attempt)
             return
-        if error.http_status != 503 or error.retry_after > PATIENCE:
+        if error.http_status != 503 or error.retry_after > MAX_RETRY_AFTER_SECONDS:
             raise error
         if not self._unsure:
             self._key = uuid.uuid4().hex
@@ -147,47 +134,49 @@ class Sending:
 # --- what comes back ---
 
 
-async def look(wire: Wire, id: str) -> Record:
-    return parse(Record, await wire.ask("GET", f"{RUNS}/{word(id)}"))
+async def look(transport: Transport, id: str) -> RunRecord:
+    """Asks for one run."""
+    return parse(RunRecord, await transport.ask("GET", f"{RUNS}/{path_part(id)}"))
 
 
-async def stop(wire: Wire, id: str) -> Record:
-    return parse(Record, await wire.ask("POST", f"{RUNS}/{word(id)}/cancel", again=True))
+async def stop(transport: Transport, id: str) -> RunRecord:
+    """Cancels one run."""
+    return parse(RunRecord, await transport.ask("POST", f"{RUNS}/{path_part(id)}/cancel", again=True))
 
 
-async def end(wire: Wire, id: str) -> None:
-    """For who leaves: nobody waits for this run any more."""
-    with anyio.move_on_after(_ENDING, shield=True), suppress(errors.BelljarError):  # it has a timeout of its own
-        await stop(wire, id)
+async def end(transport: Transport, id: str) -> None:
+    """Ends a run that nobody waits for any more."""
+    with anyio.move_on_after(_ENDING_SECONDS, shield=True), suppress(errors.BelljarError):  # else its timeout ends it
+        await stop(transport, id)
 
 
-async def watch(wire: Wire, id: str, listener: Listener | None, control: Control) -> Result:
-    """Tells what a run says, to its end. However we leave, it does not go on without us."""
+async def watch(transport: Transport, id: str, listener: Listener | None, control: Control) -> Result:
+    """Tells the listener what a run prints, and returns its result. However this is left, the run is ended."""
 
     async def stop_when_told() -> None:
         await control.stopped()
-        await stop(wire, id)
+        await stop(transport, id)
 
     over = False
     try:
         with lone_errors():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(stop_when_told)
-                last = await _hear(wire, id, listener)
-                record, over = await look(wire, id), True
+                last = await _hear(transport, id, listener)
+                record, over = await look(transport, id), True
                 result = outcome(record, cancelled=control.stopping)
                 await _tell(listener, Event(run=id, seq=last + 1, kind="finished", result=result))
                 tasks.cancel_scope.cancel()
         return result
     finally:
         if not over:
-            await end(wire, id)
+            await end(transport, id)
 
 
-async def _hear(wire: Wire, id: str, listener: Listener | None) -> int:
-    lines = Lines(wire, id)
+async def _hear(transport: Transport, id: str, listener: Listener | None) -> int:
+    lines = LogFollower(transport, id)
 
-    async def hear(line: Line) -> None:
+    async def hear(line: LogLine) -> None:
         await _tell(listener, event_of(line))
 
     await lines.follow(hear)
@@ -200,7 +189,7 @@ async def _tell(listener: Listener | None, event: Event) -> None:
 
 
 def outcome(record: RunRecord, *, cancelled: bool = False) -> Result:
-    """The result, or the error that came instead."""
+    """Returns the result of a run, or raises the error that came instead."""
     if record.result is not None:
         return record.result
     if record.problem is None:

@@ -2,195 +2,179 @@
 
 from __future__ import annotations
 
-import math
 import uuid
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self, cast
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 import anyio
-from pydantic import ConfigDict
 
-from belljar.backends.control import Control
-from belljar.client.runs import GRACE, Record, opening, parse, result_of, watch, word
-from belljar.client.transport import Wire
+from belljar.client.runs import GRACE_SECONDS, opening, parse, path_part, watch
+from belljar.client.transport import Transport
 from belljar.core import errors
-from belljar.core.model import Model
-from belljar.core.options import request
+from belljar.core.languages import Languages
+from belljar.core.options import StrPath, request
 from belljar.core.request import RunRequest
 from belljar.core.result import Entry, Result
 from belljar.core.values import guest_path
+from belljar.engine.callbacks import Cancel, OutputCallback, control_for, listening
 from belljar.engine.lease import Listener
 from belljar.host import portal
-from belljar.protocol.records import SessionRecord
-from belljar.sandbox import Cancel, SyncSandbox, listening
-from belljar.session.session import SyncSession
+from belljar.host.lifetime import Openable
+from belljar.host.source import with_code
+from belljar.protocol.records import RunRecord, SessionRecord
+from belljar.protocol.responses import Checkpointed, FileList
+from belljar.session.session import check_seconds, turn_code
 
 _SESSIONS = "/api/sandbox/sessions"
-_OPENING = 60.0  # seconds; an image may have to be unpacked
-_CLOSING = 15.0
-_UNSPOKEN = 3600.0  # seconds that a turn may take whose timeout is the server's own
+_OPENING_SECONDS = 60.0  # an image may have to be unpacked
+_CLOSING_SECONDS = 15.0
+_TURN_SECONDS = 3600.0  # that a turn may take whose timeout is the server's own
 _NOT_HERE = ("deterministic", "packages", "profile", "stdin", "collect")
+HandleT = TypeVar("HandleT", bound="_AsyncHandle")
 
 
-class _Opened(SessionRecord):
-    model_config = ConfigDict(extra="ignore")
+class RemoteCommandOptions(TypedDict, total=False):
+    """What one run in a sandbox of a server takes."""
+
+    language: str
+    """The language of the code; "python" unless given, or told by the file's extension."""
+    timeout: float | None
+    """Seconds of wall clock after which the run is ended."""
+    stdin: bytes | str | None
+    """What the guest reads from its standard input."""
 
 
-class _Listed(Model):
-    model_config = ConfigDict(extra="ignore")
-    path: str
-    kind: str
-    size: int
-
-
-class _FileList(Model):
-    model_config = ConfigDict(extra="ignore")
-    files: tuple[_Listed, ...]
-
-
-class Checkpoint(Model):
+class RemoteCheckpoint(Checkpointed):
     """What a session was at one moment. The server holds it for as long as the session is open."""
 
-    model_config = ConfigDict(extra="ignore")
-    id: str
-    bytes: int
 
-
-class _Held:
+class _AsyncHandle(Openable):
     """What sessions and sandboxes share: a life on the server, and files."""
 
-    _kind = ""
-
-    def __init__(self, wire: Wire, asked: RunRequest, idle: float, lifetime: float) -> None:
-        for name, value in (("idle", idle), ("lifetime", lifetime)):
-            if not (math.isfinite(value) and value > 0):
-                raise errors.InvalidRequest(f"{name}: must be a positive number of seconds (got {value!r})")
+    def __init__(self, transport: Transport, asked: RunRequest, idle: float, lifetime: float) -> None:
+        check_seconds(idle=idle, lifetime=lifetime)
         if wrong := [name for name in _NOT_HERE if name in asked.model_fields_set and getattr(asked, name)]:
             raise errors.InvalidRequest(f"{wrong[0]}: goes with run, not with what stays open on a server")
-        self._wire = wire
+        self._transport = transport
         self._asked = asked
         self._body = opening(asked) | {"kind": self._kind, "idle": idle, "lifetime": lifetime}
         self._record: SessionRecord | None = None
 
     @property
     def id(self) -> str:
-        """Of the server's making."""
-        return self._open.id
+        """The id that the server gave it."""
+        return self._open_record.id
 
     @property
     def backend(self) -> str:
-        """The one that took it."""
-        return self._open.backend
+        """The backend that took it."""
+        return self._open_record.backend
 
     @property
-    def _open(self) -> SessionRecord:
+    def _open_record(self) -> SessionRecord:
         if self._record is None:
-            raise errors.InvalidRequest(f"this {self._kind} is not open", fix="use it inside `async with` or `with`")
+            raise errors.InvalidRequest(f"this {self._kind} is not open", fix="use it in a `with` block, or await it")
         return self._record
 
     def _path(self, *rest: str) -> str:
-        return "/".join((_SESSIONS, word(self.id), *rest))
+        return "/".join((_SESSIONS, path_part(self.id), *rest))
 
     async def _turn(self, body: dict[str, Any], listener: Listener | None, cancel: Cancel | None) -> Result:
         if listener is not None or cancel is not None:
-            return await self._heard(body, listener, cancel)
-        timeout = body.get("timeout_seconds") or self._asked.limits.named().get("timeout", _UNSPOKEN)
+            return await self._followed(body, listener, cancel)
+        timeout = body.get("timeout_seconds") or self._asked.limits.named().get("timeout", _TURN_SECONDS)
         try:
-            return result_of(await self._post(self._path("run"), body, read=timeout + GRACE))
+            return parse(Result, await self._post(self._path("run"), body, read=timeout + GRACE_SECONDS))
         except anyio.get_cancelled_exc_class():
-            await self._close()  # an interpreter cannot be stopped in the middle and trusted afterwards
+            await self._end()  # an interpreter cannot be stopped in the middle and trusted afterwards
             raise
 
-    async def _heard(self, body: dict[str, Any], listener: Listener | None, cancel: Cancel | None) -> Result:
-        control = Control()
-        if cancel:
-            cancel.attach(control)
-        answer = await self._post(self._path("run"), body | {"wait": False}, read=self._wire.timeout)
-        return await watch(self._wire, parse(Record, answer).id, listener, control)
+    async def _followed(self, body: dict[str, Any], listener: Listener | None, cancel: Cancel | None) -> Result:
+        control = control_for(cancel)
+        answer = await self._post(self._path("run"), body | {"wait": False}, read=self._transport.timeout)
+        return await watch(self._transport, parse(RunRecord, answer).id, listener, control)
 
-    async def _post(self, path: str, body: dict[str, Any], *, read: float = _OPENING) -> bytes:
-        """Under a key of its own: however often it has to be sent, it is done once."""
+    async def _post(self, path: str, body: dict[str, Any], *, read: float = _OPENING_SECONDS) -> bytes:
+        """Sends it under a key of its own: however often it has to be sent, it is done once."""
         headers = {"Idempotency-Key": uuid.uuid4().hex}
-        return await self._wire.ask("POST", path, again=True, json=body, headers=headers, read=read)
+        return await self._transport.ask("POST", path, again=True, json=body, headers=headers, read=read)
 
     # --- files ---
 
-    async def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
+    async def write(self, path: str, content: bytes | str) -> None:
+        """Writes a file, text or bytes, by its name below /workspace."""
         if not isinstance(content, bytes | str):
             raise errors.InvalidRequest(f"content: must be bytes or text, not {type(content).__name__}")
-        if executable:
-            raise errors.InvalidRequest(
-                "executable: a server writes plain files", fix='box.exec(["chmod", "+x", path])'
-            )
         data = content.encode() if isinstance(content, str) else content
-        await self._wire.ask("PUT", self._file(path), content=data)
+        await self._transport.ask("PUT", self._file(path), content=data)
 
     async def read(self, path: str) -> bytes:
+        """Returns the content of a file, or raises FileNotFoundError."""
         try:
-            return await self._wire.ask("GET", self._file(path))
+            return await self._transport.ask("GET", self._file(path))
         except errors.NotFound as error:
-            await self._wire.ask("GET", self._path())  # is it the session that is not there?
+            await self._transport.ask("GET", self._path())  # is it the session that is not there?
             raise FileNotFoundError(error.message) from None
 
     async def list(self) -> tuple[Entry, ...]:
-        found = parse(_FileList, await self._wire.ask("GET", f"/api/sandbox/{word(self.id)}/files"))
+        """Returns what lies below /workspace: path, kind and size of each entry."""
+        found = parse(FileList, await self._transport.ask("GET", f"/api/sandbox/{path_part(self.id)}/files"))
         return tuple(Entry(item.path, item.kind, item.size) for item in found.files)
 
     def _file(self, path: str) -> str:
         try:
-            return f"/api/sandbox/{word(self.id)}/files/{quote(guest_path(path))}"
+            return f"/api/sandbox/{path_part(self.id)}/files/{quote(guest_path(path))}"
         except ValueError as error:
             raise errors.InvalidRequest(f"path: {error}") from None
 
     # --- its life ---
 
-    async def __aenter__(self) -> Self:
-        if self._record is not None:
-            raise errors.InvalidRequest(f"this {self._kind} is already open", fix="make a second one")
-        self._record = parse(_Opened, await self._begin())
-        return self
+    @asynccontextmanager
+    async def _living(self) -> AsyncIterator[None]:
+        self._record = parse(SessionRecord, await self._begin())
+        try:
+            yield
+        finally:
+            await self._end()
+            self._record = None
 
     async def _begin(self) -> bytes:
         return await self._post(_SESSIONS, self._body)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._close()
-        self._record = None
-
-    async def _close(self) -> None:
-        with anyio.move_on_after(_CLOSING, shield=True), suppress(errors.BelljarError):  # else its idle time ends it
-            await self._wire.ask("DELETE", self._path(), read=_CLOSING)
+    async def _end(self) -> None:
+        with anyio.move_on_after(_CLOSING_SECONDS, shield=True), suppress(errors.BelljarError):  # else it ends idle
+            await self._transport.ask("DELETE", self._path(), read=_CLOSING_SECONDS)
 
 
-class Session(_Held, portal.Twinned["SyncSession"]):
-    """A `belljar.Session` on a server: `with client.session() as s: s.run("x = 1"); s.run("x + 1").results`."""
+class AsyncRemoteSession(_AsyncHandle):
+    """An `AsyncSession` on a server: `async with client.session() as s: await s.run("x = 1")`."""
 
-    _kind = "session"
-    _origin: tuple[Session, Checkpoint | None] | None = None
+    _kind: ClassVar[str] = "session"
+    _origin: tuple[AsyncRemoteSession, RemoteCheckpoint | None] | None = None
 
     async def run(
-        self, code: str, *, timeout: float | None = None, on_event: Listener | None = None,
-        on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None,
-        cancel: Cancel | None = None,
+        self, code: str | None = None, *, path: StrPath | None = None, timeout: float | None = None,
+        on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None,
     ) -> Result:  # fmt: skip
-        """One turn. Cancelling it ends the session."""
-        asked = request(code, timeout=timeout)
+        """Runs one turn; cancelling it ends the session. See `AsyncSession.run`; `path` is a file of this machine."""
+        asked = request(await turn_code(code, path), timeout=timeout)
         body = {"code": asked.code} | ({} if timeout is None else {"timeout_seconds": asked.limits.timeout})
         return await self._turn(body, listening(on_event, on_stdout, on_stderr), cancel)
 
-    async def checkpoint(self) -> Checkpoint:
-        """What this session is now, to go back to or to branch from as often as you like."""
-        return parse(Checkpoint, await self._post(self._path("checkpoints"), {}))
+    async def checkpoint(self) -> RemoteCheckpoint:
+        """Copies what this session is now, to go back to or to branch from as often as you like."""
+        return parse(RemoteCheckpoint, await self._post(self._path("checkpoints"), {}))
 
-    def fork(self, checkpoint: Checkpoint | None = None) -> Session:
-        """An independent session that goes on from a checkpoint of this one, or from how this one is when it is
-        opened: `with s.fork() as branch: ...`."""
-        branch = Session(self._wire, self._asked, self._body["idle"], self._body["lifetime"])
+    def fork(self, checkpoint: RemoteCheckpoint | None = None) -> AsyncRemoteSession:
+        """Returns an independent session that goes on from here: `async with s.fork() as branch`, or `await s.fork()`.
+
+        Args:
+            checkpoint: where it begins; unless given, with what this session is when the new one is opened.
+        """
+        branch = AsyncRemoteSession(self._transport, self._asked, self._body["idle"], self._body["lifetime"])
         branch._origin = (self, checkpoint)
         return branch
 
@@ -200,51 +184,125 @@ class Session(_Held, portal.Twinned["SyncSession"]):
         parent, checkpoint = self._origin
         return await self._post(parent._path("fork"), {"checkpoint": checkpoint.id} if checkpoint else {})
 
-    async def rollback(self, checkpoint: Checkpoint) -> None:
+    async def rollback(self, checkpoint: RemoteCheckpoint) -> None:
         """Makes this session what it was, even if a turn has ended it since."""
         await self._post(self._path("rollback"), {"checkpoint": checkpoint.id})
 
-    async def save(self, path: Any) -> None:
-        raise errors.NotAvailable("a server's session cannot be saved to a file here", fix="use checkpoint and fork")
 
-    def twin(self) -> SyncSession:
-        return SyncSession(cast(Any, self))
+class AsyncRemoteSandbox(_AsyncHandle):
+    """An `AsyncSandbox` on a server: files stay, processes do not outlive their command."""
 
-
-class Sandbox(_Held, portal.Twinned["SyncSandbox"]):
-    """A `belljar.Sandbox` on a server: files stay, processes do not outlive their command."""
-
-    _kind = "sandbox"
+    _kind: ClassVar[str] = "sandbox"
 
     async def run(
-        self, code: str, *, on_event: Listener | None = None, on_stdout: Callable[[str], Any] | None = None,
-        on_stderr: Callable[[str], Any] | None = None, cancel: Cancel | None = None, **options: Any,
+        self, code: str | None = None, *, path: StrPath | None = None, on_event: Listener | None = None,
+        on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
+        cancel: Cancel | None = None, **options: Unpack[RemoteCommandOptions],
     ) -> Result:  # fmt: skip
-        """Runs a snippet here; its files are those of the box. Options: language, timeout, stdin."""
-        body = _turn_body(request(code, **options))
+        """Runs a snippet, or the file of this machine at `path`, in this sandbox. See `AsyncSandbox.run`."""
+        body = _turn_body(**await with_code(code, path, options, Languages()))
         return await self._turn(body, listening(on_event, on_stdout, on_stderr), cancel)
 
     async def exec(
-        self, command: Iterable[str], *, on_event: Listener | None = None,
-        on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None,
-        cancel: Cancel | None = None, **options: Any,
+        self, command: Iterable[str], *, on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None,
+        **options: Unpack[RemoteCommandOptions],
     ) -> Result:  # fmt: skip
-        """Runs a command here. Options: timeout, stdin."""
-        body = _turn_body(request(command=command, **options))
+        """Runs a command with its arguments in this sandbox; otherwise as `run`."""
+        body = _turn_body(command=command, **options)
         return await self._turn(body, listening(on_event, on_stdout, on_stderr), cancel)
 
-    def twin(self) -> SyncSandbox:
-        return SyncSandbox(cast(Any, self))
 
-
-def _turn_body(asked: RunRequest) -> dict[str, Any]:
-    said = asked.model_dump(mode="json", exclude_unset=True)
-    body = {name: said[name] for name in ("code", "command", "language", "stdin") if said.get(name) is not None}
-    limits = asked.limits.named()
-    if "timeout" in limits:
-        body["timeout_seconds"] = limits.pop("timeout")
-    taken = {"code", "command", "language", "stdin", "limits", "files", "egress", "workspace"}
-    if limits or asked.files or asked.egress.hosts or asked.workspace or asked.model_fields_set - taken:
-        odd = sorted(limits) or sorted(asked.model_fields_set - taken) or ["files, net and workspace"]
+def _turn_body(**options: Any) -> dict[str, Any]:
+    asked = request(**options)
+    if odd := sorted(options.keys() - RemoteCommandOptions.__annotations__.keys() - {"code", "command"}):
         raise errors.InvalidRequest(f"{odd[0]}: is the sandbox's, not one command's", fix="give it to client.sandbox()")
-    return body
+    said = asked.model_dump(mode="json", include={"code", "command", "language", "stdin"}, exclude_unset=True)
+    body = {name: value for name, value in said.items() if value is not None}
+    return body | ({"timeout_seconds": asked.limits.timeout} if "timeout" in asked.limits.model_fields_set else {})
+
+
+# --- for blocking code ---
+
+
+class _Handle(portal.Blocking[HandleT]):
+    """The blocking twin of what a server holds open."""
+
+    @property
+    def id(self) -> str:
+        """The id that the server gave it."""
+        return self._core.id
+
+    @property
+    def backend(self) -> str:
+        """The backend that took it."""
+        return self._core.backend
+
+    def write(self, path: str, content: bytes | str) -> None:
+        """Writes a file, text or bytes, by its name below /workspace."""
+        portal.call(self._core.write, path, content)
+
+    def read(self, path: str) -> bytes:
+        """Returns the content of a file, or raises FileNotFoundError."""
+        return portal.call(self._core.read, path)
+
+    def list(self) -> tuple[Entry, ...]:
+        """Returns what lies below /workspace: path, kind and size of each entry."""
+        return portal.call(self._core.list)
+
+
+class RemoteSession(_Handle[AsyncRemoteSession]):
+    """A `Session` on a server: `with client.session() as s: s.run("x = 1"); s.run("x + 1").results`."""
+
+    def run(
+        self, code: str | None = None, *, path: StrPath | None = None, timeout: float | None = None,
+        on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None,
+    ) -> Result:  # fmt: skip
+        """Runs one turn: see `AsyncSession.run`. Callbacks are called from another thread."""
+        return portal.call(
+            lambda: self._core.run(
+                code, path=path, timeout=timeout, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr,
+                cancel=cancel,
+            )
+        )  # fmt: skip
+
+    def checkpoint(self) -> RemoteCheckpoint:
+        """Copies what this session is now, to go back to or to branch from as often as you like."""
+        return portal.call(self._core.checkpoint)
+
+    def fork(self, checkpoint: RemoteCheckpoint | None = None) -> RemoteSession:
+        """Opens an independent session that goes on from a checkpoint, or from what this one is now."""
+        return RemoteSession(self._core.fork(checkpoint))._open()
+
+    def rollback(self, checkpoint: RemoteCheckpoint) -> None:
+        """Makes this session what it was, even if a turn has ended it since."""
+        portal.call(self._core.rollback, checkpoint)
+
+
+class RemoteSandbox(_Handle[AsyncRemoteSandbox]):
+    """A `Sandbox` on a server: files stay, processes do not outlive their command."""
+
+    def run(
+        self, code: str | None = None, *, path: StrPath | None = None, on_event: Listener | None = None,
+        on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
+        cancel: Cancel | None = None, **options: Unpack[RemoteCommandOptions],
+    ) -> Result:  # fmt: skip
+        """Runs a snippet, or the file of this machine at `path`, in this sandbox. See `AsyncSandbox.run`."""
+        return portal.call(
+            lambda: self._core.run(
+                code, path=path, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr, cancel=cancel, **options
+            )
+        )
+
+    def exec(
+        self, command: Iterable[str], *, on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None,
+        **options: Unpack[RemoteCommandOptions],
+    ) -> Result:  # fmt: skip
+        """Runs a command with its arguments in this sandbox; otherwise as `run`."""
+        return portal.call(
+            lambda: self._core.exec(
+                command, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr, cancel=cancel, **options
+            )
+        )

@@ -24,9 +24,9 @@ from belljar.core import errors
 if TYPE_CHECKING:
     import httpx2
 
-CONNECT = 5.0  # seconds
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-PATIENCE = 30.0  # seconds that a server may ask us to wait; more is the caller's decision
+CONNECT_SECONDS = 5.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
+MAX_RETRY_AFTER_SECONDS = 30.0  # that a server may ask us to wait; more is the caller's decision
 _GATEWAYS = frozenset((502, 503, 504))
 
 
@@ -35,23 +35,25 @@ class Unanswered(errors.NotAvailable):
 
     def __init__(self, message: str, *, sent: bool, fix: str = "") -> None:
         super().__init__(message, fix=fix or "is it running, and is this its address?")
-        self.sent = sent
+        self.sent: bool = sent
 
 
-class Wire:
+class Transport:
+    """Sends requests to one server, and repeats those that got no answer."""
+
     def __init__(self, url: str, key: str | None, *, timeout: float, retries: int, insecure: bool) -> None:
-        self.url = _checked(url, key, insecure)
+        self.url: str = _checked(url, key, insecure)
         if not timeout > 0 or not isinstance(retries, int) or retries < 0:
             raise errors.InvalidRequest("timeout must be positive, and retries a number that is not negative")
-        self.timeout = timeout
-        self.retries = retries
+        self.timeout: float = timeout
+        self.retries: int = retries
         self._key = SecretStr(key or "")
         self._pools: WeakKeyDictionary[Any, httpx2.AsyncClient] = WeakKeyDictionary()
         _require_library()
 
     @property
     def pool(self) -> httpx2.AsyncClient:
-        """The connections of the event loop we are in: those of another one are of no use here."""
+        """The connections of this event loop: those of another one are of no use here."""
         loop = anyio.lowlevel.current_token().native_token
         if loop not in self._pools:
             self._pools[loop] = self._open()
@@ -64,7 +66,7 @@ class Wire:
         return httpx2.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {secret}"} if secret else {},
-            timeout=httpx2.Timeout(self.timeout, connect=CONNECT),
+            timeout=httpx2.Timeout(self.timeout, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0),
             trust_env=not here,  # a proxy must not be asked for this machine
             verify=urlsplit(self.url).scheme != "http",  # without TLS there is nothing to load certificates for
@@ -76,7 +78,18 @@ class Wire:
             await pool.aclose()
 
     async def ask(self, method: str, path: str, *, again: bool | None = None, **options: Any) -> bytes:
-        """The answer's body. `again`: it does no harm to ask twice; else it is, if it did not get there at all."""
+        """Sends a request until it is answered, and returns the answer's body.
+
+        Args:
+            method: of HTTP.
+            path: below the server's address.
+            again: whether the request may be sent a second time when the server may have heard the first; unless
+                given, that depends on the method.
+            **options: of `once` and of the HTTP library.
+
+        Raises:
+            BelljarError: what the server answered instead, or `Unanswered`.
+        """
         again = method in ("GET", "PUT", "DELETE") if again is None else again
         for attempt in range(self.retries + 1):
             last = attempt == self.retries
@@ -87,47 +100,48 @@ class Wire:
                     raise
                 await self.pause(attempt)
             except errors.Busy as error:
-                if last or error.http_status != 503 or error.retry_after > PATIENCE:
+                if last or error.http_status != 503 or error.retry_after > MAX_RETRY_AFTER_SECONDS:
                     raise
                 await anyio.sleep(error.retry_after)
         raise AssertionError("the last attempt returns or raises")
 
     async def once(self, method: str, path: str, *, read: float | None = None, **options: Any) -> bytes:
+        """Sends a request once, and returns the answer's body; `read`: seconds to wait for it."""
         import httpx2
 
         if read is not None:
-            options["timeout"] = httpx2.Timeout(self.timeout, connect=CONNECT, read=read)
-        with self.telling():
+            options["timeout"] = httpx2.Timeout(self.timeout, connect=CONNECT_SECONDS, read=read)
+        with self.translated_errors():
             response = await self.pool.request(method, path, **options)
         if response.is_success:
             return response.content
         raise refusal(response, self.url)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
-        """What went wrong on the way, in our words. The library's own error holds the request and so the key."""
+    def translated_errors(self) -> Iterator[None]:
+        """Raises the HTTP library's errors as ours: its own hold the request, and so the key."""
         import httpx2
 
         broken: errors.BelljarError | None = None
         try:
             yield
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
-            broken = Unanswered(f"no connection to {self.url}: {_words(error)}", sent=False)
+            broken = Unanswered(f"no connection to {self.url}: {_text_of(error)}", sent=False)
         except httpx2.TransportError as error:
-            broken = Unanswered(f"{self.url} did not answer: {_words(error)}", sent=True)
+            broken = Unanswered(f"{self.url} did not answer: {_text_of(error)}", sent=True)
         except httpx2.DecodingError as error:
-            broken = errors.NotAvailable(f"{self.url} answered what nobody can read: {_words(error)}")
+            broken = errors.NotAvailable(f"{self.url} answered what nobody can read: {_text_of(error)}")
         if broken:
             raise broken from None
 
     async def pause(self, attempt: int) -> None:
-        """Longer each time, and not in step with others."""
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt, 10))
+        """Sleeps before the next attempt: longer each time, and not in step with other clients."""
+        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(attempt, 10))
         await anyio.sleep(longest * random.uniform(0.5, 1))
 
 
 def refusal(response: httpx2.Response, url: str) -> errors.BelljarError:
-    """An answer that says no, as the exception that the library would have raised."""
+    """Returns a refusal of the server as the exception that the library would have raised."""
     try:
         told = json.loads(response.content)
     except (ValueError, RecursionError):
@@ -144,7 +158,7 @@ def refusal(response: httpx2.Response, url: str) -> errors.BelljarError:
 
 
 def _foreign(response: httpx2.Response, url: str) -> errors.BelljarError:
-    """Somebody answered who is not Belljar: a proxy in between, or another server."""
+    """Returns the error for an answer that is not Belljar's: a proxy's in between, or another server's."""
     status = response.status_code
     if response.is_redirect:
         there = response.headers.get("location", "elsewhere")[:200]
@@ -168,7 +182,7 @@ def _number(value: Any) -> float | None:
     return number if 0 <= number < 1e9 else None
 
 
-def _words(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
@@ -202,7 +216,7 @@ def _is_here(host: str) -> bool:
 
 
 def _require_library() -> None:
-    """It is imported on first use: who runs code here needs none of it."""
+    """Says at once if the HTTP library is missing; it is imported on first use only."""
     for name in ("httpx2", "wsproto"):
         if find_spec(name) is None:
             raise errors.NotAvailable(

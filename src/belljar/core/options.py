@@ -1,56 +1,181 @@
-"""The options that users type (`timeout=5, memory="256M", net=[...]`), as one checked `RunRequest`."""
+"""The options that users type (`timeout=5, memory="256M", net=[...]`), typed, and as one checked `RunRequest`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 from pydantic import ValidationError
 
 from belljar.core import errors
-from belljar.core.request import Egress, Limits, RunRequest, Workspace
+from belljar.core.capabilities import Isolation
+from belljar.core.request import Deterministic, Egress, Limits, RunRequest, Workspace
 
+StrPath = str | os.PathLike[str]
 _LIMITS = frozenset(Limits.model_fields)
 
 
-def request(
-    code: str | None = None, *, command: Iterable[str] | None = None, net: Iterable[str] = (),
-    workspace: str | os.PathLike[str] | Workspace | None = None, write: bool = False,
-    limits: Mapping[str, Any] | Limits | None = None,
-    files: Mapping[str, bytes | str] | None = None, **options: Any,
-) -> RunRequest:  # fmt: skip
-    """What users type, as one checked `RunRequest`. Limits may be given by name: `timeout=5, memory="256M"`."""
-    for field, value in (("command", command), ("net", net)):
-        if isinstance(value, str | bytes) or (value is not None and not isinstance(value, Iterable)):
-            raise errors.InvalidRequest(f"{field}: must be a list of words", fix=f"write {field}=[{value!r}]")
-    if files is not None and not isinstance(files, Mapping):
-        raise errors.InvalidRequest("files: must map names to contents", fix='write files={"a.txt": b"..."}')
-    limits = limits.named() if isinstance(limits, Limits) else limits
-    workspace = os.fspath(workspace) if isinstance(workspace, os.PathLike) else workspace
-    options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items() if v is not None}
-    if unknown := sorted(options.keys() - _LIMITS - RunRequest.model_fields.keys()):
-        known = ", ".join(sorted(_LIMITS | RunRequest.model_fields.keys() | {"net", "write"}))
-        raise errors.InvalidRequest(f"{unknown[0]}: there is no such option", fix=f"choose from: {known}")
-    named = {name: value for name, value in options.items() if name in _LIMITS}
-    rest = {name: value for name, value in options.items() if name not in _LIMITS}
+class LimitOptions(TypedDict, total=False):
+    """How much a run may use. What is not given, or None, comes from the settings."""
+
+    cpus: float | None
+    """Processors, such as 0.5 or 2."""
+    memory: int | str | None
+    """Memory in bytes, or text such as "512M"."""
+    disk: int | str | None
+    """The size of /workspace and of /tmp, each: bytes, or text such as "1G"."""
+    pids: int | None
+    """The most processes and threads at once."""
+    timeout: float | None
+    """Seconds of wall clock after which the run is ended."""
+    output: int | str | None
+    """Bytes kept of stdout and of stderr, each."""
+    io_bps: int | str | None
+    """Bytes a second from and to the disk, each way."""
+    io_iops: int | None
+    """Disk operations a second."""
+    fuel: int | None
+    """WebAssembly instructions, about: the same in every run."""
+    limits: Mapping[str, Any] | Limits | None
+    """Several limits at once; one that is given by its own name counts more."""
+
+
+class SharedOptions(LimitOptions, total=False):
+    """What can be said of a sandbox as well as of one run in it."""
+
+    language: str
+    """The language of the code; "python" unless given, or told by the file's extension."""
+    files: Mapping[str, bytes | str] | None
+    """Files given to the guest read-only, by name."""
+    env: Mapping[str, str]
+    """Environment variables."""
+
+
+class RemoteOptions(SharedOptions, total=False):
+    """What can be said of a sandbox that a server holds open."""
+
+    net: Iterable[str]
+    """Hosts that the guest may reach, such as "pypi.org" or "*.example.com"; none unless given."""
+    egress: Egress | Mapping[str, Any] | None
+    """The network in full, instead of `net`: `{"mode": "none" | "listed" | "open", "hosts": [...]}`."""
+    workspace: StrPath | Workspace | Mapping[str, Any] | None
+    """A folder of the host to grant at /workspace, read-only unless `write` is set."""
+    write: bool
+    """Whether the guest may change the granted folder."""
+    isolation: Isolation | Literal["wasm", "namespace", "kernel"] | None
+    """The least isolation to accept: "wasm", "namespace" or "kernel"."""
+    image: str | None
+    """The image of a container; the language's unless given."""
+    runtime: str | None
+    """The runtime of containers: "runc", "runsc" (gVisor), …"""
+    type: str | None
+    """The kind of work, for its image and limits, such as "test-runner"."""
+
+
+class SessionOptions(RemoteOptions, total=False):
+    """What `Session` takes."""
+
+    packages: StrPath | None
+    """A Python environment (venv) of the host, granted read-only."""
+    profile: str | None
+    """Packages to find imported, such as "numeric"; chosen by the code unless given."""
+
+
+class SandboxOptions(SessionOptions, total=False):
+    """What `Sandbox` takes."""
+
+    deterministic: bool | Deterministic | Mapping[str, Any] | None
+    """Fixes clock and randomness, so that a run can be repeated bit for bit: True, or `{"seed": 7}`."""
+
+
+class CommandOptions(SharedOptions, total=False):
+    """What one run in an open sandbox takes."""
+
+    stdin: bytes | str | None
+    """What the guest reads from its standard input."""
+    collect: Iterable[str]
+    """Patterns of files to bring back, such as "out/*.csv"."""
+    workdir: str
+    """The folder in which the guest starts, below /workspace."""
+    deterministic: bool | Deterministic | Mapping[str, Any] | None
+    """Fixes clock and randomness, so that a run can be repeated bit for bit: True, or `{"seed": 7}`."""
+
+
+class ContainerOptions(SandboxOptions, CommandOptions, total=False):
+    """What `run_in_container` takes."""
+
+
+class RunOptions(ContainerOptions, total=False):
+    """What `run`, `arun`, `stream` and `astream` take, here and on a server."""
+
+    command: Iterable[str] | None
+    """A command with its arguments, instead of code."""
+    retry: Literal["never", "stronger"]
+    """ "stronger": run again on another backend if `auto` chose one that lacks what the code turned out to need."""
+
+
+def request(code: str | None = None, *, backend: str = "auto", **options: Unpack[RunOptions]) -> RunRequest:
+    """Checks what a user typed and returns it as one `RunRequest`.
+
+    Args:
+        code: the snippet to run; or give a `command`.
+        backend: "auto", or a backend's name.
+        **options: see `RunOptions`. An option that is None counts as not given.
+
+    Raises:
+        InvalidRequest: an option is unknown, or its value is wrong.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    _check_shapes(given)
+    command, files, limits = given.pop("command", None), given.pop("files", {}), given.pop("limits", {})
+    limits = limits.named() if isinstance(limits, Limits) else cast(Mapping[str, Any], limits)
+    named = {name: given.pop(name) for name in _LIMITS & given.keys()}
     try:
-        hosts = frozenset(net)
         return RunRequest(
             code=code,
-            command=None if command is None else tuple(command),
-            files={name: data.encode() if isinstance(data, str) else data for name, data in (files or {}).items()},
-            limits=Limits(**{**(limits or {}), **named}),
-            egress=_egress(hosts, rest.pop("egress", None)),
-            workspace=Workspace(path=workspace, write=write) if isinstance(workspace, str) else workspace,
-            **rest,
+            command=None if command is None else tuple(cast(Iterable[str], command)),
+            files={name: _as_bytes(data) for name, data in cast(Mapping[str, Any], files).items()},
+            limits=Limits(**{**limits, **named}),
+            egress=_egress(cast(Iterable[str], given.pop("net", ())), given.pop("egress", None)),
+            workspace=_workspace(given.pop("workspace", None), given.pop("write", False)),
+            backend=backend,
+            **{name: _plain(value) for name, value in given.items()},  # which pydantic checks
         )
     except ValidationError as error:
         raise errors.from_validation(error) from None
 
 
-def _egress(hosts: frozenset[str], asked: Any) -> Any:
-    """What `net` lists, or an `egress` of another mode: never both."""
-    if hosts and asked is not None:
+def _check_shapes(given: Mapping[str, Any]) -> None:
+    """Refuses unknown names, and the mistakes whose message pydantic would make a riddle."""
+    known = RunOptions.__annotations__.keys()
+    if unknown := sorted(given.keys() - known):
+        fix = f"choose from: {', '.join(sorted(known))}"
+        raise errors.InvalidRequest(f"{unknown[0]}: there is no such option", fix=fix)
+    for field in ("command", "net"):
+        value = given.get(field, ())
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            raise errors.InvalidRequest(f"{field}: must be a list of words", fix=f"write {field}=[{value!r}]")
+    if not isinstance(given.get("files", {}), Mapping):
+        raise errors.InvalidRequest("files: must map names to contents", fix='write files={"a.txt": b"..."}')
+
+
+def _as_bytes(data: Any) -> Any:
+    return data.encode() if isinstance(data, str) else data
+
+
+def _plain(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _workspace(value: Any, write: Any) -> Any:
+    value = _plain(value)
+    return Workspace(path=value, write=write) if isinstance(value, str) else value
+
+
+def _egress(hosts: Iterable[str], asked: Any) -> Any:
+    """Returns what `net` lists, or an `egress` of another mode: never both."""
+    listed = frozenset(hosts)
+    if listed and asked is not None:
         raise errors.InvalidRequest("net: goes with no egress of its own", fix="give one of the two")
-    return Egress(mode="listed", hosts=hosts) if hosts else asked or Egress()
+    return Egress(mode="listed", hosts=listed) if listed else asked or Egress()

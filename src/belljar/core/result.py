@@ -82,10 +82,13 @@ MimeBundle = dict[str, Any]
 
 
 class Result(Model):
-    """What a run came to; the mission's field names."""
+    """The outcome of one run.
+
+    `print(result)` shows it readably, a notebook shows figures and tables, and its `repr` is exact.
+    """
 
     status: Status
-    exit_code: int | None = None
+    exit_code: int | None = Field(None, description="of the guest's program; none if it was ended from outside")
     stdout: str = ""
     stderr: str = ""
     truncated: bool = False
@@ -107,7 +110,21 @@ class Result(Model):
 
     @property
     def ok(self) -> bool:
+        """Whether the guest ended well by itself."""
         return self.status is Status.SUCCESS
+
+    def __str__(self) -> str:
+        from belljar.core import display  # needed by people only, not by programs
+
+        return display.as_text(self)
+
+    def _repr_html_(self) -> str:
+        from belljar.core import display
+
+        return display.as_html(self)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
 
 
 EventKind = Literal["started", "stdout", "stderr", "display", "limit", "denied", "finished"]

@@ -71,21 +71,6 @@ class Capture:
         return f"{first}\n[... {self.cut} bytes cut by belljar: the limit is {self.limit} ...]\n{last}"
 
 
-# Controls that would act on a terminal, shown as the symbols Unicode has for them; newline and tab pass.
-_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-_VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(128, 160), 65533)
-# Characters that reorder or hide what is around them.
-_VISIBLE |= dict.fromkeys((*range(8234, 8239), *range(8294, 8298), 8203, 8232, 8233), 65533)
-
-
-def neutralise(text: str) -> str:
-    """Makes a guest's text safe to print on a terminal: no escape sequence in it can do anything.
-
-    A carriage return before a newline is dropped; any other is shown, since it could overwrite what was printed.
-    """
-    return text.replace("\r\n", "\n").translate(_VISIBLE)
-
-
 def scrub(value: Any) -> Any:
     """Replaces half surrogate pairs in texts, however nested: a guest can display them, and they are no UTF-8."""
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Runs async code for blocking callers: in one thread with an event loop, made on first use."""
+"""Runs the async core for blocking code: in one thread with an event loop, which is started on first use."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
 from belljar.core import errors
+from belljar.host.lifetime import Openable
 
 T = TypeVar("T")
+OpenableT = TypeVar("OpenableT", bound=Openable)
 _CLEANUP_SECONDS = 10.0
 
 
@@ -67,16 +69,20 @@ def _run_loop(opened: Future[BlockingPortal]) -> None:
         raise
 
 
-_loop_thread = _LoopThread()
+_loop = _LoopThread()
 
 
-def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Runs an async function to its end. Ctrl-C cancels it, and waits for its cleanup before it is raised."""
-    if threading.current_thread() is _loop_thread.thread:
+def _refuse_callbacks() -> None:
+    if threading.current_thread() is _loop.thread:
         raise errors.InvalidRequest(
             "the blocking API was called from a callback, whose return it would wait for",
             fix="let the callback be async and await belljar.arun",
         )
+
+
+def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Runs an async function to its end. Ctrl-C cancels it, and waits for its cleanup before it is raised."""
+    _refuse_callbacks()
     done = threading.Event()
 
     async def tracked() -> T:
@@ -85,7 +91,7 @@ def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
         finally:
             done.set()
 
-    future: Future[T] = _loop_thread.portal().start_task_soon(tracked)
+    future: Future[T] = _loop.portal().start_task_soon(tracked)
     try:
         return future.result()
     except BaseException:
@@ -95,25 +101,48 @@ def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
         raise
 
 
-def enter(context: Any) -> AbstractContextManager[Any]:
-    """An async context manager as a blocking one."""
-    return _loop_thread.portal().wrap_async_context_manager(context)
+def enter(context: AbstractAsyncContextManager[T]) -> AbstractContextManager[T]:
+    """Returns an async context manager as a blocking one."""
+    _refuse_callbacks()
+    return _loop.portal().wrap_async_context_manager(context)
 
 
-class Twinned(Generic[T]):
-    """An async context manager that `with` opens too: what is entered then is its blocking twin."""
+class Blocking(Generic[OpenableT]):
+    """The blocking twin of an `Openable`: `with x`, or a classmethod `open` and `x.close()`."""
 
-    _blocking: AbstractContextManager[Any]
+    def __init__(self, core: OpenableT) -> None:
+        self._core = core
+        self._context: AbstractContextManager[Any] | None = None
+        self._entered = False
 
-    def twin(self) -> T:
-        raise AssertionError("every twinned class has its own")
+    @classmethod
+    def _of(cls, core: OpenableT) -> Self:
+        """Returns the twin of an object that exists already."""
+        twin = cls.__new__(cls)
+        Blocking.__init__(twin, core)
+        return twin
 
-    def __enter__(self) -> T:
-        self._blocking = enter(self)
-        self._blocking.__enter__()
-        return self.twin()
+    def _open(self) -> Self:
+        if self._context is None:
+            context = enter(self._core)
+            context.__enter__()
+            self._context = context
+        return self
+
+    def close(self) -> None:
+        """Ends it, and returns when nothing of it is left. Closing twice does no harm."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        if self._entered:
+            raise errors.InvalidRequest(f"this {self._core._kind} is already open", fix="make a second one")
+        self._open()
+        self._entered = True
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._blocking.__exit__(kind, error, trace)
+        context, self._context, self._entered = self._context, None, False
+        if context is not None:
+            context.__exit__(kind, error, trace)

@@ -19,13 +19,14 @@ from belljar.core.options import request
 from belljar.core.result import Entry, Result
 from belljar.core.values import MIB
 from belljar.engine import audit
+from belljar.engine.callbacks import Cancel
 from belljar.engine.lease import Listener
 from belljar.protocol.records import Caller, RunRecord, SessionRecord, new_id
-from belljar.sandbox import Cancel, Sandbox
+from belljar.sandbox import AsyncSandbox
 from belljar.service.claims import Claims
 from belljar.service.run_lifecycle import Run
 from belljar.service.service import Service, sees
-from belljar.session.session import Checkpoint, Session
+from belljar.session.session import AsyncSession, Checkpoint
 
 _CHECKPOINTS = 16  # that one session may hold
 _CHECKPOINT_BYTES = 1024 * MIB  # of all of them: it is memory of ours
@@ -38,7 +39,7 @@ _NOTHING: Grant = (None, False)
 class Held:
     """One that is open."""
 
-    def __init__(self, handle: Session | Sandbox, record: SessionRecord, idle: float, grant: Grant) -> None:
+    def __init__(self, handle: AsyncSession | AsyncSandbox, record: SessionRecord, idle: float, grant: Grant) -> None:
         self.handle = handle
         self.record = record
         self.idle = idle
@@ -114,9 +115,9 @@ class Sessions:
         asked = options | {"engine": self._service.engine, "id": record.id, "workspace": folder}
         if kind == "session":
             # Idle is judged by `Held`, to which a file that is read and a turn that waits count as use.
-            handle: Session | Sandbox = Session(idle=lifetime, lifetime=lifetime, **asked)
+            handle: AsyncSession | AsyncSandbox = AsyncSession(idle=lifetime, lifetime=lifetime, **asked)
         else:
-            handle = Sandbox(**asked)
+            handle = AsyncSandbox(**asked)
         return await self._open(caller, Held(handle, record, idle, (folder.path, folder.write) if folder else _NOTHING))
 
     async def _open(self, caller: Caller, held: Held) -> SessionRecord:
@@ -156,7 +157,7 @@ class Sessions:
         try:
             with self._service.grants.given(held.grant):
                 async with held.handle:
-                    sandbox = held.handle._sandbox if isinstance(held.handle, Session) else held.handle
+                    sandbox = held.handle._sandbox if isinstance(held.handle, AsyncSession) else held.handle
                     held.record = held.record.model_copy(update={"backend": sandbox.lease.capabilities.backend})
                     held.touch()
                     started = True
@@ -208,7 +209,7 @@ class Sessions:
         return await self._service.once(caller, key, turn.fingerprint(id) if key else "", name, take)
 
     async def _take(self, name: str, held: Held, caller: Caller, turn: _TurnWork) -> Run:
-        if turn.command is not None and isinstance(held.handle, Session):
+        if turn.command is not None and isinstance(held.handle, AsyncSession):
             raise errors.InvalidRequest("command: a session takes code", fix='open one with kind="sandbox"')
         if held.busy >= _TURNS:  # they have no place of their own to wait for, so nothing else would bound them
             raise errors.Busy("as many turns of this session wait as may", retry_after=5)
@@ -299,12 +300,12 @@ class _TurnWork(NamedTuple):
         asked = repr((session, self.code, self.command, sorted(self.options.items())))
         return hashlib.sha256(asked.encode()).hexdigest()
 
-    async def carry_out(self, handle: Session | Sandbox, **rest: Any) -> Result:
+    async def carry_out(self, handle: AsyncSession | AsyncSandbox, **rest: Any) -> Result:
         if self.code is None:
-            assert isinstance(handle, Sandbox)
+            assert isinstance(handle, AsyncSandbox)
             return await handle.exec(self.command or (), **self.options, **rest)
         options = {**self.options}
-        if isinstance(handle, Session):
+        if isinstance(handle, AsyncSession):
             options.pop("language", None)
         return await handle.run(self.code, **options, **rest)
 
@@ -316,8 +317,8 @@ def _record(caller: Caller, kind: Kind, lifetime: float) -> SessionRecord:
     )
 
 
-def _session(held: Held) -> Session:
-    if not isinstance(held.handle, Session):
+def _session(held: Held) -> AsyncSession:
+    if not isinstance(held.handle, AsyncSession):
         raise errors.InvalidRequest("a sandbox has no memory to copy", fix='open one with kind="session"')
     return held.handle
 

@@ -15,7 +15,7 @@ from belljar.backends.turn import TurnRequest
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import Result, Status
-from belljar.sandbox import Cancel
+from belljar.engine.callbacks import Cancel
 
 _LOOK_SECONDS = 0.05  # between two looks at a session whose turn takes longer than it may be idle
 

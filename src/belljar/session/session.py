@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import ClassVar, Self, Unpack
 
 import anyio
 import anyio.to_thread
@@ -17,29 +15,46 @@ from anyio.abc import TaskGroup
 from belljar.backends.base import Backend, Copyable, Emit, Interpreting
 from belljar.backends.snapshot import Snapshot
 from belljar.core import errors, policy
+from belljar.core.languages import Languages
+from belljar.core.options import SessionOptions, StrPath
 from belljar.core.result import Entry, Result
 from belljar.core.values import MIB
+from belljar.engine.callbacks import Cancel, OutputCallback, listening
 from belljar.engine.engine import Engine
 from belljar.engine.lease import Lease, Listener
 from belljar.host import portal
+from belljar.host.lifetime import Openable
 from belljar.host.loops import lone_errors
-from belljar.sandbox import Cancel, Sandbox, listening
+from belljar.host.source import with_code
+from belljar.sandbox import AsyncSandbox
 from belljar.session import checkpoint_file
 from belljar.session.conversation import Conversation
 
-_AGENT = ".belljar/session_agent.py"  # among the read-only inputs
-_FRAME_LIMIT = 32 * MIB
-_RESULTS_LIMIT = 64
-_GRACE = 1.0  # seconds between asking a turn to end and ending the session
-_START = 20.0
-_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib"}
+IDLE_SECONDS, LIFETIME_SECONDS = 600.0, 3600.0
 
 
-class Session(portal.Twinned["SyncSession"]):
-    """`with Session() as s: s.run("x = 1"); s.run("x + 1").results`; with `async with`, `await s.run(...)`.
+async def turn_code(code: str | None, path: StrPath | None) -> str:
+    """Returns the code of a turn: the one that was given, or what the Python file at `path` holds."""
+    found = (await with_code(code, path, {"language": "python"}, Languages()))["code"]
+    if not isinstance(found, str):
+        raise errors.InvalidRequest("code: give `code` or `path`")
+    return found
 
-    `idle` and `lifetime` (seconds) end a session that is forgotten. A turn over its timeout is interrupted and the
-    session lives on; if it does not react, or the backend cannot interrupt it (wasm), the session is ended.
+
+def check_seconds(**given: float) -> None:
+    """Refuses a time that is not a positive number of seconds."""
+    for name, value in given.items():
+        if not (math.isfinite(value) and value > 0):
+            raise errors.InvalidRequest(f"{name}: must be a positive number of seconds (got {value!r})")
+
+
+class AsyncSession(Openable):
+    """One Python interpreter across calls: `async with AsyncSession() as s: await s.run("x = 1")`.
+
+    Or `s = await AsyncSession.open()` and `await s.close()`. `Session` is the same for blocking code.
+
+    A turn over its timeout is interrupted and the session lives on; if it does not react, or the backend cannot
+    interrupt it (wasm), the session is ended.
 
     On backends that can copy (wasm), `checkpoint`, `fork`, `rollback`, `save` and `load` go back to, branch from and
     keep what a session was: memory and files. A copy shares nothing with its original, but it starts with the same
@@ -47,35 +62,66 @@ class Session(portal.Twinned["SyncSession"]):
     open in a turn's variables are not part of a copy.
     """
 
+    _kind: ClassVar[str] = "session"
+
     def __init__(
         self, *, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "",
-        idle: float = 600.0, lifetime: float = 3600.0, **options: Any,
+        idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS, **options: Unpack[SessionOptions],
     ) -> None:  # fmt: skip
-        for name, value in (("idle", idle), ("lifetime", lifetime)):
-            if not (math.isfinite(value) and value > 0):
-                raise errors.InvalidRequest(f"{name}: must be a positive number of seconds (got {value!r})")
+        """Checks what is asked for; nothing is started before it is opened.
+
+        Args:
+            backend: "auto", a backend's name, or a backend object.
+            engine: an engine with settings of its own.
+            id: the name under which it is recorded; a new one unless given.
+            idle: seconds without a turn after which it is ended.
+            lifetime: seconds after which it is ended in any case.
+            **options: see `SessionOptions`.
+        """
+        check_seconds(idle=idle, lifetime=lifetime)
         if options.get("deterministic"):
             raise errors.InvalidRequest(
                 "deterministic: a session cannot be repeated", fix="use run, with all of its code"
             )
-        self._sandbox = Sandbox(backend=backend, engine=engine, id=id, **options)
+        self._sandbox = AsyncSandbox(backend=backend, engine=engine, id=id, **options)
         self._idle = idle
         self._lifetime = lifetime
-        self._stack = AsyncExitStack()
         self._tasks: TaskGroup
         self._open_conversation: Conversation | None = None
-        self._origin: Session | Checkpoint | Path | None = None
+        self._origin: AsyncSession | Checkpoint | Path | None = None
+
+    @classmethod
+    async def open(
+        cls, *, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "",
+        idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS, **options: Unpack[SessionOptions],
+    ) -> Self:  # fmt: skip
+        """Makes a session and opens it; `close` it when you are done. Takes what the class takes."""
+        return await cls(backend=backend, engine=engine, id=id, idle=idle, lifetime=lifetime, **options)
 
     async def run(
-        self, code: str, *, timeout: float | None = None, on_event: Listener | None = None,
-        on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None,
-        cancel: Cancel | None = None, id: str = "",
+        self, code: str | None = None, *, path: StrPath | None = None, timeout: float | None = None,
+        on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, id: str = "",
     ) -> Result:  # fmt: skip
-        """One turn. The value of a last expression and open figures are in `results`.
+        """Runs one turn. The value of a last expression and open figures are in the result's `results`.
 
         Cancelling a turn under way ends the session: an interpreter cannot be stopped in the middle and trusted
         afterwards. One that waits for the turn before it is given up, and that is all.
+
+        Args:
+            code: the Python code.
+            path: a file of this machine to run instead.
+            timeout: seconds for this turn.
+            on_event: called with each event, in order.
+            on_stdout: called with each piece of standard output.
+            on_stderr: called with each piece of standard error.
+            cancel: a handle that stops the turn.
+            id: the name under which the turn is recorded; the session's unless given.
+
+        Raises:
+            SessionEnded: the session has ended before.
         """
+        code = await turn_code(code, path)
         asked = self._sandbox._asked(code=code, timeout=timeout)
         limits = policy.limits(asked.limits, self._lease.plan.limits, self._lease.engine.settings.caps)
         conversation = self._conversation
@@ -87,7 +133,7 @@ class Session(portal.Twinned["SyncSession"]):
         return await self._lease.conduct(asked, work, listener=listener, id=id)
 
     async def checkpoint(self) -> Checkpoint:
-        """What this session is now, to go back to or to branch from as often as you like."""
+        """Copies what this session is now, to go back to or to branch from as often as you like."""
         box = self._copyable
         conversation = self._conversation
         async with conversation.between_turns():
@@ -95,11 +141,15 @@ class Session(portal.Twinned["SyncSession"]):
         snapshot.turns = conversation.turns
         return Checkpoint(snapshot)
 
-    def fork(self, checkpoint: Checkpoint | None = None, *, id: str = "") -> Session:
-        """An independent session that goes on from a checkpoint of this one, or from how this one is when it is opened:
-        `with s.fork() as branch: ...`."""
-        branch = Session(engine=self._sandbox._engine, idle=self._idle, lifetime=self._lifetime)
-        branch._sandbox = self._sandbox.twice(id)
+    def fork(self, checkpoint: Checkpoint | None = None, *, id: str = "") -> AsyncSession:
+        """Returns an independent session that goes on from here: `async with s.fork() as branch`, or `await s.fork()`.
+
+        Args:
+            checkpoint: where it begins; unless given, with what this session is when the new one is opened.
+            id: the name under which it is recorded; a new one unless given.
+        """
+        branch = AsyncSession(engine=self._sandbox._engine, idle=self._idle, lifetime=self._lifetime)
+        branch._sandbox = self._sandbox.another(id)
         branch._origin = checkpoint or self
         return branch
 
@@ -110,20 +160,23 @@ class Session(portal.Twinned["SyncSession"]):
         await self._hang_up()
         await self._go_on_from(checkpoint)
 
-    async def save(self, path: str | os.PathLike[str]) -> None:
+    async def save(self, path: StrPath) -> None:
         """Writes a checkpoint to a file, compressed."""
         copy = await self.checkpoint()
         await anyio.to_thread.run_sync(copy.save, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], **options: Any) -> Session:
-        """A session that goes on from a file that `save` wrote: `with Session.load(path) as s: ...`.
+    def load(
+        cls, path: StrPath, *, backend: str | Backend = "wasm", engine: Engine | None = None, id: str = "",
+        idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS, **options: Unpack[SessionOptions],
+    ) -> Self:  # fmt: skip
+        """Returns a session that goes on from a file that `save` wrote: `async with AsyncSession.load(path) as s`.
 
         A file made by another version of the interpreter is refused. It holds what a guest left: it is run in a
-        sandbox like any other code, and believed no further.
+        sandbox like any other code, and believed no further. Takes what the class takes.
         """
         checkpoint_file.check(path)
-        session = cls(**{"backend": "wasm"} | options)
+        session = cls(backend=backend, engine=engine, id=id, idle=idle, lifetime=lifetime, **options)
         session._origin = Path(path)
         return session
 
@@ -141,12 +194,15 @@ class Session(portal.Twinned["SyncSession"]):
         return lease.box
 
     async def write(self, path: str, content: bytes | str) -> None:
+        """Writes a file of the session, text or bytes, by its name below /workspace."""
         await self._sandbox.write(path, content)
 
     async def read(self, path: str) -> bytes:
+        """Returns the content of a file of the session, or raises FileNotFoundError."""
         return await self._sandbox.read(path)
 
     async def list(self) -> tuple[Entry, ...]:
+        """Returns what lies below /workspace: path, kind and size of each entry."""
         return tuple(entry for entry in await self._sandbox.list() if not entry.path.startswith(".belljar"))
 
     @property
@@ -156,28 +212,25 @@ class Session(portal.Twinned["SyncSession"]):
     @property
     def _conversation(self) -> Conversation:
         if self._open_conversation is None:
-            raise errors.InvalidRequest("this session is not open", fix="use it inside `with` or `async with`")
+            raise errors.InvalidRequest("this session is not open", fix="use it in a `with` block, or .open() it")
         return self._open_conversation
 
-    async def __aenter__(self) -> Self:
-        if self._open_conversation is not None:
-            raise errors.InvalidRequest("this session is already open", fix="make a second Session")
-        try:
-            await self._stack.enter_async_context(self._sandbox)
-            self._interpreting()
-            self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
-            self._stack.push_async_callback(self._hang_up)
-            if self._origin is not None:
-                await self._go_on_from(await self._beginning(self._origin))
-            else:
-                await self._converse()
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        return self
+    @asynccontextmanager
+    async def _living(self) -> AsyncIterator[None]:
+        with lone_errors():
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(self._sandbox)
+                self._interpreting()
+                self._tasks = await stack.enter_async_context(anyio.create_task_group())
+                stack.push_async_callback(self._hang_up)
+                if self._origin is not None:
+                    await self._go_on_from(await self._beginning(self._origin))
+                else:
+                    await self._converse()
+                yield
 
-    async def _beginning(self, origin: Session | Checkpoint | Path) -> Checkpoint:
-        if isinstance(origin, Session):
+    async def _beginning(self, origin: AsyncSession | Checkpoint | Path) -> Checkpoint:
+        if isinstance(origin, AsyncSession):
             return await origin.checkpoint()
         if isinstance(origin, Checkpoint):
             return origin
@@ -204,15 +257,6 @@ class Session(portal.Twinned["SyncSession"]):
         if conversation:
             await conversation.close()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with lone_errors():
-            await self._stack.__aexit__(kind, error, trace)
-
-    def twin(self) -> SyncSession:
-        return SyncSession(self)
-
 
 class Checkpoint:
     """What a session was at one moment. It holds memory of this process for as long as you hold it."""
@@ -225,39 +269,99 @@ class Checkpoint:
         """How much it holds: the written pages of the memory, and the files."""
         return self._snapshot.bytes
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
+        """Writes it to a file, compressed; `Session.load` goes on from there."""
         checkpoint_file.save(self._snapshot, path)
 
     def __repr__(self) -> str:
         return f"<Checkpoint of {self.bytes / MIB:.1f} MB>"
 
 
-class SyncSession:
-    """The blocking twin of an open `Session`."""
+class Session(portal.Blocking[AsyncSession]):
+    """One Python interpreter across calls: `with Session() as s: s.run("x = 1"); s.run("x + 1").results`.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    Or `s = Session.open()` and `s.close()`. What holds for turns and copies is told at `AsyncSession`.
+    """
+
+    def __init__(
+        self, *, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "",
+        idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS, **options: Unpack[SessionOptions],
+    ) -> None:  # fmt: skip
+        """Checks what is asked for; nothing is started before it is opened.
+
+        Args:
+            backend: "auto", a backend's name, or a backend object.
+            engine: an engine with settings of its own.
+            id: the name under which it is recorded; a new one unless given.
+            idle: seconds without a turn after which it is ended.
+            lifetime: seconds after which it is ended in any case.
+            **options: see `SessionOptions`.
+        """
+        super().__init__(
+            AsyncSession(backend=backend, engine=engine, id=id, idle=idle, lifetime=lifetime, **options)
+        )  # fmt: skip
+
+    @classmethod
+    def open(
+        cls, *, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "",
+        idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS, **options: Unpack[SessionOptions],
+    ) -> Self:  # fmt: skip
+        """Makes a session and opens it; `close` it when you are done. Takes what the class takes."""
+        return cls(backend=backend, engine=engine, id=id, idle=idle, lifetime=lifetime, **options)._open()
+
+    def run(
+        self, code: str | None = None, *, path: StrPath | None = None, timeout: float | None = None,
+        on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, id: str = "",
+    ) -> Result:  # fmt: skip
+        """Runs one turn: see `AsyncSession.run`. Callbacks are called from another thread."""
+        return portal.call(
+            lambda: self._core.run(
+                code, path=path, timeout=timeout, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr,
+                cancel=cancel, id=id,
+            )
+        )  # fmt: skip
 
     def checkpoint(self) -> Checkpoint:
-        return portal.call(self._session.checkpoint)
+        """Copies what this session is now, to go back to or to branch from as often as you like."""
+        return portal.call(self._core.checkpoint)
 
-    def fork(self, checkpoint: Checkpoint | None = None) -> Session:
-        return self._session.fork(checkpoint)
+    def fork(self, checkpoint: Checkpoint | None = None, *, id: str = "") -> Self:
+        """Opens an independent session that goes on from here: `with s.fork() as branch`, or `close` it later.
+
+        Args:
+            checkpoint: where it begins; unless given, with what this session is now.
+            id: the name under which it is recorded; a new one unless given.
+        """
+        return self._of(self._core.fork(checkpoint, id=id))._open()
 
     def rollback(self, checkpoint: Checkpoint) -> None:
-        portal.call(self._session.rollback, checkpoint)
+        """Makes this session what it was, even if a turn has ended it since."""
+        portal.call(self._core.rollback, checkpoint)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        portal.call(self._session.save, path)
+    def save(self, path: StrPath) -> None:
+        """Writes a checkpoint to a file, compressed."""
+        portal.call(self._core.save, path)
 
-    def run(self, code: str, **options: Any) -> Result:
-        return portal.call(lambda: self._session.run(code, **options))
+    @classmethod
+    def load(
+        cls, path: StrPath, *, backend: str | Backend = "wasm", engine: Engine | None = None, id: str = "",
+        idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS, **options: Unpack[SessionOptions],
+    ) -> Self:  # fmt: skip
+        """Opens a session that goes on from a file that `save` wrote: see `AsyncSession.load`."""
+        core = AsyncSession.load(
+            path, backend=backend, engine=engine, id=id, idle=idle, lifetime=lifetime, **options
+        )  # fmt: skip
+        return cls._of(core)._open()
 
     def write(self, path: str, content: bytes | str) -> None:
-        portal.call(lambda: self._session.write(path, content))
+        """Writes a file of the session, text or bytes, by its name below /workspace."""
+        portal.call(self._core.write, path, content)
 
     def read(self, path: str) -> bytes:
-        return portal.call(lambda: self._session.read(path))
+        """Returns the content of a file of the session, or raises FileNotFoundError."""
+        return portal.call(self._core.read, path)
 
     def list(self) -> tuple[Entry, ...]:
-        return portal.call(self._session.list)
+        """Returns what lies below /workspace: path, kind and size of each entry."""
+        return portal.call(self._core.list)

@@ -18,9 +18,9 @@ from pydantic import Field
 
 from belljar.core import errors
 from belljar.core.capabilities import LanguageSupport
+from belljar.core.display import IMAGES, is_image, neutralise
 from belljar.core.model import Model
 from belljar.core.result import Entry, MimeBundle, Result
-from belljar.host.capture import neutralise
 from belljar.protocol.records import SessionRecord
 from belljar.protocol.responses import BackendLanguage, Executed, Listed
 
@@ -34,7 +34,6 @@ _DEEPEST = 20
 _FACTS = 8  # entries of a failure's context, or of each kind of a run's notes
 _NOTES_LIMIT = 4000  # characters of all notes together
 _NOTES = ("reasons", "denied", "left_out", "warnings")
-_MAGIC = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
 
 
 class Turned(Executed):
@@ -142,7 +141,7 @@ def _split(results: Iterable[MimeBundle]) -> tuple[list[ContentBlock], tuple[Mim
     for bundle in results:
         kept: MimeBundle = {}
         for mime, value in bundle.items():
-            if mime in _MAGIC:
+            if mime in IMAGES:
                 good = room > 0 and len(images) < _IMAGES and is_image(mime, value, room)
                 if good:
                     images.append(ImageContent(type="image", data=value, mime_type=mime))
@@ -153,20 +152,10 @@ def _split(results: Iterable[MimeBundle]) -> tuple[list[ContentBlock], tuple[Mim
             elif words > 0 and (plain := _plain(value, words)) is not None:
                 kept[cut(mime, 100)] = plain
                 words -= len(json.dumps(plain))
-        if any(mime in kept for mime in _MAGIC):
+        if any(mime in kept for mime in IMAGES):
             kept.pop("text/plain", None)  # "<Figure size 640x480 …>" tells nothing to who sees it
         bundles.append(kept)
     return images, tuple(bundles[:64]), notes[:3]
-
-
-def is_image(mime: str, value: object, room: int = IMAGE_LIMIT) -> bool:
-    """Whether this is base64 of what it says to be."""
-    if not isinstance(value, str) or len(value) > room:
-        return False
-    try:
-        return base64.b64decode(value, validate=True).startswith(_MAGIC[mime])
-    except ValueError:
-        return False
 
 
 def _plain(value: object, room: int) -> Any:
@@ -231,7 +220,7 @@ def _file_prose(file: FileText) -> str:
 def _picture(content: bytes) -> list[ContentBlock]:
     if len(content) > IMAGE_LIMIT * 3 // 4:
         return []
-    mime = next((mime for mime, magic in _MAGIC.items() if content.startswith(magic)), None)
+    mime = next((mime for mime, magic in IMAGES.items() if content.startswith(magic)), None)
     data = base64.b64encode(content).decode()
     return [ImageContent(type="image", data=data, mime_type=mime)] if mime else []
 

@@ -25,11 +25,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from belljar import __version__
 from belljar.core import errors
+from belljar.core.display import neutralise
 from belljar.core.options import request
 from belljar.core.result import Result
 from belljar.core.values import HostPattern
 from belljar.engine import audit
-from belljar.host.capture import neutralise
 from belljar.protocol.records import Caller, Scope, SessionRecord
 from belljar.protocol.responses import Executed
 from belljar.service.auth import gate

@@ -12,10 +12,10 @@ from belljar.core import errors
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.result import Event, Result
 from belljar.engine.engine import Engine
-from belljar.sandbox import Sandbox, arun
+from belljar.sandbox import AsyncSandbox, arun
 
 if TYPE_CHECKING:
-    from belljar.session.session import Session
+    from belljar.session.session import AsyncSession
 
 T = TypeVar("T")
 
@@ -48,13 +48,13 @@ class Bench:
         result = await self.run(guest, on_event=events.append, **options)
         return result, events
 
-    def sandbox(self, **options: Any) -> Sandbox:
-        return Sandbox(backend=self.backend, engine=self.engine, **options)
+    def sandbox(self, **options: Any) -> AsyncSandbox:
+        return AsyncSandbox(backend=self.backend, engine=self.engine, **options)
 
-    def session(self, **options: Any) -> Session:
-        from belljar.session.session import Session
+    def session(self, **options: Any) -> AsyncSession:
+        from belljar.session.session import AsyncSession
 
-        return Session(backend=self.backend, engine=self.engine, **options)
+        return AsyncSession(backend=self.backend, engine=self.engine, **options)
 
     def engine_with(self, **settings: Any) -> Engine:
         """Another engine over the same backend, with some settings changed."""

@@ -11,7 +11,8 @@ import anyio
 
 from belljar.backends.fake import FakeProcess
 from belljar.core.result import Event, Result
-from belljar.sandbox import Cancel, Sandbox, stream
+from belljar.engine.callbacks import Cancel
+from belljar.sandbox import AsyncSandbox, astream
 from belljar.testing.conformance.bench import Bench, check, equal, expect, guest, printed, says
 from belljar.testing.conformance.sandboxes import BEAT_ON, expect_silence
 
@@ -61,7 +62,7 @@ async def _from_a_thread(bench: Bench) -> None:
 @check("cancel", "a cancelled stream ends with finished and status aborted")
 async def _stream(bench: Bench) -> None:
     kinds = []
-    async with stream(_WAIT, backend=bench.backend, engine=bench.engine, timeout=40) as run:
+    async with astream(_WAIT, backend=bench.backend, engine=bench.engine, timeout=40) as run:
         async for event in run:
             kinds.append(event.kind)
             if event.kind == "stdout":
@@ -73,7 +74,7 @@ async def _stream(bench: Bench) -> None:
 @check("cancel", "leaving a stream early ends the guest")
 async def _left(bench: Bench) -> None:
     began = time.monotonic()
-    async with stream(_WAIT, backend=bench.backend, engine=bench.engine, timeout=60) as run:
+    async with astream(_WAIT, backend=bench.backend, engine=bench.engine, timeout=60) as run:
         async for event in run:
             if event.kind == "stdout":
                 break
@@ -99,7 +100,7 @@ _GO_ON = guest(
 )
 
 
-async def _heard_until_cancelled(box: Sandbox, code: str) -> str:
+async def _heard_until_cancelled(box: AsyncSandbox, code: str) -> str:
     """What a run says whose scope is cancelled as soon as it says anything."""
     heard: list[str] = []
     with anyio.CancelScope() as scope:

@@ -7,7 +7,7 @@ from typing import Any
 from belljar.backends.fake import FakeProcess
 from belljar.core.errors import BelljarError, InvalidRequest, PolicyDenied
 from belljar.core.result import Result
-from belljar.sandbox import Sandbox
+from belljar.sandbox import AsyncSandbox
 from belljar.testing.conformance.bench import (
     Bench,
     CheckFailed,
@@ -216,7 +216,7 @@ _LISTEN = guest(
 )
 
 
-async def expect_silence(box: Sandbox, result: Result) -> None:
+async def expect_silence(box: AsyncSandbox, result: Result) -> None:
     """The guest's child beat while the command ran, and does so no more."""
     equal(result.stdout, "beating\n", "stdout")
     expect(len(await box.read("beat")) > 0, "the child never ran")

@@ -19,8 +19,9 @@ import anyio.to_thread
 from belljar.backends.base import Backend
 from belljar.core import errors
 from belljar.core.result import Result, Status
+from belljar.engine.callbacks import Cancel
 from belljar.engine.engine import Engine
-from belljar.sandbox import Cancel, arun, default_engine
+from belljar.sandbox import arun, default_engine
 from belljar.testing.escape.attacks import PRELUDE, Attack, Control, Verdict
 from belljar.testing.escape.bait import Bait, lay
 from belljar.testing.escape.on_files import FILES, SURROUNDINGS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from belljar.core import display
 from belljar.core.result import Result
 from belljar.core.values import MIB, guest_path
-from belljar.host import capture
 from belljar.testing.escape import scenarios
 from belljar.testing.escape.attacks import Attack
 from belljar.testing.escape.bait import Bait
@@ -49,7 +49,7 @@ def _dropped(result: Result, bait: Bait) -> str:
 
 
 def _shown_safely(result: Result, bait: Bait) -> str:
-    shown = capture.neutralise(result.stdout)
+    shown = display.neutralise(result.stdout)
     raw = sorted({hex(ord(c)) for c in shown if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160})
     if "printed" not in result.stdout:
         return "nothing was printed, which proves nothing"
@@ -301,6 +301,6 @@ os.write(1, b"\\x1b]0;pwned\\x07\\x1b[2J\\x1b]52;c;cHduZWQ=\\x07\\x1b[6n\\xc2\\x
 held("printed")
 """,
         held="the command line shows them as symbols", after=_shown_safely,
-        control="none", uncontrolled="the wall is `output.neutralise`; the test takes it down by itself",
+        control="none", uncontrolled="the wall is `display.neutralise`; the test takes it down by itself",
     ),
 )  # fmt: skip

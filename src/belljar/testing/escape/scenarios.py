@@ -19,8 +19,9 @@ from belljar.backends.base import Backend
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.result import Result, Status
+from belljar.engine.callbacks import Cancel
 from belljar.engine.engine import Engine
-from belljar.sandbox import Cancel, Sandbox, arun
+from belljar.sandbox import AsyncSandbox, arun
 from belljar.testing.escape.attacks import PRELUDE
 from belljar.testing.escape.bait import Bait
 
@@ -35,8 +36,8 @@ class Range:
     payload: str
     options: dict[str, Any]
 
-    def sandbox(self) -> Sandbox:
-        return Sandbox(backend=self.backend, engine=self.engine, **self.options)
+    def sandbox(self) -> AsyncSandbox:
+        return AsyncSandbox(backend=self.backend, engine=self.engine, **self.options)
 
     async def run(self, code: str, **options: Any) -> Result:
         return await arun(code, backend=self.backend, engine=self.engine, **options)
@@ -305,7 +306,7 @@ async def cancelled_guest(range_: Range) -> Result:
 async def two_at_once(range_: Range) -> Result:
     said: dict[str, Result] = {}
 
-    async def speak(box: Sandbox, word: str) -> None:
+    async def speak(box: AsyncSandbox, word: str) -> None:
         code = f"import time\nfor _ in range(4):\n    print({word!r}, flush=True)\n    time.sleep(0.1)"
         said[word] = await box.run(code)
 

@@ -1,0 +1,217 @@
+"""`AsyncClient`: a server's sandboxes from async code, called as the library's own.
+
+What is asked for is checked here, by the same code as for a run on this machine, before anything is sent. Results,
+events and errors come back as the classes that the library has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Self, Unpack
+
+from belljar.backends.control import Control
+from belljar.client.log_stream import LogFollower
+from belljar.client.runs import GRACE_SECONDS, RUNS, Sending, execution, look, parse, path_part, stop, watch
+from belljar.client.sessions import AsyncRemoteSandbox, AsyncRemoteSession
+from belljar.client.transport import Transport
+from belljar.core.capabilities import Capabilities, LanguageSupport
+from belljar.core.languages import Languages
+from belljar.core.options import RemoteOptions, RunOptions, StrPath, request
+from belljar.core.request import RunRequest
+from belljar.core.result import Result
+from belljar.engine.callbacks import Cancel, OutputCallback, control_for, listening
+from belljar.engine.lease import Listener
+from belljar.engine.stream import AsyncStream, streaming
+from belljar.host.source import with_code
+from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
+from belljar.protocol.responses import BackendLanguage
+from belljar.session.session import IDLE_SECONDS, LIFETIME_SECONDS
+
+TIMEOUT_SECONDS, RETRIES = 30.0, 5
+
+
+class AsyncClient:
+    """Runs code on a server: `async with AsyncClient(url, key) as client: await client.run("print(1)")`.
+
+    It connects when it is first used, and may be used without a block; `close` gives its connections back.
+    """
+
+    def __init__(
+        self, url: str, key: str | None = None, *, timeout: float = TIMEOUT_SECONDS, retries: int = RETRIES,
+        insecure: bool = False,
+    ) -> None:  # fmt: skip
+        """Checks the address; nothing is sent yet.
+
+        Args:
+            url: the server's address, such as "https://belljar.example.org".
+            key: an API key or token, where the server wants one.
+            timeout: seconds to wait for an answer; a run may take longer.
+            retries: how often a broken connection is opened again, and a request that got no answer sent again. A run
+                is sent under a key of its own, so that it is not run twice.
+            insecure: lets the key go in the clear to another machine.
+
+        Raises:
+            InvalidRequest: that is no address or no key.
+            PolicyDenied: the key would travel in the clear.
+            NotAvailable: the HTTP library is not installed.
+        """
+        self._transport = Transport(url, key, timeout=timeout, retries=retries, insecure=insecure)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self._transport.url
+
+    # --- running ---
+
+    async def run(
+        self, code: str | None = None, *, path: StrPath | None = None, backend: str = "auto",
+        on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, cached: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> Result:  # fmt: skip
+        """Runs code, a file or a command in a sandbox of the server, and returns what happened.
+
+        Args:
+            code: the snippet to run.
+            path: a file of this machine to run instead; its extension tells the language.
+            backend: "auto", or the name of one of the server's backends.
+            on_event: called with each event, in order.
+            on_stdout: called with each piece of standard output.
+            on_stderr: called with each piece of standard error.
+            cancel: a handle that stops the run.
+            cached: whether the kept result of the same deterministic run will do, if there was one.
+            **options: see `RunOptions`; `workspace` is a folder of the server.
+
+        Raises:
+            BelljarError: as `belljar.run` does, and `Unauthorized` or `Busy` where the server says so.
+        """
+        asked = request(backend=backend, **await with_code(code, path, options, Languages()))
+        control = control_for(cancel) if cancel else None
+        return await self.execute(
+            asked, listener=listening(on_event, on_stdout, on_stderr), control=control, cached=cached
+        )
+
+    async def execute(
+        self, asked: RunRequest, *, listener: Listener | None = None, control: Control | None = None,
+        cached: bool = False,
+    ) -> Result:  # fmt: skip
+        """Runs a checked request, as `Engine.run` does."""
+        sending = Sending(self._transport, execution(asked) | ({"cached": True} if cached else {}))
+        if listener is None and control is None:
+            result = await sending.wait(asked.limits.timeout + GRACE_SECONDS)
+            if result is not None:
+                return result
+        return await watch(self._transport, await sending.submit(), listener, control or Control())
+
+    @asynccontextmanager
+    async def stream(
+        self, code: str | None = None, *, path: StrPath | None = None, backend: str = "auto",
+        **options: Unpack[RunOptions],
+    ) -> AsyncIterator[AsyncStream]:  # fmt: skip
+        """Tells the events of a run as they come: `async with client.stream(code) as run: async for event in run: ...`.
+
+        Leaving the block early ends the guest.
+        """
+        asked = request(backend=backend, **await with_code(code, path, options, Languages()))
+        async with streaming(partial(self.execute, asked)) as handle:
+            yield handle
+
+    # --- what stays open ---
+
+    def session(
+        self, *, backend: str = "auto", idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS,
+        **options: Unpack[RemoteOptions],
+    ) -> AsyncRemoteSession:  # fmt: skip
+        """Returns one interpreter across calls: `async with client.session() as s`, or `s = await client.session()`.
+
+        Args:
+            backend: "auto", or the name of one of the server's backends.
+            idle: seconds without a turn after which the server ends it.
+            lifetime: seconds after which the server ends it in any case.
+            **options: see `RemoteOptions`.
+        """
+        return AsyncRemoteSession(self._transport, request(backend=backend, **options), idle, lifetime)
+
+    def sandbox(
+        self, *, backend: str = "auto", idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS,
+        **options: Unpack[RemoteOptions],
+    ) -> AsyncRemoteSandbox:  # fmt: skip
+        """Returns one sandbox for several commands: `async with client.sandbox() as box`; otherwise as `session`."""
+        return AsyncRemoteSandbox(self._transport, request(backend=backend, **options), idle, lifetime)
+
+    async def sessions(self) -> list[SessionRecord]:
+        """Lists your sessions and sandboxes that are open."""
+        return parse(list[SessionRecord], await self._transport.ask("GET", "/api/sandbox/sessions"))
+
+    # --- what is known of runs ---
+
+    async def runs(
+        self, *, state: str | None = None, language: str | None = None, before: float | None = None, limit: int = 50
+    ) -> list[RunRecord]:
+        """Lists your runs, the newest first, without their results.
+
+        Args:
+            state: only those in this state, such as "running".
+            language: only those of this language.
+            before: only those that were sent before this time (seconds since 1970).
+            limit: the most to list.
+        """
+        asked = {"state": state, "language": language, "before": before, "limit": limit}
+        params = {name: value for name, value in asked.items() if value is not None}
+        return parse(list[RunRecord], await self._transport.ask("GET", RUNS, params=params))
+
+    async def inspect(self, id: str) -> RunRecord:
+        """Returns one run, with its result or its problem when it is over."""
+        return await look(self._transport, id)
+
+    async def cancel(self, id: str) -> RunRecord:
+        """Ends a run and everything it started; what it had printed is kept."""
+        return await stop(self._transport, id)
+
+    async def logs(self, id: str, after: int = 0) -> AsyncGenerator[LogLine, None]:
+        """Yields the lines of a run after the one of that number, to the run's end: as they come while it runs."""
+        async with aclosing(LogFollower(self._transport, path_part(id), after).each()) as lines:
+            async for line in lines:
+                yield line
+
+    async def metrics(self, id: str, after: float = 0) -> SandboxMetrics:
+        """Returns what a sandbox used, second by second, since a time (seconds since 1970)."""
+        path = f"/api/sandbox/{path_part(id)}/metrics"
+        return parse(SandboxMetrics, await self._transport.ask("GET", path, params={"after": after}))
+
+    # --- what the server can do ---
+
+    async def languages(self) -> list[tuple[str, LanguageSupport]]:
+        """Lists each backend of the server with each language that it knows, and whether that works."""
+        rows = parse(list[BackendLanguage], await self._transport.ask("GET", "/api/languages"))
+        return [(row.backend, LanguageSupport(**row.model_dump(exclude={"backend"}))) for row in rows]
+
+    async def supported_languages(self, *, backend: str = "auto") -> tuple[str, ...]:
+        """Returns the languages that the server can run now: on any backend, or on the one that is named."""
+        rows = [row for name, row in await self.languages() if backend in ("auto", name)]
+        return tuple(dict.fromkeys(row.name for row in rows if row.available))
+
+    async def backends(self) -> tuple[Capabilities, ...]:
+        """Tells of every backend of the server what it can do, or why it does not work."""
+        return parse(tuple[Capabilities, ...], await self._transport.ask("GET", "/api/backends"))
+
+    # --- the end ---
+
+    async def close(self) -> None:
+        """Closes the connections of this event loop. The next request opens new ones."""
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

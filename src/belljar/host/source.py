@@ -1,0 +1,86 @@
+"""Reads a file of code that is to be run: `run(path="script.py")`."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from typing import Any
+
+import anyio.to_thread
+
+from belljar.core import errors
+from belljar.core.languages import Languages
+from belljar.core.values import MIB
+
+_MAX_SOURCE_BYTES = 16 * MIB  # as much as `RunRequest.code` takes
+
+
+def read_source(path: str | os.PathLike[str], *, folder: int | None = None) -> str:
+    """Returns the text of a file of code.
+
+    Args:
+        path: the file.
+        folder: an open folder to which `path` is relative; then no part of it may be a link.
+
+    Raises:
+        InvalidRequest: it is not there, cannot be read, is no regular file, is too large or is not UTF-8.
+    """
+    name = os.fspath(path)
+    try:
+        content = _read(name) if folder is None else _read_below(folder, name)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise errors.InvalidRequest(f"path: {name}: {why}", fix="name a file of code that can be read") from None
+    if len(content) > _MAX_SOURCE_BYTES:
+        raise errors.InvalidRequest(f"path: {name}: is larger than {_MAX_SOURCE_BYTES} bytes", fix="run less at once")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise errors.InvalidRequest(f"path: {name}: is not UTF-8 text", fix="save the code as UTF-8") from None
+
+
+async def with_code(
+    code: str | None, path: str | os.PathLike[str] | None, options: Mapping[str, Any], languages: Languages
+) -> dict[str, Any]:
+    """Returns the options of a run with its code: the one that was given, or what the file at `path` holds.
+
+    Args:
+        code: what to run.
+        path: a file of this machine to run instead; its extension tells the language, unless the options do.
+        options: of the run.
+        languages: the table in which the extension is looked up.
+
+    Raises:
+        InvalidRequest: `path` was given together with code or a command, or cannot be read.
+    """
+    if path is None:
+        return {**options, "code": code}
+    if code is not None or options.get("command") is not None:
+        raise errors.InvalidRequest("path: goes with neither code nor command", fix="give one of the three")
+    text = await anyio.to_thread.run_sync(read_source, path)
+    language = options.get("language") or languages.of_file(os.fspath(path)).name
+    return {**options, "code": text, "language": language}
+
+
+def _read(name: str, *, folder: int | None = None, flags: int = 0) -> bytes:
+    """Reads at most a byte more than is allowed. It does not wait for a pipe's other end."""
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | flags, dir_fd=folder)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("is not a regular file")
+        return file.read(_MAX_SOURCE_BYTES + 1)
+
+
+def _read_below(folder: int, name: str) -> bytes:
+    """Follows no link: whoever may write to the folder could lead us to any file of the host."""
+    *parents, last = name.split("/")
+    opened: list[int] = []
+    try:
+        for parent in parents:
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            opened.append(os.open(parent, flags, dir_fd=opened[-1] if opened else folder))
+        return _read(last, folder=opened[-1] if opened else folder, flags=os.O_NOFOLLOW)
+    finally:
+        for fd in opened:
+            os.close(fd)
