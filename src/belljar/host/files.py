@@ -138,16 +138,6 @@ def tree(path: str, *, limit: int) -> tuple[File, ...]:
     return tuple(files)
 
 
-def copy_back(root: int, before: Sequence[File], path: str, limit: int) -> Collected:
-    """Writes to a host folder what a guest changed in its copy, which is the open directory `root`.
-
-    Returns:
-        The copy as it is now, and what was left out.
-    """
-    after = collect(root, ["**"], most=MANY, limit=limit)
-    return Collected(after.files, bring_back(after, before, path))
-
-
 def bring_back(after: Collected, before: Sequence[File], path: str) -> tuple[str, ...]:
     """Writes the changes to a copy of a host folder to that folder, file by file, following no link.
 
