@@ -173,7 +173,7 @@ async def test_a_name_that_stands_for_another_image_is_not_served_from_the_old_o
 
 PROGRAM = """
 import sys, time, belljar
-from belljar.engine import Engine
+from belljar.engine.engine import Engine
 from belljar.settings import load
 engine = Engine(load(container={"pool": 2, "images": {"execution": sys.argv[2]}, "runtime": sys.argv[3]}))
 print(belljar.run("print('hi')", engine=engine, backend=sys.argv[1]).stdout, flush=True)
