@@ -14,7 +14,7 @@ import pytest
 import belljar
 from belljar.backends.base import Box, Measurable
 from belljar.backends.native.backend import Native
-from belljar.backends.wasm import store as wasm_cache
+from belljar.backends.wasm import store as wasm_store
 from belljar.backends.wasm.backend import Wasm
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
@@ -143,7 +143,7 @@ async def _no_jail() -> Capabilities:
 
 @pytest.fixture(params=["jailed", "plain"])
 def wasm(request: pytest.FixtureRequest, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Any:
-    store = wasm_cache.Store.of(engine.settings.cache_dir)
+    store = wasm_store.CompiledStore.of(engine.settings.cache_dir)
     try:
         store.check()
     except errors.NotAvailable as error:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from belljar.backends.wasm.store import Store
+from belljar.backends.wasm.store import CompiledStore
 from belljar.core import errors
 from belljar.settings import load
 from engines import IMAGE, install, served
@@ -134,7 +134,7 @@ def import_packages(here: Host, name: str, *packages: str, variant: str) -> None
 
 def lay_in(cache: Path, uid: int, gid: int) -> None:
     """The interpreters that this machine has compiled already, as that user's; else they are compiled when needed."""
-    store = Store.of(load().cache_dir)
+    store = CompiledStore.of(load().cache_dir)
     try:
         store.check()
     except errors.NotAvailable:

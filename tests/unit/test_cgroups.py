@@ -242,9 +242,9 @@ def test_version_1_without_memory_or_pids_is_refused_in_a_sentence(v1: Path) -> 
     assert isinstance(said, str) and "no right to make control groups" in said
 
 
-def test_version_1_s_knobs_are_written_for_each_controller() -> None:
+def test_version_1_s_limits_are_written_for_each_controller() -> None:
     limits = LIMITS.model_copy(update={"io_bps": 4096, "io_iops": 9})
-    knobs = {name: value for _, name, value in cgroups._knobs(1, limits, "8:0")}
+    knobs = {name: value for _, name, value in cgroups._limit_rows(1, limits, "8:0")}
     assert knobs == {
         "memory.limit_in_bytes": str(64 * MIB),
         "memory.memsw.limit_in_bytes": str(64 * MIB),
@@ -262,7 +262,7 @@ def test_version_1_s_knobs_are_written_for_each_controller() -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_without_a_disk_no_rate_is_set_and_a_tiny_share_still_runs(version: int) -> None:
     limits = Limits(cpus=0.001, io_bps=4096)
-    knobs = {name: value for _, name, value in cgroups._knobs(version, limits, None)}
+    knobs = {name: value for _, name, value in cgroups._limit_rows(version, limits, None)}
     assert not any("throttle" in name or name == "io.max" for name in knobs)
     assert knobs.get("cpu.cfs_quota_us", knobs.get("cpu.max", "").split(" ")[0]) == "1000"
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.backends.containers import spec
-from belljar.backends.containers.run import Marked
+from belljar.backends.containers.marked_stream import MarkedStream
 
 WORD = b"0123456789abcdef"
 
 
-def heard(marked: Marked, said: bytes, sizes: list[int]) -> bytes:
+def heard(marked: MarkedStream, said: bytes, sizes: list[int]) -> bytes:
     out, place = b"", 0
     for size in (*sizes, len(said)):
         out += marked.take(said[place : place + size])
@@ -27,7 +27,7 @@ def heard(marked: Marked, said: bytes, sizes: list[int]) -> bytes:
 def test_a_guests_words_are_between_the_marks_whatever_they_are_and_however_they_are_cut(
     words: bytes, code: int, sizes: list[int], late: bytes
 ) -> None:
-    marked = Marked(WORD, begun=False)
+    marked = MarkedStream(WORD, begun=False)
     said = b"launcher: hm\n" + WORD + b"\n" + words + WORD + b" %d\n" % code + late
     assert heard(marked, said, sizes) == words
     assert (marked.preamble, marked.ended) == (b"launcher: hm\n", str(code).encode())
@@ -35,29 +35,29 @@ def test_a_guests_words_are_between_the_marks_whatever_they_are_and_however_they
 
 @given(st.binary(max_size=200), st.lists(st.integers(1, 20), max_size=60))
 def test_without_the_second_mark_all_of_it_is_the_guests(words: bytes, sizes: list[int]) -> None:
-    marked = Marked(WORD, begun=True)
+    marked = MarkedStream(WORD, begun=True)
     assert heard(marked, words, sizes) == words
     assert marked.ended is None
 
 
 @pytest.mark.parametrize("nearly", [WORD[:-1], WORD[:5] + WORD[:7], b"x" + WORD[:3]])
 def test_what_only_begins_like_the_mark_is_not_lost(nearly: bytes) -> None:
-    marked = Marked(WORD, begun=True)
+    marked = MarkedStream(WORD, begun=True)
     assert marked.take(nearly) != nearly, "it may still become the mark"
     assert marked.take(b"!") + marked.rest() != b""
-    again = Marked(WORD, begun=True)
+    again = MarkedStream(WORD, begun=True)
     assert again.take(nearly) + again.take(b"!") == nearly + b"!"
 
 
 def test_a_guest_that_forges_the_mark_ends_itself_and_cannot_fill_our_memory() -> None:
-    marked = Marked(WORD, begun=True)
+    marked = MarkedStream(WORD, begun=True)
     assert marked.take(b"a" + WORD + b"x" * 10_000) == b"a"
     assert marked.ended is not None
     assert marked.take(b"y" * 10_000) == b""
 
 
 def test_a_launcher_that_never_began_is_heard_as_the_preamble_only() -> None:
-    marked = Marked(WORD, begun=False)
+    marked = MarkedStream(WORD, begun=False)
     assert heard(marked, b"sh: cannot change to that folder\n", [3, 4]) == b""
     assert marked.preamble == b"sh: cannot change to that folder\n"
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 import belljar
 from belljar.backends.base import Measurable
-from belljar.backends.containers.run import told_figures
+from belljar.backends.containers.engine_stats import usage_of
 from belljar.backends.fake import Fake, FakeProcess
 from belljar.cli import top as cli_top
 from belljar.client import client
@@ -210,11 +210,11 @@ def test_what_an_engine_tells_is_taken_where_it_makes_sense() -> None:
         "networks": {"lo": {"rx_bytes": 9}, "eth0": {"rx_bytes": 1, "tx_bytes": 2}, "eth1": "nonsense"},
         "blkio_stats": {"io_service_bytes_recursive": [{"op": "Read", "value": 7}, {"op": "write", "value": 8}, 3]},
     }
-    assert told_figures(stats) == Usage(5.0, 60, 1, 2, 7, 8)
+    assert usage_of(stats) == Usage(5.0, 60, 1, 2, 7, 8)
     bare: dict[str, Any] = {"cpu_stats": {"cpu_usage": {"total_usage": 0}}, "memory_stats": {"usage": 1}}
-    assert told_figures(bare) == Usage(0.0, 1)
+    assert usage_of(bare) == Usage(0.0, 1)
     for nonsense in (None, [], "no", {}, {"cpu_stats": 3}, {**bare, "memory_stats": {"usage": "much"}}):
-        assert told_figures(nonsense) is None
+        assert usage_of(nonsense) is None
 
 
 # --- the sampler ---

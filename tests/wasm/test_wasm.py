@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 import belljar
-from belljar.backends.wasm import store as wasm_cache
+from belljar.backends.wasm import store as wasm_store
 from belljar.backends.wasm.backend import Wasm
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
@@ -28,9 +28,9 @@ HIDDEN = "numpy = __import__('num' + 'py')"  # an import that the analysis canno
 
 
 @pytest.fixture
-def store(engine: Engine) -> wasm_cache.Store:
+def store(engine: Engine) -> wasm_store.CompiledStore:
     """The real one, which takes minutes to build."""
-    found = wasm_cache.Store.of(engine.settings.cache_dir)
+    found = wasm_store.CompiledStore.of(engine.settings.cache_dir)
     try:
         found.check()
     except errors.NotAvailable as error:
@@ -39,7 +39,7 @@ def store(engine: Engine) -> wasm_cache.Store:
 
 
 @pytest.fixture
-def wasm(engine: Engine, store: wasm_cache.Store) -> Iterator[Wasm]:
+def wasm(engine: Engine, store: wasm_store.CompiledStore) -> Iterator[Wasm]:
     """The real backend with a state directory of its own; the compiled interpreter is shared."""
     backend = Wasm(Backends(engine.settings).native(), store)
     yield backend
@@ -51,7 +51,7 @@ async def _no_jail() -> Capabilities:
 
 
 @pytest.fixture
-def plain(engine: Engine, store: wasm_cache.Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wasm]:
+def plain(engine: Engine, store: wasm_store.CompiledStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wasm]:
     """The same where there is no native jail, as on macOS: its workers are plain processes."""
     native = Backends(engine.settings).native()
     monkeypatch.setattr(native, "probe", _no_jail)
@@ -61,10 +61,10 @@ def plain(engine: Engine, store: wasm_cache.Store, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch, open_folder: Path) -> wasm_cache.Store:
+def toy(monkeypatch: pytest.MonkeyPatch, open_folder: Path) -> wasm_store.CompiledStore:
     """A store of our own whose parts are built in a moment; nothing in it can be run."""
-    monkeypatch.setattr(wasm_cache, "_compiled", lambda path: b"native code of " + path.name.encode())
-    return wasm_cache.Store(open_folder / "cache")
+    monkeypatch.setattr(wasm_store, "_compiled", lambda path: b"native code of " + path.name.encode())
+    return wasm_store.CompiledStore(open_folder / "cache")
 
 
 # --- a run ---
@@ -347,7 +347,7 @@ async def test_limits_hold_in_a_plain_worker_and_nothing_is_left(
 
 
 async def test_until_it_is_compiled_it_says_how_and_nothing_waits(engine: Engine, tmp_path: Path) -> None:
-    offer = await Wasm(Backends(engine.settings).native(), wasm_cache.Store(tmp_path)).probe()
+    offer = await Wasm(Backends(engine.settings).native(), wasm_store.CompiledStore(tmp_path)).probe()
     assert not offer.available
     assert offer.fix == "belljar setup wasm"
     assert offer.setup
@@ -370,7 +370,7 @@ HARM: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("part", ["python.cwasm", "javascript.cwasm", "lib/python315.zip", "parts.json"])
 def test_a_part_that_is_damaged_foreign_or_missing_is_refused_and_rebuilt(
-    toy: wasm_cache.Store, part: str, harm: str
+    toy: wasm_store.CompiledStore, part: str, harm: str
 ) -> None:
     assert toy.build()
     toy.check()
@@ -384,7 +384,7 @@ def test_a_part_that_is_damaged_foreign_or_missing_is_refused_and_rebuilt(
     assert sorted(os.listdir(toy.root)) == sorted(["build.lock", toy.folder.name]), "no draft is left"
 
 
-def test_a_store_without_the_data_of_matplotlib_is_not_whole(toy: wasm_cache.Store) -> None:
+def test_a_store_without_the_data_of_matplotlib_is_not_whole(toy: wasm_store.CompiledStore) -> None:
     toy.build()
     (toy.folder / "mpl-data").rename(toy.root / "elsewhere")
     with pytest.raises(errors.NotAvailable):
@@ -392,7 +392,7 @@ def test_a_store_without_the_data_of_matplotlib_is_not_whole(toy: wasm_cache.Sto
 
 
 def test_a_folder_that_others_may_write_to_is_made_safe_or_refused_before_anything_is_compiled(
-    toy: wasm_cache.Store,
+    toy: wasm_store.CompiledStore,
 ) -> None:
     toy.root.mkdir()
     toy.root.chmod(0o777)
@@ -405,7 +405,7 @@ def test_a_folder_that_others_may_write_to_is_made_safe_or_refused_before_anythi
         toy.check()
 
 
-def test_builders_at_once_build_once(toy: wasm_cache.Store) -> None:
+def test_builders_at_once_build_once(toy: wasm_store.CompiledStore) -> None:
     steps: list[str] = []
     built: list[bool] = []
     builders = [threading.Thread(target=lambda: built.append(toy.build(steps.append))) for _ in range(4)]
@@ -419,18 +419,18 @@ def test_builders_at_once_build_once(toy: wasm_cache.Store) -> None:
 
 
 async def test_auto_does_not_wait_and_an_explicit_request_builds_and_tells_its_steps(
-    engine: Engine, store: wasm_cache.Store, monkeypatch: pytest.MonkeyPatch, open_folder: Path
+    engine: Engine, store: wasm_store.CompiledStore, monkeypatch: pytest.MonkeyPatch, open_folder: Path
 ) -> None:
-    ready = {path: (store.folder / f"{name}.cwasm") for name, path in wasm_cache.sources().items()}
+    ready = {path: (store.folder / f"{name}.cwasm") for name, path in wasm_store.sources().items()}
     steps: list[str] = []
-    backend = Wasm(Backends(engine.settings).native(), wasm_cache.Store(open_folder / "cache"))
+    backend = Wasm(Backends(engine.settings).native(), wasm_store.CompiledStore(open_folder / "cache"))
     own = Engine(engine.settings, on_setup=steps.append)
     own._backends._made["wasm"] = backend  # in its usual place among the others
-    monkeypatch.setattr(wasm_cache, "_compiled", lambda path: pytest.fail("auto compiled it"))
+    monkeypatch.setattr(wasm_store, "_compiled", lambda path: pytest.fail("auto compiled it"))
     result = await belljar.arun("print(1)", engine=own)
     assert (result.stdout, result.backend, steps) == ("1\n", "native", [])
     assert "not compiled yet" in result.reasons[0]
-    monkeypatch.setattr(wasm_cache, "_compiled", lambda path: ready[path].read_bytes())
+    monkeypatch.setattr(wasm_store, "_compiled", lambda path: ready[path].read_bytes())
     result = await belljar.arun("import numpy; print(1)", engine=own, backend="wasm")
     assert (result.stdout, result.backend) == ("1\n", "wasm"), result.stderr
     assert [step.split()[0] for step in steps[:3]] == ["compiling", "compiling", "unpacking"]
@@ -440,6 +440,6 @@ async def test_auto_does_not_wait_and_an_explicit_request_builds_and_tells_its_s
 
 
 def test_versions_it_was_never_tried_with_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wasm_cache, "installed", lambda name: "99.0")
+    monkeypatch.setattr(wasm_store, "installed", lambda name: "99.0")
     with pytest.raises(errors.NotAvailable, match="never tried"):
-        wasm_cache.check_versions()
+        wasm_store.check_versions()

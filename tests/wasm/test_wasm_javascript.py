@@ -104,7 +104,7 @@ class Driver(NamedTuple):
 @cache
 def start_driver() -> Driver:
     """Compiled once for all tests of this process."""
-    from belljar.backends.wasm.worker import javascript as source
+    from belljar.backends.wasm.worker.javascript import driver as source
 
     config = wasmtime.Config()
     config.epoch_interruption = True

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 import belljar
-from belljar.backends.wasm import store as wasm_cache
+from belljar.backends.wasm import store as wasm_store
 from belljar.backends.wasm.backend import Wasm
 from belljar.core import errors
 from belljar.core.plan import Plan
@@ -34,7 +34,7 @@ NAMES = ("a", "b", "c")
 @pytest.fixture(scope="module")
 def wasm() -> Iterator[Wasm]:
     options = load()
-    store = wasm_cache.Store.of(options.cache_dir)
+    store = wasm_store.CompiledStore.of(options.cache_dir)
     try:
         store.check()
     except errors.NotAvailable as error:
@@ -310,7 +310,7 @@ HOST = """
 import sys
 import belljar
 from belljar.backends.wasm.backend import Wasm
-from belljar.backends.wasm.store import Store
+from belljar.backends.wasm.store import CompiledStore
 from belljar.core.capabilities import Capabilities
 from belljar.engine.backends import Backends
 from belljar.engine.engine import Engine
@@ -321,7 +321,7 @@ async def probe():
 engine = Engine()
 native = Backends(engine.settings).native()
 native.probe = probe
-backend = Wasm(native, Store.of(engine.settings.cache_dir))
+backend = Wasm(native, CompiledStore.of(engine.settings.cache_dir))
 code = "print('in', flush=True)\\nwhile True: pass" if sys.argv[1] == "busy" else "print('in')"
 tell = lambda text: print(text, end="", flush=True)
 belljar.run(code, backend=backend, timeout=300, on_stdout=tell)

@@ -17,7 +17,7 @@ import anyio.lowlevel
 import pytest
 
 import belljar
-from belljar.backends.wasm import store as wasm_cache
+from belljar.backends.wasm import store as wasm_store
 from belljar.backends.wasm.backend import Wasm
 from belljar.core import errors
 from belljar.engine.backends import Backends
@@ -30,7 +30,7 @@ SOON = 10  # seconds; what a user would not wait for
 
 @pytest.fixture
 def wasm(engine: Engine) -> Iterator[Wasm]:
-    store = wasm_cache.Store.of(engine.settings.cache_dir)
+    store = wasm_store.CompiledStore.of(engine.settings.cache_dir)
     try:
         store.check()
     except errors.NotAvailable as error:

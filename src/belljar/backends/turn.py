@@ -94,8 +94,6 @@ class TurnRecord:
             await self.write(frame.get("stream"), text.encode("utf-8", "replace"))
         elif isinstance(display := frame.get("display"), dict):
             await self.display(display, size)
-        elif "dropped" in frame:
-            self.drop()
         elif type(frame.get("done")) is int and frame["done"] == self.number:
             self.verdict = TurnVerdict.read(frame)
 

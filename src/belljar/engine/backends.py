@@ -51,9 +51,9 @@ def _native(facts: BackendFacts) -> Native:
 
 def _wasm(facts: BackendFacts) -> Wasm:
     from belljar.backends.wasm.backend import Wasm
-    from belljar.backends.wasm.store import Store
+    from belljar.backends.wasm.store import CompiledStore
 
-    return Wasm(facts.native(), Store.of(facts.settings.cache_dir), facts.probe_native)
+    return Wasm(facts.native(), CompiledStore.of(facts.settings.cache_dir), facts.probe_native)
 
 
 def containers(

@@ -28,7 +28,7 @@ class Owner:
 
     def __init__(self, state_dir: Path, groups: cgroups.Cgroups | None) -> None:
         self.pid = os.getpid()
-        self.name = own_name()
+        self.name = name_of(self.pid)
         self._numbers = count(1)
         self._record = state_dir / f"{self.name}.owner"
         where = {"version": groups.version, "bases": {k: str(v) for k, v in groups.bases.items()}} if groups else {}
@@ -46,9 +46,8 @@ class Owner:
             self._record.unlink(missing_ok=True)
 
 
-def own_name() -> str:
-    """Returns this process's name as an owner, which no other process ever has."""
-    pid = os.getpid()
+def name_of(pid: int) -> str:
+    """The name of a process as an owner: no other process ever has the same."""
     return f"{_namespace()}.{pid}.{_started(pid)}"
 
 

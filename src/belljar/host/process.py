@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import anyio
@@ -93,36 +93,37 @@ async def output(argv: Sequence[str], *, deadline: float = 10.0, limit: int = 1 
         TimeoutError: it did not end in time.
         OSError: it could not be started.
     """
-    out_read, out_write = os.pipe()
-    err_read, err_write = os.pipe()
-    try:
-        child = Child(argv, stdin=subprocess.DEVNULL, stdout=out_write, stderr=err_write)
-    except BaseException:
-        os.close(out_read)
-        os.close(err_read)
-        raise
-    finally:
-        os.close(out_write)
-        os.close(err_write)
-    texts: dict[int, bytes] = {out_read: b"", err_read: b""}
+    with ExitStack() as fds:
+        child, stdout, stderr = _piped(argv, fds)
+        texts: dict[int, bytes] = {stdout: b"", stderr: b""}
 
-    async def read(fd: int) -> None:
-        while data := await read_some(fd):
-            texts[fd] = (texts[fd] + data)[:limit]
+        async def read(fd: int) -> None:
+            while data := await read_some(fd):
+                texts[fd] = (texts[fd] + data)[:limit]
 
-    try:
-        with anyio.fail_after(deadline):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(read, out_read)
-                tasks.start_soon(read, err_read)
-            code = await child.wait()
-    finally:
-        child.kill()
-        with anyio.CancelScope(shield=True):
-            await child.wait()
-        os.close(out_read)
-        os.close(err_read)
-    return Output(code, texts[out_read].decode("utf-8", "replace"), texts[err_read].decode("utf-8", "replace"))
+        try:
+            with anyio.fail_after(deadline):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(read, stdout)
+                    tasks.start_soon(read, stderr)
+                code = await child.wait()
+        finally:
+            child.kill()
+            with anyio.CancelScope(shield=True):
+                await child.wait()
+    return Output(code, texts[stdout].decode("utf-8", "replace"), texts[stderr].decode("utf-8", "replace"))
+
+
+def _piped(argv: Sequence[str], fds: ExitStack) -> tuple[Child, int, int]:
+    """Starts a process with our ends of its stdout and stderr, which are closed with `fds`."""
+    with ExitStack() as child_side:
+        pipes = []
+        for _ in range(2):
+            pipes.append(os.pipe())
+            fds.callback(os.close, pipes[-1][0])
+            child_side.callback(os.close, pipes[-1][1])
+        (stdout, out), (stderr, err) = pipes
+        return Child(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err), stdout, stderr
 
 
 async def read_some(fd: int, size: int = 1 << 16) -> bytes:

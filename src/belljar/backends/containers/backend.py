@@ -187,7 +187,7 @@ class Containers:
 
         return ContainerHost(
             client, address.flavour, images.image_for, partial(images.volumes_of, client), images.trusted,
-            runtime, ownership.own_name(), self.cleanup,
+            runtime, ownership.name_of(os.getpid()), self.cleanup,
             self._open_pool(facts) if pooled else None, self._proxy, self._state_dir,
             address.local, own_kernel,
             small_buffers=facts.cgroup == "cgroup v1" and address.local and not own_kernel, copies=copies,

@@ -69,6 +69,8 @@ class ContainerHost(NamedTuple):
 
 
 class DockerBox:
+    """One sandbox of a container engine."""
+
     def __init__(self, host: ContainerHost, plan: Plan, uid: int) -> None:
         self.id = plan.id
         self.plan = plan
@@ -149,7 +151,7 @@ class DockerBox:
     # --- files ---
 
     async def put(self, files_in: Sequence[File]) -> None:
-        """As the guest's own."""
+        """Writes files into /workspace, as the guest's own."""
         names = [file.path for file in files_in]
         await self._inside(docker_files.REPLACE, docker_files.archive(files_in), names, what="the file")
 
@@ -168,10 +170,11 @@ class DockerBox:
         return Collected(collected.files, (*left_out, *collected.left_out))
 
     async def list(self) -> tuple[Entry, ...]:
+        """Lists what is in /workspace."""
         return docker_files.entries(await self._listing(files.MAX_ENTRIES))
 
     async def _listing(self, most: int) -> bytes:
-        """Of twice as many, because what the keeper put in is not counted."""
+        """Lists twice as many entries, because what the keeper put in is not counted."""
         return await self._inside(docker_files.LIST, words=[str(2 * most)], limit=docker_files.LIST_LIMIT)
 
     async def _inside(
@@ -190,6 +193,7 @@ class DockerBox:
         return PipeInterpreter(self, self.plan, env, lifetime)
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
+        """Runs a command in a container of its own; another waits for it."""
         async with self._one_at_a_time:
             try:
                 result = await self._run(command, emit, control)
@@ -200,6 +204,7 @@ class DockerBox:
             return await self._granted.finish(result) if self._granted else result
 
     async def measure(self) -> Usage | None:
+        """Returns what the running command uses; None if none runs."""
         return await self._current.measure() if self._current else None
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> Result:

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -16,6 +16,8 @@ from anyio.abc import TaskStatus
 
 from belljar.backends.base import Emit
 from belljar.backends.containers.egress_relay import EgressRelay
+from belljar.backends.containers.engine_stats import usage_of
+from belljar.backends.containers.marked_stream import MarkedStream
 from belljar.backends.containers.standby import Standby
 from belljar.backends.control import Control
 from belljar.backends.outcome import KILLED_EXIT_CODE, Ending, Outcome
@@ -31,8 +33,6 @@ from belljar.host.loops import lone_errors
 # Seconds between looks at a dead container: an engine may hear of the OOM killer after the end of its victim.
 _LATE_OOM_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)
 _LAST_OUTPUT_SECONDS = 1.0  # that a run has before it is watched, and that its output has after its end
-_PREAMBLE_BYTES = 1 << 16
-_EXIT_CODE_BYTES = 16  # at most
 _UNKNOWN_EXIT_CODE = 255
 _NOT_KILLED = "the engine did not answer when it was told to end the container: it will be told again, until it is gone"
 
@@ -51,54 +51,6 @@ class ContainerJob(NamedTuple):
     lasting: bool = False  # can it touch what outlives it? Then nobody is told anything before it is dead.
 
 
-class Marked:
-    """A stream in which a secret word marks where the guest begins and where it has ended."""
-
-    def __init__(self, word: bytes, *, begun: bool) -> None:
-        self.begun = begun
-        self.preamble = b""  # what was said before
-        self.ended: bytes | None = None  # what was said with the word
-        self._word = word
-        self._held = b""
-
-    def take(self, data: bytes) -> bytes:
-        """What of it is the guest's. The tail is held back while it may be the beginning of the word."""
-        if self.ended is not None:
-            return b""
-        said, self._held = self._held + data, b""
-        place = said.find(self._word)
-        if place < 0:
-            place = len(said) - _overlap(said, self._word)
-            self._held = said[place:]
-            return self._guests(said[:place])
-        told, newline, after = said[place + len(self._word) :].partition(b"\n")
-        if not newline and len(told) <= _EXIT_CODE_BYTES:
-            self._held = said[place:]
-        elif self.begun:
-            self.ended = told.strip()
-        else:
-            self.preamble = (self.preamble + said[:place])[-_PREAMBLE_BYTES:]
-            self.begun = True
-            return self.take(after)
-        return self._guests(said[:place])
-
-    def _guests(self, said: bytes) -> bytes:
-        if self.begun:
-            return said
-        self.preamble = (self.preamble + said)[-_PREAMBLE_BYTES:]
-        return b""
-
-    def rest(self) -> bytes:
-        """What was held back, when nothing more will come."""
-        held, self._held = self._held, b""
-        return self._guests(held) if self.ended is None else b""
-
-
-def _overlap(said: bytes, word: bytes) -> int:
-    """How many bytes at the end of the one are the beginning of the other."""
-    return next((n for n in range(min(len(said), len(word) - 1), 0, -1) if word.startswith(said[-n:])), 0)
-
-
 class DockerRun:
     """Gives one container its command, supplies and watches it. Whoever made the container removes it."""
 
@@ -107,22 +59,28 @@ class DockerRun:
         self._control = control
         self._outcome = Outcome(job.id, job.limits, emit, keep_output=control.feed is None)
         self._mark = secrets.token_hex(16).encode()
-        self._marked = {name: Marked(self._mark, begun=name == "stdout") for name in STREAMS}
+        self._marked = {name: MarkedStream(self._mark, begun=name == "stdout") for name in STREAMS}
         self._usage: GroupTotals | None = None
         self._cpu_before = 0.0
         self._delivered = False
         self._ended = False
-        self._deaf = False  # did the engine not even answer when it was told to kill?
+        self._not_killed = False  # did the engine not answer when it was told to kill?
         self._listening = anyio.CancelScope()
         self._silent_since = time.perf_counter()  # infinite while what was heard is told
         self._standby: Standby
 
     @property
     def begun(self) -> bool:
-        """Whether the guest had its first moment."""
+        """Whether the guest was started."""
         return self._marked["stderr"].begun
 
     async def go(self) -> Result:
+        """Runs the command in a new container, and ends the container.
+
+        Raises:
+            StartFailed: the guest could not be started.
+            BackendError: the engine failed.
+        """
         if self._control.stopping:
             self._outcome.end(self._control.reason)
             return self._result(None, False)
@@ -142,20 +100,20 @@ class DockerRun:
             watchers.start_soon(self._watch_control)
             await self._deliver()
             if self._job.relay and self._outcome.verdict is None:
-                await watchers.start(self._let_out)
-            watchers.start_soon(self._talk)
+                await watchers.start(self._serve_egress)
+            watchers.start_soon(self._feed)
             watchers.start_soon(self._watch_exit)
             await self._listen(watchers.start_soon)
-            if self._deaf:  # the verdict is ours; the cleanup asks again when the engine hears again
+            if self._not_killed:  # the verdict is ours; the cleanup asks again when the engine hears again
                 self._ended = True
                 watchers.cancel_scope.cancel()
                 return self._result(None, False)
             code = await self._exit_code()
             watchers.cancel_scope.cancel()
-        starved = await self._was_starved(code)
+        oom_killed = await self._was_oom_killed(code)
         if self._usage:
             await self._outcome.tell_forks_refused(self._usage.forks_refused)
-        return self._result(code, starved)
+        return self._result(code, oom_killed)
 
     async def _deliver(self) -> None:
         try:
@@ -181,18 +139,19 @@ class DockerRun:
             figures = figures._replace(cpu_ms=max(0.0, (figures.cpu_ms or 0.0) - self._cpu_before), rx=rx, tx=tx)
         elif not group:
             async with asking("the container's figures", seconds=5):
-                figures = told_figures(await container_stats(self._standby.container))
+                figures = usage_of(await container_stats(self._standby.container))
         # What goes through the proxy is no traffic of the container's network.
         return figures._replace(rx=None, tx=None) if figures and self._job.relay else figures
 
-    async def _let_out(self, *, task_status: TaskStatus[None]) -> None:
+    async def _serve_egress(self, *, task_status: TaskStatus[None]) -> None:
+        """Answers what the guest asks of the proxy."""
         assert self._job.relay
         assert self._job.proxy
         async with self._job.relay.open(self._standby) as listener:
             task_status.started()
             await self._job.proxy(self._outcome.deny).serve(listener)
 
-    async def _talk(self) -> None:
+    async def _feed(self) -> None:
         streams = self._standby.streams
         await streams.send(self._mark + b"\n" + self._job.order + self._job.stdin)
         if self._control.feed is not None:
@@ -201,9 +160,10 @@ class DockerRun:
         streams.end()
 
     async def _watch_exit(self) -> None:
-        """An engine that still holds input for a container that is dead does not end the conversation by itself.
+        """Ends listening some time after the container's end.
 
-        But a listener that takes its time has not heard all yet.
+        An engine that still holds input for a container that is dead does not close its streams by itself. But a
+        listener that takes its time has not heard all yet.
         """
         await anyio.sleep(_LAST_OUTPUT_SECONDS)
         with suppress(Exception):
@@ -231,16 +191,17 @@ class DockerRun:
                     break
                 self._silent_since = time.perf_counter()
         if self._marked["stderr"].ended is None and self._outcome.verdict is None:
-            self._look()  # all of it was killed at once, and an engine may not tell by whom
+            self._read_usage()  # all of it was killed at once, and an engine may not tell by whom
         for each in STREAMS:
             if held := self._marked[each].rest():
                 await self._outcome.take(each, held)
             await self._outcome.take(each, b"")
 
     async def _exit_code(self) -> int:
+        """The guest's exit code as the launcher told it, else the container's as the engine tells it."""
         told = self._marked["stderr"].ended
         if told is not None and self._outcome.verdict is None:
-            self._look()
+            self._read_usage()
             if self._job.lasting or self._usage is None:
                 await self._kill()
             self._ended = True  # its processes are dead; what is left of it is removed in a moment
@@ -256,13 +217,13 @@ class DockerRun:
         # The launcher itself never ends with 0 before it has told an exit code: if none was heard, it was lost.
         return code or _UNKNOWN_EXIT_CODE if self._outcome.verdict is None else code
 
-    def _look(self) -> None:
-        """The figures, while the container is still there."""
+    def _read_usage(self) -> None:
+        """Reads the group's figures, while the container is still there."""
         usage = self._standby.group.usage() if self._standby.group else None
         if usage and (usage.memory_peak is not None or usage.cpu_ms is not None):  # else the group is gone
             self._usage = usage
 
-    async def _was_starved(self, code: int) -> bool:
+    async def _was_oom_killed(self, code: int) -> bool:
         if self._usage is not None and (self._usage.oom_kills or self._marked["stderr"].ended is not None):
             return self._usage.oom_kills > 0
         for pause in _LATE_OOM_SECONDS if code == KILLED_EXIT_CODE and self._outcome.verdict is None else (0.0,):
@@ -284,50 +245,21 @@ class DockerRun:
 
     async def _end(self, verdict: Status) -> None:
         if self._outcome.end(verdict):
-            self._look()
+            self._read_usage()
         await self._kill()
 
     async def _kill(self) -> None:
         if not await self._standby.kill():
-            self._deaf = True
+            self._not_killed = True
             self._listening.cancel()
 
-    def _result(self, code: int | None, starved: bool) -> Result:
+    def _result(self, code: int | None, oom_killed: bool) -> Result:
         usage, ended = self._usage, self._outcome.verdict is not None
         cpu = usage.cpu_ms if usage else None
         return self._outcome.result(
             Ending(
-                None if ended else code, starved, memory_peak=usage.memory_peak if usage else None,
+                None if ended else code, oom_killed, memory_peak=usage.memory_peak if usage else None,
                 cpu_ms=None if cpu is None else max(0.0, cpu - self._cpu_before),
-                warnings=(_NOT_KILLED,) if self._deaf else (),
+                warnings=(_NOT_KILLED,) if self._not_killed else (),
             )
         )  # fmt: skip
-
-
-def told_figures(stats: Any) -> Usage | None:
-    """An engine's answer about a container; what is not there or makes no sense is not known."""
-    cpu, held = _at(stats, "cpu_stats", "cpu_usage", "total_usage"), _at(stats, "memory_stats", "usage")
-    if not (isinstance(cpu, int) and isinstance(held, int)):
-        return None
-    pages = _at(stats, "memory_stats", "stats")
-    cache = sum(_count(pages, name) or _count(pages, f"total_{name}") for name in ("inactive_file", "active_file"))
-    rx = tx = read = written = None
-    if isinstance(networks := _at(stats, "networks"), dict):
-        links = [link for name, link in networks.items() if name != "lo"]
-        rx, tx = (sum(_count(link, f"{way}_bytes") for link in links) for way in ("rx", "tx"))
-    if isinstance(rows := _at(stats, "blkio_stats", "io_service_bytes_recursive"), list):
-        read, written = (
-            sum(_count(row, "value") for row in rows if str(_at(row, "op")).lower() == way) for way in ("read", "write")
-        )
-    return Usage(max(0, cpu) / 1e6, max(0, held - cache), rx, tx, read, written)
-
-
-def _at(value: Any, *path: str) -> Any:
-    for step in path:
-        value = value.get(step) if isinstance(value, dict) else None
-    return value
-
-
-def _count(value: Any, name: str) -> int:
-    found = _at(value, name)
-    return found if isinstance(found, int) and found > 0 else 0

@@ -18,18 +18,17 @@ import anyio.to_thread
 
 from belljar.backends.native.backend import Native
 from belljar.backends.wasm import profiles as wasm_profiles
-from belljar.backends.wasm import store as wasm_cache
 from belljar.backends.wasm.box import WasmBox
 from belljar.backends.wasm.modules import bundled
-from belljar.backends.wasm.worker_process import Kind, Worker
+from belljar.backends.wasm.snapshots import take_after_imports
+from belljar.backends.wasm.store import CompiledStore, check_versions
+from belljar.backends.wasm.worker_process import WorkerKind, WorkerProcess
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.plan import Plan
-from belljar.core.result import FileTree
 from belljar.core.values import GIB, MIB
-from belljar.host import files
 
-_IDLE = 8  # workers kept for the next runs
+_MAX_IDLE = 8  # workers kept for the next runs
 _QUICKJS = "QuickJS, with a part of Node's modules"
 _SCRIPTS = ("javascript", "typescript")
 _WALLS = ("webassembly memory", "no system calls, WASI only")
@@ -43,7 +42,7 @@ class Wasm:
     def __init__(
         self,
         native: Native,
-        store: wasm_cache.Store,
+        store: CompiledStore,
         probe_native: Callable[[], Awaitable[Capabilities]] | None = None,
     ) -> None:
         """Remembers what it is made of; nothing is started yet.
@@ -59,7 +58,7 @@ class Wasm:
         self._jailed: bool | None = None  # once probed
         self._facts: dict[str, dict[str, Any]] = {}
         self._profiles: dict[str, wasm_profiles.Profile] = {}
-        self._idle: dict[Kind, list[Worker]] = {}
+        self._idle: dict[WorkerKind, list[WorkerProcess]] = {}
         self._pid = os.getpid()
         atexit.register(self.close)
 
@@ -68,7 +67,7 @@ class Wasm:
     async def probe(self) -> Capabilities:
         setup = ""
         try:
-            version = wasm_cache.check_versions()
+            version = check_versions()
             setup = "its interpreters must be compiled, which takes about two minutes"
             self._store.check()
             return await self._probe(version)
@@ -101,7 +100,7 @@ class Wasm:
 
     async def setup(self, told: Callable[[str], object]) -> None:
         """Builds what is missing: the compiled interpreters, then the profiles."""
-        wasm_cache.check_versions()
+        check_versions()
         await anyio.to_thread.run_sync(self._store.build, told, abandon_on_cancel=True)
         await self._build_profiles(told)
 
@@ -117,7 +116,7 @@ class Wasm:
                 told(f"the profile {name}")
                 await self._in_jail()
                 async with self.open(Plan(keep_files=True)) as box:
-                    copy = await box.imported(modules)
+                    copy = await take_after_imports(box, modules)
                 built[name] = wasm_profiles.keep(self._store.folder / f"{name}.pages", copy)
         self._store.record(self._store.folder, built)
 
@@ -125,14 +124,13 @@ class Wasm:
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator[WasmBox]:
-        project = await self._copy_of_project(plan)
-        if project is not None:
+        copies = await self._copies_project(plan)
+        if copies:
             plan = plan.model_copy(update={"keep_files": True})
-        profile = self._profile(plan)
-        box = WasmBox(await self._worker(plan), plan, self._worker, profile, project)
+        box = WasmBox(await self._worker(plan), plan, self._worker, self._profile(plan), copies_project=copies)
         try:
             if plan.keep_files:
-                box.prepare()
+                await box.prepare()
             yield box
         finally:
             with anyio.CancelScope(shield=True):
@@ -141,16 +139,13 @@ class Wasm:
                 else:
                     await box.worker.end()
 
-    async def _copy_of_project(self, plan: Plan) -> FileTree | None:
-        """A folder that belongs to root is copied in: the guest's uid could not read it otherwise."""
+    async def _copies_project(self, plan: Plan) -> bool:
+        """Says whether a granted folder is copied: one that belongs to root, which the guest's uid could not read."""
         if not plan.workspace:
-            return None
+            return False
         if not os.path.isdir(plan.workspace.path):
             raise errors.InvalidRequest(f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path")
-        if not (await self._in_jail() and self._native.uids) or os.stat(plan.workspace.path).st_uid != 0:
-            return None
-        path, limit = plan.workspace.path, plan.limits.disk
-        return await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
+        return bool(await self._in_jail() and self._native.uids) and os.stat(plan.workspace.path).st_uid == 0
 
     def _profile(self, plan: Plan) -> wasm_profiles.Profile | None:
         unknown = plan.language is None  # a session or a sandbox, whose code is still to come
@@ -175,18 +170,18 @@ class Wasm:
             self._jailed = outer.available and outer.guarantees is not None
         return self._jailed
 
-    async def _worker(self, plan: Plan) -> Worker:
-        """An idle worker of the right kind, or a new one."""
+    async def _worker(self, plan: Plan) -> WorkerProcess:
+        """Returns an idle worker of the right kind, or a new one."""
         if self._pid != os.getpid():  # after a fork the idle ones are our parent's: two would talk to one
             self._idle, self._pid = {}, os.getpid()
-        kind = Kind.of(plan)
+        kind = WorkerKind.of(plan)
         idle = self._idle.setdefault(kind, [])
         while idle:
             worker = idle.pop()
             if worker.alive:
                 return worker
             await worker.end()
-        worker = Worker(kind, self._store, self._native if await self._in_jail() else None)
+        worker = WorkerProcess(kind, self._store, self._native if await self._in_jail() else None)
         try:
             await worker.start()
         except BaseException:
@@ -206,10 +201,10 @@ class Wasm:
             os.close(profile.file)
         self._profiles.clear()
 
-    def _put_back(self, worker: Worker) -> None:
+    def _put_back(self, worker: WorkerProcess) -> None:
         self._idle.setdefault(worker.kind, []).append(worker)
         kept = [(kind, idle) for kind, idle in self._idle.items() if idle]
-        if sum(len(idle) for _, idle in kept) > _IDLE:
+        if sum(len(idle) for _, idle in kept) > _MAX_IDLE:
             kind, oldest = kept[0]
             oldest.pop(0).abandon()
             if not oldest:

@@ -9,7 +9,7 @@ from typing import Any
 from belljar.backends.base import Emit
 from belljar.backends.control import Control
 from belljar.backends.outcome import Ending, Outcome
-from belljar.backends.wasm.worker_process import Worker
+from belljar.backends.wasm.worker_process import WorkerProcess
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status
 
@@ -19,7 +19,7 @@ GRACE = 0.5  # seconds between the guest's own deadline and the end of its worke
 class WasmRun:
     """Asks a worker to run one program, and hears what it prints."""
 
-    def __init__(self, worker: Worker, box: str, limits: Limits, emit: Emit) -> None:
+    def __init__(self, worker: WorkerProcess, box: str, limits: Limits, emit: Emit) -> None:
         self._worker = worker
         self.limits = limits
         self._outcome = Outcome(box, limits, emit)

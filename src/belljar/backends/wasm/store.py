@@ -85,13 +85,13 @@ def sources() -> dict[str, Path]:
     }
 
 
-class Store(NamedTuple):
+class CompiledStore(NamedTuple):
     """The folder of this pair of versions."""
 
     root: Path
 
     @classmethod
-    def of(cls, cache_dir: str) -> Store:
+    def of(cls, cache_dir: str) -> CompiledStore:
         """Root's may be read by the guest's uid; an ordinary user's by that user only."""
         as_root = hasattr(os, "geteuid") and os.geteuid() == 0
         return cls(Path("/var/cache/belljar" if as_root else cache_dir))

@@ -1,4 +1,7 @@
-"""A wasm worker seen from the host: one process in its jail, a socket for requests, a pipe for answers."""
+"""A wasm worker seen from the host: one process in its jail, a socket for requests, a pipe for answers.
+
+The messages are described in `worker/messages.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
@@ -20,7 +23,7 @@ import anyio.to_thread
 
 from belljar.backends.native import jail
 from belljar.backends.native.backend import Native
-from belljar.backends.wasm import store as wasm_cache
+from belljar.backends.wasm.store import CompiledStore, wasmtime_folder
 from belljar.core import errors
 from belljar.core.plan import Plan
 from belljar.core.request import Limits, Workspace
@@ -32,10 +35,10 @@ ENV = {
     "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONTZPATH": "", "MPLCONFIGDIR": "/tmp/matplotlib",
     "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
 }  # fmt: skip
-_OVERHEAD = 64 * MIB  # what wasmtime, the worker and the next guest's interpreter may take beside the guest
+_OVERHEAD_BYTES = 64 * MIB  # that wasmtime, the worker and the next guest's interpreter may take beside the guest
 _START_SECONDS = 30.0
 _REAP_SECONDS = 1.0
-_FRAME = 64 * MIB
+_MAX_FRAME_BYTES = 64 * MIB
 
 
 # `-c` puts the current folder, which is the guest's, first in the path: it gives its place to ours before any import.
@@ -46,14 +49,15 @@ _SCRIPTS = (_HERE.parents[1] / "guest" / "javascript", _HERE / "vendor")
 
 @cache
 def _sources() -> dict[str, bytes]:
-    """What a jailed worker finds: its own modules, and JavaScript's prelude and type stripper."""
-    modules = {f"worker/{path.name}": path.read_bytes() for path in (_HERE / "worker").glob("*.py")}
+    """Returns what a jailed worker finds: its own modules, and JavaScript's prelude and type stripper."""
+    folder = _HERE / "worker"
+    modules = {f"worker/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*.py")}
     scripts = {f"scripts/{path.name}": path.read_bytes() for folder in _SCRIPTS for path in folder.glob("*.js")}
     return modules | scripts
 
 
-class Kind(NamedTuple):
-    """What is fixed when a worker starts: guests that differ in it need another worker."""
+class WorkerKind(NamedTuple):
+    """What cannot change once a worker has started: guests that differ in it need another worker."""
 
     disk: int
     memory: int
@@ -63,15 +67,15 @@ class Kind(NamedTuple):
     workspace: Workspace | None = None
 
     @classmethod
-    def of(cls, plan: Plan) -> Kind:
+    def of(cls, plan: Plan) -> WorkerKind:
         asked = plan.limits
         return cls(asked.disk, asked.memory, asked.cpus, asked.io_bps, asked.io_iops, plan.workspace)
 
 
-class Worker:
-    """One worker process and the two ways to it. Nothing reads them between runs."""
+class WorkerProcess:
+    """One worker process with its socket and its pipe. Nothing reads the pipe between requests."""
 
-    def __init__(self, kind: Kind, store: wasm_cache.Store, native: Native | None) -> None:
+    def __init__(self, kind: WorkerKind, store: CompiledStore, native: Native | None) -> None:
         """Without `native` it is a plain process: the only wall is WebAssembly's own."""
         self.kind = kind
         self._store = store
@@ -81,7 +85,7 @@ class Worker:
         self._pending = bytearray()
         self._asked = 0
         self._condemned = False
-        self._busy = False  # from a request to its end: whoever goes away in between leaves a guest that still talks
+        self._busy = False  # from a request to its answer: whoever goes away in between leaves a guest that still runs
         self.profiles: set[str] = set()  # those whose copy it holds
         self.uid: int | None = None
         self.private = "/tmp"
@@ -124,7 +128,7 @@ class Worker:
             self._fds.callback(release)
         kind = self.kind
         limits = Limits(
-            cpus=kind.cpus, memory=kind.memory + _OVERHEAD, pids=64, io_bps=kind.io_bps, io_iops=kind.io_iops
+            cpus=kind.cpus, memory=kind.memory + _OVERHEAD_BYTES, pids=64, io_bps=kind.io_bps, io_iops=kind.io_iops
         )
         self.group = native.group_for(limits)
         walls, places = self._walls()
@@ -144,7 +148,7 @@ class Worker:
 
     def _walls(self) -> tuple[jail.Jail, dict[str, str]]:
         """The native jail with the interpreters, their libraries and wasmtime in reach, and no file of the guest's."""
-        package = wasm_cache.wasmtime_folder()
+        package = wasmtime_folder()
         found = self._store.places()
         places = {name: f"/belljar/{name}" for name in found}
         binds = {f"/belljar/{name}": path for name, path in found.items()}
@@ -183,33 +187,65 @@ class Worker:
         self._child = process.Child(line, stdin=far.fileno(), stdout=stdout, stderr=stdout, fds=fds)
 
     async def _frame(self, deadline: float) -> dict[str, Any] | None:
-        """The next line it says, or None at its end; past the deadline a TimeoutError."""
-        while (end := self._pending.find(b"\n")) < 0:
-            if len(self._pending) > _FRAME:
-                raise errors.ExecutionFailed("the wasm worker says too much at once")
-            with anyio.move_on_after(deadline - time.monotonic()) as clock:
-                data = await process.read_some(self._stdout)
-            if clock.cancelled_caught:
-                raise TimeoutError
-            if not data:
+        """Returns the next frame, or None at the worker's end.
+
+        Where a frame has a payload, that is the bytes that follow its line.
+
+        Raises:
+            TimeoutError: the deadline has passed.
+        """
+        line = b""
+        while not line:
+            if (end := self._pending.find(b"\n")) >= 0:
+                line = self._take(end + 1)
+            elif not await self._fill(deadline):
                 return None
-            self._pending += data
-        line = bytes(self._pending[:end])
-        del self._pending[: end + 1]
-        with suppress(ValueError):
+        try:
             frame = json.loads(line)
-            return frame if isinstance(frame, dict) else {}
-        return {"noise": line.decode(errors="replace")}
+        except ValueError:
+            return {"noise": line.decode(errors="replace").rstrip("\n")}
+        if not isinstance(frame, dict):
+            return {}
+        if type(size := frame.get("payload")) is int and size >= 0:
+            while len(self._pending) < size:
+                if not await self._fill(deadline):
+                    return None
+            frame["payload"] = self._take(size)
+        return frame
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(self._pending[:size])
+        del self._pending[:size]
+        return data
+
+    async def _fill(self, deadline: float) -> bool:
+        """Reads what there is; False at the worker's end."""
+        if len(self._pending) > _MAX_FRAME_BYTES:
+            raise errors.ExecutionFailed("the wasm worker says too much at once")
+        with anyio.move_on_after(deadline - time.monotonic()) as clock:
+            data = await process.read_some(self._stdout)
+        if clock.cancelled_caught:
+            raise TimeoutError
+        self._pending += data
+        return bool(data)
 
     async def ask(
-        self, request: dict[str, Any], seconds: float, fds: Sequence[int] = ()
+        self, request: Mapping[str, Any], seconds: float, fds: Sequence[int] = (), payload: bytes | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """What it says to a request, to the frame with `done`; a TimeoutError if that takes longer than `seconds`."""
+        """Sends a request and yields what the worker says to it, to the frame with `done`.
+
+        If the worker ends before, there is no such frame.
+
+        Raises:
+            TimeoutError: it takes longer than `seconds`.
+        """
         deadline = time.monotonic() + seconds
         self._asked += 1
         self._busy = True
-        line = json.dumps({"run": self._asked, **request}).encode() + b"\n"
-        await self._send(line, fds)
+        message = {"run": self._asked, **request}
+        if payload is not None:
+            message["payload"] = len(payload)
+        await self._send(json.dumps(message).encode() + b"\n" + (payload or b""), fds)
         while (frame := await self._frame(deadline)) is not None:
             self._busy = frame.get("done") != self._asked
             yield frame
@@ -218,8 +254,13 @@ class Worker:
             if time.monotonic() > deadline:
                 raise TimeoutError
 
-    async def answer(self, request: dict[str, Any], seconds: float, fds: Sequence[int] = ()) -> dict[str, Any]:
-        """The last frame alone."""
+    async def answer(self, request: Mapping[str, Any], seconds: float, fds: Sequence[int] = ()) -> dict[str, Any]:
+        """Sends a request and returns the last frame of what the worker says to it.
+
+        Raises:
+            ExecutionFailed: the worker is gone.
+            TimeoutError: it takes longer than `seconds`.
+        """
         last: dict[str, Any] = {}
         async for frame in self.ask(request, seconds, fds):
             last = frame
@@ -227,11 +268,11 @@ class Worker:
             raise errors.ExecutionFailed(f"the wasm worker is gone: {last.get('noise', 'it said nothing')}")
         return last
 
-    async def _send(self, line: bytes, fds: Sequence[int]) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is gone: its last words tell
+    async def _send(self, message: bytes, fds: Sequence[int]) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is gone: its last frames say why
             if fds:  # a first byte carries them
-                socket.send_fds(self._socket, [line[:1]], list(fds))
-            await process.write_all(self._socket.fileno(), line[1:] if fds else line)
+                socket.send_fds(self._socket, [message[:1]], list(fds))
+            await process.write_all(self._socket.fileno(), message[1:] if fds else message)
 
     def figures(self) -> Usage | None:
         """Of all its guests so far; but memory is what the present one adds to what it held before the first."""

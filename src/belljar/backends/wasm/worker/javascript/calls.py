@@ -1,12 +1,12 @@
-"""The calls from Python into wasm: QuickJS's exports, WASI by way of the bridge, and how one is made quickly."""
+"""The functions that we call in wasm: QuickJS's exports, WASI by way of the bridge, and what can go wrong in them."""
 
-import ctypes
+from __future__ import annotations
 
 import wasmtime
-from wasmtime import _bindings as raw
-from wasmtime._func import maybe_raise_last_exn
 
-# i: i32, I: i64, F: f64; what comes after the colon is the result.
+from ..wasmtime_adapter import FIELDS
+
+# Signatures: i is i32, I is i64, F is f64; what comes after the colon is the result.
 WASI = {
     "clock_time_get": "iIi:i", "random_get": "ii:i", "poll_oneoff": "iiii:i", "fd_read": "iiii:i",
     "fd_write": "iiii:i", "fd_close": "i:i",
@@ -25,29 +25,29 @@ QUICKJS = {
     "qjs_promise_result": "i:i", "qjs_get_typed_array_buffer": "iiii:i", "qjs_get_array_buffer": "ii:i",
     "qjs_is_job_pending": ":i", "qjs_execute_pending_job": ":i",
 }  # fmt: skip
-
-OWN = {"drain": ":i", "text": "ii:i"}
-FIELDS = {"i": "i32", "I": "i64", "F": "f64"}
-KINDS = {"i": 0, "I": 1, "F": 3}
-SIGNATURES = WASI | QUICKJS | OWN
+OWN = {"drain": ":i", "text": "ii:i"}  # of the bridge
+SIGNATURES = {**WASI, **QUICKJS, **OWN}
 
 
 class OutOfMemory(wasmtime.WasmtimeError):
     """The guest ran into its memory limit and did not recover."""
 
+    def __init__(self, message: str = "the guest is out of memory") -> None:
+        super().__init__(message)
 
-class Exit(Exception):
+
+class GuestExit(Exception):
     """The guest is done; raised through the engine, so that nothing of it runs any more."""
 
-    def __init__(self, code):
+    def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code & 0xFF
 
 
-class Refused(Exception):
+class WasiError(Exception):
     """A file operation failed, with one of WASI's numbers."""
 
-    def __init__(self, number):
+    def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
@@ -67,55 +67,24 @@ _LOOPS = """
 """
 
 
-def _signature(text):
-    given, _, result = text.partition(":")
+def _signature(letters: str) -> str:
+    given, _, result = letters.partition(":")
     params = "".join(f" (param {FIELDS[letter]})" for letter in given)
     return params + (f" (result {FIELDS[result]})" if result else "")
 
 
-def bridge_text():
-    """The bridge: WASI called from wasm (wasmtime looks for the caller's memory), and QuickJS's exports by name."""
+def bridge_text() -> str:
+    """Returns the bridge's source: WASI called from wasm (wasmtime looks for the caller's memory), and QuickJS's
+    exports by name."""
     lines = ["(module"]
-    for name, types in WASI.items():
-        lines.append(f'(import "wasi_snapshot_preview1" "{name}" (func $w_{name}{_signature(types)}))')
-    for name, types in QUICKJS.items():
-        lines.append(f'(import "quickjs" "{name}" (func ${name}{_signature(types)}))')
+    for name, letters in WASI.items():
+        lines.append(f'(import "wasi_snapshot_preview1" "{name}" (func $w_{name}{_signature(letters)}))')
+    for name, letters in QUICKJS.items():
+        lines.append(f'(import "quickjs" "{name}" (func ${name}{_signature(letters)}))')
         lines.append(f'(export "{name}" (func ${name}))')
     lines.append('(import "quickjs" "memory" (memory 1)) (export "memory" (memory 0))')
-    for name, types in WASI.items():
-        passed = " ".join(f"local.get {at}" for at in range(types.index(":")))
-        lines.append(f'(func (export "{name}"){_signature(types)} {passed} call $w_{name})')
+    for name, letters in WASI.items():
+        passed = " ".join(f"local.get {at}" for at in range(letters.index(":")))
+        lines.append(f'(func (export "{name}"){_signature(letters)} {passed} call $w_{name})')
     lines.append(_LOOPS)
     return "\n".join([*lines, ")"])
-
-
-class Call:
-    """One exported function with its arguments laid out once: the package's own way asks for all types at each call."""
-
-    def __init__(self, store, func, types):
-        given, _, result = types.partition(":")
-        self._store = store
-        self._func = func._func
-        self._args = (raw.wasmtime_val_t * len(given))()
-        self._results = (raw.wasmtime_val_t * len(result))()
-        self._fields = tuple((arg.of, FIELDS[letter]) for arg, letter in zip(self._args, given, strict=True))
-        for arg, letter in zip(self._args, given, strict=True):
-            arg.kind = KINDS[letter]
-        self._result = FIELDS[result] if result else None
-
-    def __call__(self, *args):
-        for (place, field), value in zip(self._fields, args, strict=True):
-            setattr(place, field, value)
-        trap = ctypes.POINTER(raw.wasm_trap_t)()
-        error = raw.wasmtime_func_call(
-            self._store._context(), ctypes.byref(self._func), self._args, len(self._args),
-            self._results, len(self._results), ctypes.byref(trap),
-        )  # fmt: skip
-        if error or trap:
-            problem = wasmtime.WasmtimeError._from_ptr(error) if error else wasmtime.Trap._from_ptr(trap)
-            maybe_raise_last_exn()  # what one of our own callbacks raised comes first
-            raise problem
-        if self._result is None:
-            return None
-        value = getattr(self._results[0].of, self._result)
-        return value & 0xFFFFFFFF if self._result == "i32" else value

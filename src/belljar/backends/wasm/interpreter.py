@@ -1,0 +1,119 @@
+"""A session's interpreter on the wasm backend: an instance that stays in the worker, one request for each turn."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from belljar.backends.base import Emit
+from belljar.backends.turn import AGENT_ENV, TurnRecord, TurnRequest, agent_source
+from belljar.backends.wasm.run import GRACE, judge_trap
+from belljar.core import errors
+from belljar.core.plan import Command
+from belljar.core.result import Result, Status
+
+if TYPE_CHECKING:
+    from belljar.backends.wasm.box import WasmBox
+
+_START_SECONDS = 10.0
+
+
+class WasmInterpreter:
+    """An `Interpreter` that the worker itself holds. The agent's frames come as they are, without a pipe."""
+
+    def __init__(self, box: WasmBox, env: Mapping[str, str]) -> None:
+        self._box = box
+        self._command = Command(argv=("python3",), env=AGENT_ENV | dict(env), language="python")
+        self._ended: Status | None = None
+        self._closed = False
+        self._turn = anyio.CancelScope()  # of the turn under way
+
+    @property
+    def ended(self) -> str:
+        """Says how the interpreter ended; empty while it lives."""
+        return str(self._ended) if self._ended else ""
+
+    async def open(self, tasks: TaskGroup, emit: Emit) -> None:
+        box = self._box
+        async with box.one_at_a_time:
+            box.holds_session = box.session_is_open = True
+            if not box.restored:
+                await self._start()
+            box.restored = False
+
+    async def _start(self) -> None:
+        box = self._box
+        box.folder.write_inputs(box.plan.files, self._command)
+        request = box.request(self._command, box.plan.limits)
+        request |= {"do": "open", "agent": agent_source().decode(), "fuel": None, "timeout": _START_SECONDS}
+        fds = box.use_profile(request) if box.profile and not box.plan.workspace else ()
+        try:
+            answer = await box.worker.answer(request, _START_SECONDS + GRACE, fds)
+        except TimeoutError:
+            raise errors.StartFailed(f"the session did not start within {_START_SECONDS:g} s") from None
+        if problem := answer.get("trap") or answer.get("exit_code"):
+            raise errors.StartFailed(f"the session did not start: {problem}")
+
+    async def turn(self, request: TurnRequest, emit: Emit) -> Result:
+        record = TurnRecord(request, self._box.id, emit)
+        with anyio.CancelScope() as self._turn:
+            async with self._box.one_at_a_time:
+                await self._take(request, record)
+                return await self._box.copy_back(record.result(self._ended or Status.KILLED))
+        return record.result(self._ended or Status.KILLED)
+
+    async def _take(self, request: TurnRequest, record: TurnRecord) -> None:
+        """Has the worker run the turn, and notes if the interpreter cannot go on after it."""
+        timeout, limits, worker = request.limits.timeout, self._box.plan.limits, self._box.worker
+        turn = json.dumps({"turn": request.number, "code": request.code, "timeout": timeout}).encode()
+        asked = {"do": "turn", "timeout": timeout, "memory": limits.memory, "fuel": limits.fuel}
+        done: dict[str, Any] = {}
+        try:
+            async for frame in worker.ask(asked, timeout + GRACE, payload=turn):
+                if "done" in frame:
+                    done = frame
+                else:
+                    await self._hear(frame, record)
+        except TimeoutError:
+            self.stop(Status.TIMEOUT)
+        if not done:
+            self._ended = self._ended or worker.ending()
+        elif done.get("ended") or done.get("exit_code") or not record.verdict:  # the agent itself is gone
+            self._ended = self._ended or judge_trap(str(done.get("trap", ""))) or Status.ERROR
+            record.verdict = None
+
+    async def _hear(self, frame: Mapping[str, Any], record: TurnRecord) -> None:
+        payload, data = frame.get("payload"), frame.get("data")
+        if isinstance(payload, bytes):
+            try:
+                said = json.loads(payload)
+            except (ValueError, RecursionError):
+                return  # the guest called the host by itself: noise, to be ignored
+            if isinstance(said, dict):
+                await record.hear(said, len(payload))
+        elif isinstance(data, str):
+            with suppress(ValueError):  # not our worker's words
+                await record.write(frame.get("stream"), base64.b64decode(data))
+        elif "dropped" in frame:
+            record.drop()
+
+    def stop(self, reason: Status) -> None:
+        if self._closed or self._ended:
+            return
+        self._ended = reason
+        self._box.worker.kill()
+        self._turn.cancel()
+
+    async def close(self) -> None:
+        """The instance stays in the worker until the next session, or the box's end."""
+        self._closed = True
+        self._turn.cancel()
+        with anyio.CancelScope(shield=True):
+            async with self._box.one_at_a_time:
+                self._box.session_is_open = False

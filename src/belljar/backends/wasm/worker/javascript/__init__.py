@@ -1,0 +1,1 @@
+"""JavaScript and TypeScript on QuickJS as WebAssembly. `driver.py` is where a run begins."""
