@@ -123,6 +123,7 @@ class LoopPool:
         self._pool = pool
         self.templates: OrderedDict[str, PoolTemplate] = OrderedDict()
         self.names: set[str] = set()  # of all it ever created and has not given away
+        self._dead: list[Standby] = []  # found dead by `claim`, which cannot wait until they are closed
         self.wanted = asyncio.Event()
         self.task = asyncio.create_task(self._maintain(), name="belljar-pool")
 
@@ -135,10 +136,10 @@ class LoopPool:
         self.wanted.set()
         while template.waiting:
             standby = template.waiting.popleft()
-            self._forget([standby.name])
             if standby.alive:
+                self._forget([standby.name])
                 return standby
-            self._pool.cleanup.remove_later(Leftovers([standby.name]))
+            self._dead.append(standby)
         return None
 
     async def _maintain(self) -> None:
@@ -146,26 +147,27 @@ class LoopPool:
             try:
                 await anyio.sleep(_RESPITE_SECONDS)
                 while self.templates and not self._pool.closed:
-                    while len(self.templates) > _MAX_TEMPLATES:
-                        await self._clear(client, list(self.templates.popitem(last=False)[1].waiting))
-                    lacking = [
-                        template
-                        for template in self.templates.values()
-                        if not template.failed and self._lacks(template)
-                    ]
-                    if lacking:
-                        await self._create(client, lacking[-1])
-                        continue
-                    self.wanted.clear()
-                    with anyio.move_on_after(min(_CHECK_SECONDS, self._pool.idle)):
-                        await self.wanted.wait()
-                        await anyio.sleep(_RESPITE_SECONDS)
-                    await self._evict(client)
+                    await self._step(client)
             finally:
+                left = [standby for template in self.templates.values() for standby in template.waiting]
                 with anyio.CancelScope(shield=True), anyio.move_on_after(_EXIT_SECONDS):
-                    await self._clear(
-                        client, [standby for template in self.templates.values() for standby in template.waiting]
-                    )
+                    await self._clear(client, [*self._dead, *left])
+
+    async def _step(self, client: Docker) -> None:
+        """Starts one container that is lacking; if none is, waits for something to do, and evicts."""
+        while self._dead:
+            await self._clear(client, [self._dead.pop()])
+        while len(self.templates) > _MAX_TEMPLATES:
+            await self._clear(client, list(self.templates.popitem(last=False)[1].waiting))
+        lacking = [each for each in self.templates.values() if not each.failed and self._lacks(each)]
+        if lacking:
+            await self._create(client, lacking[-1])
+            return
+        self.wanted.clear()
+        with anyio.move_on_after(min(_CHECK_SECONDS, self._pool.idle)):
+            await self.wanted.wait()
+            await anyio.sleep(_RESPITE_SECONDS)
+        await self._evict(client)
 
     def _lacks(self, template: PoolTemplate) -> bool:
         return len(template.waiting) < self._pool.size
