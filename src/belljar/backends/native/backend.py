@@ -106,8 +106,14 @@ class Native:
         )
 
     def depends_on(self) -> Mapping[str, Any]:
+        """Names all that the probe's result depends on."""
         self.prepare()
-        sources = (*Path(__file__).parent.glob("*.py"), *Path(process.__file__).parent.rglob("*.*"))
+        scripts = Path(__file__).parents[2] / "guest" / "shell" / "native"
+        sources = (
+            *Path(__file__).parent.glob("*.py"),
+            *Path(process.__file__).parent.rglob("*.*"),
+            *scripts.glob("*.sh"),
+        )
         return {
             "bubblewrap": [stamp(path) for path in find_bubblewrap()],
             "sources": [stamp(path) for path in sorted(sources) if path.suffix != ".pyc"],
@@ -117,9 +123,15 @@ class Native:
         }
 
     def found(self) -> Mapping[str, str]:
+        """Returns what the probe found besides its capabilities."""
         return {"bubblewrap": self.bubblewrap}
 
     def recall(self, found: Mapping[str, str]) -> None:
+        """Takes what an earlier probe found, instead of probing.
+
+        Raises:
+            NotAvailable: it is not there any more.
+        """
         self.prepare()
         if found["bubblewrap"] not in find_bubblewrap():
             raise errors.NotAvailable(f"{found['bubblewrap']} is gone")
