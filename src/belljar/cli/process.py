@@ -66,4 +66,4 @@ def make_engine(*, probe: bool = False) -> Engine:
     from belljar.settings import load
 
     settings = load()
-    return Engine(settings, probes=ProbeCache(Path(settings.state_dir), recalls=not probe))
+    return Engine(settings, probes=ProbeCache(Path(settings.cache_dir, "probes"), recalls=not probe))

@@ -2,7 +2,7 @@
 
 An entry counts for one day and for one state of the machine: its name is a hash of everything the proof depends on, so
 another boot, kernel, user, control group, security label, bubblewrap or Belljar looks for another entry. Entries lie in
-the state directory; one that somebody else could have written, or that cannot be read, is as good as none.
+a folder of the user's own; one that somebody else could have written, or that cannot be read, is as good as none.
 `docs/decisions/0013-a-probe-is-remembered.md` says what is given up.
 """
 
@@ -23,7 +23,6 @@ from belljar import __version__
 from belljar.backends.base import Rememberable
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
-from belljar.host import ownership
 
 LIFETIME_SECONDS = 24 * 3600.0
 _MAX_ENTRY_BYTES = 1 << 20
@@ -38,7 +37,12 @@ class ProbeCache:
     """The probes that processes of this user kept in one folder."""
 
     def __init__(self, folder: Path, *, recalls: bool = True) -> None:
-        """Uses the state directory `folder`. With `recalls=False` it only keeps: all is proved anew, for the next."""
+        """Keeps entries in `folder`, which is made if need be.
+
+        Args:
+            folder: must be ours, and nobody else's to write to.
+            recalls: False: nothing is recalled and all is kept, so that everything is proved anew.
+        """
         self._folder = folder
         self._recalls = recalls
 
@@ -75,7 +79,7 @@ class ProbeCache:
             self._path(backend).unlink(missing_ok=True)
 
     def _path(self, backend: Rememberable) -> Path:
-        ownership.prepare(self._folder)
+        _check_folder(self._folder)
         facts = {"machine": _machine(), "backend": backend.depends_on()}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return self._folder / f"{backend.name}-{digest[:32]}.probe"
@@ -85,6 +89,14 @@ class ProbeCache:
             with suppress(OSError):
                 if time.time() - path.lstat().st_mtime > LIFETIME_SECONDS:
                     path.unlink()
+
+
+def _check_folder(folder: Path) -> None:
+    """Makes the folder; raises OSError where it is not ours alone."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not ours alone")
 
 
 def _read(path: Path) -> dict[str, Any]:
