@@ -182,4 +182,4 @@ def test_the_blocking_api_in_a_callback_is_refused_instead_of_waiting_for_itself
             told.append(refused.value)
 
     assert belljar.run("print(1)", backend="native", on_stdout=hear).ok
-    assert len(told) == 2
+    assert len(told) >= 2
