@@ -18,7 +18,7 @@ from belljar.core import errors
 from belljar.core.settings import Settings
 from belljar.engine.audit import Audit
 from belljar.protocol.records import Caller, RunRecord
-from belljar.service import service as core
+from belljar.service import queries
 from belljar.service.auth import access
 from belljar.service.auth.access import new_key
 from belljar.service.http import streams
@@ -51,7 +51,7 @@ def service(app: FastAPI) -> Service:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed at once, and so is a revocation."""
-    for module in (core, log_lines, tools_http):
+    for module in (queries, log_lines, tools_http):
         monkeypatch.setattr(module, "BEAT", 0.01)
     monkeypatch.setattr(access, "FRESH", 0.0)
 
@@ -74,7 +74,7 @@ async def key_of(service: Service, name: str, *scopes: str) -> tuple[str, str]:
 def under_way(service: Service) -> Run:
     """A run of ours that says nothing."""
     record = a_run(state="running", instance=service.instance.name)
-    run = service.runs[record.id] = Run(record, Live(record.id, service.store, lambda line: None, 1 << 20))
+    run = service.lifecycle.runs[record.id] = Run(record, Live(record.id, service.store, lambda line: None, 1 << 20))
     run.done.set()  # nobody waits for it when the service is closed
     return run
 
@@ -107,7 +107,7 @@ async def test_of_another_server_s_run_silence_lines_gaps_and_the_end_are_told(s
     record = await elsewhere(service)
     heard: list[Any] = []
     with anyio.fail_after(30):
-        async for batch in service.follow(record.id, ANN, 0):
+        async for batch in service.queries.follow(record.id, ANN, 0):
             heard.append([(line.number, line.stream) for line in batch])
             if len(heard) == 1:
                 service.store.add(a_line(record.id, 1), a_line(record.id, 5))
@@ -140,7 +140,7 @@ async def test_a_quiet_event_stream_says_that_it_lives_and_ends_when_its_key_is_
             if len(told) == 3:
                 await service.store.revoke_key(id)
     assert set(told) == {": alive\n\n"}
-    service.runs.pop(run.id)
+    service.lifecycle.runs.pop(run.id)
 
 
 async def listen(app: FastAPI, headers: dict[str, str], heard: list[Any]) -> None:

@@ -53,7 +53,7 @@ class Runs:
     async def _run(self, id: str, who: Caller, cpus: float, memory: int) -> None:
         with self._scopes[id]:
             try:
-                place = self.admission.place(who, cpus=cpus, memory=memory, told=self.positions[id].append)
+                place = self.admission.place(who, cpus=cpus, memory=memory, on_position=self.positions[id].append)
                 async with place:
                     self.started.append(id)
                     await self._ends[id].wait()
@@ -295,7 +295,7 @@ async def test_a_listener_that_fails_fails_its_own_run_and_no_other() -> None:
 
     async with gate.place(caller("a"), cpus=1, memory=1):
         with pytest.raises(LookupError):
-            async with gate.place(caller("b"), cpus=1, memory=1, told=broken):
+            async with gate.place(caller("b"), cpus=1, memory=1, on_position=broken):
                 raise AssertionError("it ran")
         assert (gate.running, gate.waiting) == (1, 0)
 

@@ -196,6 +196,14 @@ def test_a_type_s_defaults_are_cut_to_the_caps_and_give_way_to_what_is_asked() -
         decide(type="test-runner", limits={"memory": "64G"})
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"type": "test-runner"}, {"type": "preview"}, {"limits": Limits(memory=64 * MIB)}, {"command": ("true",)}],
+)
+def test_the_limits_of_a_run_are_known_without_a_plan_and_are_the_plan_s(fields: dict[str, Any]) -> None:
+    assert policy.run_limits(RunRequest(**fields), SETTINGS) == decide(**fields).limits
+
+
 def test_an_unknown_type_is_refused_naming_those_there_are() -> None:
     with pytest.raises(errors.InvalidRequest, match=r"type: there is no container type 'lint'.*execution.*preview"):
         decide(type="lint")

@@ -149,7 +149,7 @@ async def _leave_when_told(
     told = 0
 
     async def close_when_drained() -> None:
-        await service.drained.wait()
+        await service.drain.drained.wait()
         with anyio.move_on_after(_LAST_SECONDS):
             while server.server_state.tasks:  # noqa: ASYNC110 (answers and streams that are about to end by themselves)
                 await anyio.sleep(0.02)
@@ -161,9 +161,9 @@ async def _leave_when_told(
             task_status.started()
             async for _ in received:
                 told += 1
-                service.draining.set()
+                service.drain.draining.set()
                 if told == 2:
-                    service.stop_all()
+                    service.drain.stop_all()
                 if told == 3:
                     server.should_exit = server.force_exit = True
 

@@ -33,9 +33,8 @@ def decide(
         )
     if language:
         check_network(language, request.egress)
-    defaults = _defaults(request.type, settings.defaults, settings.container, language)
     return Plan(
-        limits=limits(request.limits, defaults, settings.caps),
+        limits=run_limits(request, settings, language),
         egress=request.egress,
         files=request.files,
         workspace=_workspace(request.workspace, settings),
@@ -53,6 +52,18 @@ def decide(
         profile=request.profile,
         needs=Needs() if request.code is None else hints.analyse(request.code, request.language, request.files),
     )
+
+
+def run_limits(request: RunRequest, settings: Settings, language: Language | None = None) -> Limits:
+    """Returns the limits that a run in a sandbox of its own gets, or raises PolicyDenied or InvalidRequest.
+
+    Args:
+        request: What is asked for.
+        settings: The administrator's defaults, types and caps.
+        language: What the administrators say of the code's language, where there is code.
+    """
+    defaults = _defaults(request.type, settings.defaults, settings.container, language)
+    return limits(request.limits, defaults, settings.caps)
 
 
 def command_limits(request: RunRequest, plan: Plan, settings: Settings, language: Language | None = None) -> Limits:

@@ -24,7 +24,7 @@ class _Claim:
         self.answer: Any = None
 
 
-class Claims:
+class SessionClaims:
     def __init__(self, lives: Callable[[str], bool]) -> None:
         self._lives = lives
         self._made: dict[tuple[str, str], _Claim] = {}
@@ -50,7 +50,7 @@ class Claims:
                 del self._made[name]
 
     def _forget(self) -> None:
-        """Claims of sessions that are closed, and of each the oldest that are too many."""
+        """SessionClaims of sessions that are closed, and of each the oldest that are too many."""
         left: dict[str, int] = {}
         for name, claim in [*self._made.items()][::-1]:
             left[claim.session] = left.get(claim.session, _MOST) - 1

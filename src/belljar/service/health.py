@@ -30,13 +30,13 @@ class Health:
         """At most one look at a time, and none while the last is fresh."""
         async with self._lock:
             fresh = _UNWELL if self._told["problem"] or self._told["store"] else _FRESH
-            if time.monotonic() - self._at > fresh and not self._service.draining.is_set():
+            if time.monotonic() - self._at > fresh and not self._service.drain.draining.is_set():
                 self._told = {**await self._look(), "store": await self._ask_store()}
                 self._at = time.monotonic()
         service = self._service
         store = service.store.status or self._told["store"]
-        problem = "it is going away" if service.draining.is_set() else self._told["problem"] or store
-        parts = {"store": store, "logs": service.lines.status, "events": service.events.status}
+        problem = "it is going away" if service.drain.draining.is_set() else self._told["problem"] or store
+        parts = {"store": store, "logs": service.publisher.lines.status, "events": service.publisher.events.status}
         return Readiness(
             ready=not problem, problem=problem, backend=self._told["backend"], run_ms=self._told["run_ms"],
             parts={name: status or "ok" for name, status in parts.items()},

@@ -1,53 +1,272 @@
-"""A run under way, as the process that carries it out knows it."""
+"""The life of a run: it is queued, runs, and ends as finished, failed or refused.
+
+No record, no run: a run is in the store before it starts, and one that cannot be recorded is refused.
+
+    start ── Run.wait_in_queue ── Run.begin ──┬── Run.finish
+      │  (only if there is no place)          └── Run.fail (also from the queue)
+      └── Run.turn_away (no place, and no room in the queue: it was never a run)
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import anyio
 
 from belljar.backends.control import Control
 from belljar.core import errors
 from belljar.core.result import Result, Status
-from belljar.protocol.records import RunRecord
+from belljar.core.values import MIB
+from belljar.engine import audit
+from belljar.engine.lease import Listener
+from belljar.engine.tracing import span
+from belljar.protocol.records import Caller, RunRecord
+from belljar.service.admission.queue import Admission
+from belljar.service.instances import ServerInstance
+from belljar.service.publisher import Publisher
+from belljar.service.refusals import Refusals
+from belljar.service.store.store import Store
+from belljar.service.store.tables import as_json
 from belljar.service.telemetry.log_lines import Live
+from belljar.service.telemetry.metrics import Metrics
+
+Work = Callable[[Listener, Control], Awaitable[Result]]
+Spawn = Callable[..., None]  # starts a task beside everything else: a function, and its arguments
+_MAX_REQUEST_BYTES = 256 * MIB  # of one caller's requests that run or wait: a queue is bounded by what it holds, too
+_ANSWER_FIRST_SECONDS = 0.01  # between an answer and its record
+_log = logging.getLogger("belljar")
+
+
+class Demand(NamedTuple):
+    """What a run takes from the service. No CPUs: it runs in a box that has its place already."""
+
+    cpus: float = 0.0
+    memory: int = 0
+    request_bytes: int = 0
 
 
 class Run:
+    """One run, as the process that carries it out knows it."""
+
     def __init__(self, record: RunRecord, live: Live) -> None:
         self.record = record
         self.live = live
         self.control = Control()
         self.scope = anyio.CancelScope()
-        self.seen = anyio.Event()  # it has a place, or one in the queue, or was turned away
-        self.begun = anyio.Event()  # it is in the store, if it could be
+        self.admitted = anyio.Event()  # it has a place, or one in the queue, or was turned away
+        self.written = anyio.Event()  # it is in the store, if it could be
         self.recorded = False
-        self.opened = bool(record.session)  # there is a box whose `control` can be heard
+        self.opened = bool(record.session)  # there is a box, which `control` can stop
         self.done = anyio.Event()
-        self.refusal: errors.BelljarError | None = None
-        self.error: errors.BelljarError | None = None  # what `problem` was made of
+        self.refusal: errors.BelljarError | None = None  # why it never was a run
+        self.error: errors.BelljarError | None = None  # what `record.problem` was made of
 
     @property
     def id(self) -> str:
         return self.record.id
 
     def change(self, **fields: Any) -> None:
+        """Replaces fields of the record; the store hears of it elsewhere."""
         self.record = self.record.model_copy(update=fields)
 
-    def wait_in_line(self, position: int) -> None:
-        """Told whenever its place in the queue changes."""
+    # --- from one state to the next
+
+    def wait_in_queue(self, position: int) -> None:
+        """It has no place yet. Called whenever its position changes."""
         self.change(state="queued", position=position)
-        self.seen.set()
+        self.admitted.set()
+
+    def begin(self) -> None:
+        """It has a place."""
+        self.change(state="running", started=time.time(), position=None)
+        self.admitted.set()
+
+    def finish(self, result: Result) -> None:
+        """It ran, and this is what happened."""
+        self.change(state="finished", result=result, backend=result.backend)
+
+    def fail(self, error: errors.BelljarError) -> None:
+        """It has no result, but an error."""
+        self.error = error
+        state = "refused" if isinstance(error, errors.PolicyDenied) else "failed"
+        self.change(state=state, problem=error.as_dict(), position=None)
+
+    def turn_away(self, refusal: errors.Busy) -> None:
+        """There is no place. If it waited in the queue, it was a run, and fails."""
+        if self.admitted.is_set():
+            self.fail(refusal)
+        else:
+            self.refusal = refusal
 
     def stop(self, reason: Status = Status.ABORTED) -> None:
-        """Ends the guest if it runs; one that waits or is being started is given up."""
+        """Ends the guest if it runs; a run that waits or is being started is given up."""
         self.control.stop(reason)
         if not self.opened:  # it waits, for a place here or in the engine, or for its box
             self.scope.cancel()
 
+    # --- how it ended
+
     async def result(self) -> Result:
-        """What came of it, or the error that came instead."""
+        """Waits for the end, and returns the result or raises the error that came instead."""
         await self.done.wait()
         if self.record.result is None:
             raise self.error or errors.ExecutionFailed(f"{self.id} ended without a result")
         return self.record.result
+
+    @cached_property
+    def result_json(self) -> str:
+        """The result of a run that has one, serialised once for the answer and for the store."""
+        assert self.record.result is not None, "it has no result"
+        return as_json(self.record.result)
+
+
+class RunLifecycle:
+    """The runs that are under way in this process, and what takes each of them to its end."""
+
+    def __init__(
+        self, store: Store, admission: Admission, metrics: Metrics, refusals: Refusals, publisher: Publisher,
+        instance: ServerInstance, *, spawn: Spawn, log_memory: int,
+    ) -> None:  # fmt: skip
+        self.runs: dict[str, Run] = {}
+        self._store = store
+        self._admission = admission
+        self._metrics = metrics
+        self._refusals = refusals
+        self._publisher = publisher
+        self._instance = instance
+        self._spawn = spawn
+        self._log_memory = log_memory
+        self._request_bytes: Counter[str] = Counter()  # by caller
+
+    def new_run(self, record: RunRecord, log_memory: int | None = None) -> Run:
+        """Returns a run for a record, which is not started yet."""
+        room = self._log_memory if log_memory is None else log_memory
+        return Run(record, Live(record.id, self._store, self._publisher.line, room))
+
+    def check_room(self, caller: Caller, request_bytes: int) -> None:
+        """Raises Busy if the requests of this caller that run or wait are too large together with one more."""
+        held = self._request_bytes[caller.name]
+        if held and held + request_bytes > _MAX_REQUEST_BYTES:
+            raise errors.Busy("your requests that run or wait are as large as they may be", retry_after=5)
+
+    async def start(self, record: RunRecord, caller: Caller, work: Work, demand: Demand) -> Run:
+        """Starts a run; returns when it is recorded, and runs or waits.
+
+        Args:
+            record: Names the run, and is written to the store.
+            caller: Whose quotas count.
+            work: Carries it out, and returns its result.
+            demand: What it takes.
+
+        Raises:
+            Busy: It was turned away.
+            NotAvailable: It could not be recorded.
+        """
+        run = self.new_run(record)
+        self.runs[run.id] = run
+        self._request_bytes[caller.name] += demand.request_bytes
+        self._spawn(self._carry_out, run, caller, work, demand)
+        try:
+            await run.admitted.wait()
+            if run.refusal:
+                raise run.refusal
+            await self._store.begin(run.record)
+            run.recorded = True
+        except errors.Busy as refusal:
+            await self._refusals.record(refusal, run=run.id)
+            raise
+        finally:
+            run.written.set()
+            if not run.recorded:
+                run.scope.cancel()
+        return run
+
+    async def _carry_out(self, run: Run, caller: Caller, work: Work, demand: Demand) -> None:
+        audit.caller.set(caller.name)
+        try:
+            with run.scope, span("request", run=run.id, caller=caller.name):
+                await self._take_place(run, caller, work, demand)
+            if run.scope.cancelled_caught and not run.record.final:
+                run.fail(errors.Aborted("it was cancelled before it ran", fix="send it again"))
+        except Exception as error:
+            run.fail(_our_bug(run, error))
+            run.refusal = run.refusal or run.error
+        finally:
+            self._request_bytes[caller.name] -= demand.request_bytes
+            if not self._request_bytes[caller.name]:
+                del self._request_bytes[caller.name]
+            with anyio.CancelScope(shield=True):
+                await self._end(run)
+
+    async def _take_place(self, run: Run, caller: Caller, work: Work, demand: Demand) -> None:
+        place = self._admission.place(
+            caller, cpus=demand.cpus, memory=demand.memory, on_position=run.wait_in_queue
+        )  # fmt: skip
+        try:
+            async with AsyncExitStack() as stack:
+                with span("queue"):
+                    await stack.enter_async_context(place)
+                await self._run(run, work)
+        except errors.Busy as refusal:
+            run.turn_away(refusal)
+
+    async def _run(self, run: Run, work: Work) -> None:
+        waited = run.record.position is not None
+        run.begin()
+        await run.written.wait()
+        if not run.recorded:
+            return
+        try:
+            if waited:
+                await self._store.change(run.id, state="running", started=run.record.started)
+            self._publisher.run("running", run.record)
+            run.finish(await work(run.live.hear, run.control))
+        except errors.BelljarError as error:
+            run.fail(error)
+        except Exception as error:
+            run.fail(_our_bug(run, error))
+
+    async def _end(self, run: Run) -> None:
+        """Whatever happened: nobody is left waiting, and the record says how it ended.
+
+        The answer does not wait for the record: until it is written the run is among ours, and is known from there.
+        """
+        run.change(ended=time.time())
+        run.live.close(run.record.ended or 0.0)
+        run.admitted.set()
+        await run.written.wait()
+        if run.recorded and not run.record.final:
+            run.fail(errors.Aborted("the service ended while it was under way"))
+        if run.recorded:
+            self._metrics.hear(run.record)
+        if not run.record.fingerprint:  # else the next may be answered from the record of this one
+            run.done.set()
+            await anyio.sleep(_ANSWER_FIRST_SECONDS)  # and more ends go into one commit
+        if run.recorded:
+            self._publisher.run("ended", run.record)
+            await self._record_end(run)
+        self.runs.pop(run.id, None)
+        run.done.set()
+
+    async def _record_end(self, run: Run) -> None:
+        record = run.record
+        try:
+            await self._store.change(
+                record.id, state=record.state, started=record.started, ended=record.ended, backend=record.backend,
+                result=record.result, problem=record.problem, result_json=run.result_json if record.result else None,
+            )  # fmt: skip
+        except errors.BelljarError as error:  # the answer is not taken away; after a restart the run is `lost`
+            _log.error("the end of %s could not be recorded: %s", record.id, error)
+            self._instance.owes = True
+
+
+def _our_bug(run: Run, error: Exception) -> errors.BelljarError:
+    """A bug of ours ends one run, and not the service."""
+    _log.exception("run %s", run.id, exc_info=error)
+    return errors.ExecutionFailed(f"{type(error).__name__}: {error}", fix="please report this")

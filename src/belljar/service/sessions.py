@@ -23,9 +23,10 @@ from belljar.engine.callbacks import Cancel
 from belljar.engine.lease import Listener
 from belljar.protocol.records import Caller, RunRecord, SessionRecord, new_id
 from belljar.sandbox import AsyncSandbox
-from belljar.service.claims import Claims
-from belljar.service.run_lifecycle import Run
-from belljar.service.service import Service, sees
+from belljar.service.claims import SessionClaims
+from belljar.service.queries import sees
+from belljar.service.run_lifecycle import Demand, Run
+from belljar.service.service import Service
 from belljar.session.session import AsyncSession, Checkpoint
 
 _CHECKPOINTS = 16  # that one session may hold
@@ -86,7 +87,7 @@ class Sessions:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._held: dict[str, Held] = {}
-        self.claims = Claims(self._held.__contains__)
+        self.claims = SessionClaims(self._held.__contains__)
         self._tasks: TaskGroup
         settings = service.settings
         self._most = settings.service.sessions or max(1, settings.max_containers // 2)
@@ -110,7 +111,7 @@ class Sessions:
     # --- opening and closing ---
 
     async def open(self, caller: Caller, kind: Kind, *, idle: float, lifetime: float, **options: Any) -> SessionRecord:
-        folder = (await self._service.check(request(**options))).workspace
+        folder = (await self._service.check_folders(request(**options))).workspace
         record = _record(caller, kind, lifetime)
         asked = options | {"engine": self._service.engine, "id": record.id, "workspace": folder}
         if kind == "session":
@@ -129,15 +130,15 @@ class Sessions:
         except BaseExceptionGroup as group:
             raise _alone(group) from None
         except errors.Busy as refusal:
-            await self._service.refuse(refusal, run=held.record.id)
+            await self._service.refusals.record(refusal, run=held.record.id)
             raise
         except errors.PolicyDenied as refusal:  # by the engine, which has recorded it
-            self._service.metrics.refused(refusal.kind)
+            self._service.refusals.count(refusal)
             raise
         return held.record
 
     async def _admit(self, caller: Caller) -> None:
-        if self._service.draining.is_set():
+        if self._service.drain.draining.is_set():
             raise errors.Busy("the service is going away", retry_after=5, status=503)
         await self._service.admission.count(caller)
         mine = sum(held.record.caller == caller.name for held in self._held.values())
@@ -206,7 +207,7 @@ class Sessions:
         async def take() -> Run:
             return await self._take(name, self.get(id, caller), caller, turn)
 
-        return await self._service.once(caller, key, turn.fingerprint(id) if key else "", name, take)
+        return await self._service.repeats.once(caller, key, turn.fingerprint(id) if key else "", name, take)
 
     async def _take(self, name: str, held: Held, caller: Caller, turn: _TurnWork) -> Run:
         if turn.command is not None and isinstance(held.handle, AsyncSession):
@@ -226,7 +227,7 @@ class Sessions:
                 return await turn.carry_out(held.handle, on_event=listener, cancel=cancel, id=name)
 
         async with held.used():
-            run = await self._service.take(record, caller, work, cpus=0.0, memory=0)  # its box has its place already
+            run = await self._service.lifecycle.start(record, caller, work, Demand())  # its box has its place already
         self._tasks.start_soon(held.wait_for, run)
         return run
 

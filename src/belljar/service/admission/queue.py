@@ -38,14 +38,14 @@ FEW = 20  # who wait: their positions are always exact
 YOUNG = 1.0  # seconds in which a run is taken to use no memory yet
 _WEIGHT = 0.2  # of the latest run in the average
 
-Told = Callable[[int], None]
+OnPosition = Callable[[int], None]
 
 
 class _Ticket:
     """One run that waits for a place, has one, or was refused."""
 
-    def __init__(self, caller: Caller, cpus: float, memory: int, told: Told | None) -> None:
-        self.caller, self.cpus, self.memory, self.told = caller, cpus, memory, told
+    def __init__(self, caller: Caller, cpus: float, memory: int, on_position: OnPosition | None) -> None:
+        self.caller, self.cpus, self.memory, self.on_position = caller, cpus, memory, on_position
         self.position: int | None = None
         self.since: float | None = None  # when it got its place
         self.refusal: Exception | None = None
@@ -96,13 +96,24 @@ class Admission:
         self._lines.clear()
 
     @asynccontextmanager
-    async def place(self, caller: Caller, *, cpus: float, memory: int, told: Told | None = None) -> AsyncIterator[None]:
-        """A place while the block runs. `told` hears its position in the queue whenever that changes, and must not
-        wait. `Busy` 429: too much of this caller; 503: too much of all, or we are about to end."""
+    async def place(
+        self, caller: Caller, *, cpus: float, memory: int, on_position: OnPosition | None = None
+    ) -> AsyncIterator[None]:
+        """Gives the caller a place while the block runs.
+
+        Args:
+            caller: Whose quotas count.
+            cpus: That it takes; none: it has its place already, as the turns of sessions do.
+            memory: Bytes that it may use.
+            on_position: Called with its position in the queue whenever that changes; it must not wait.
+
+        Raises:
+            Busy: 429: too much of this caller; 503: too much of all, or the service is about to end.
+        """
         if self.draining:
             raise self._going_away()
         await self.count(caller)
-        ticket = _Ticket(caller, cpus, memory, told)
+        ticket = _Ticket(caller, cpus, memory, on_position)
         try:
             self._enqueue(ticket)
             while not ticket.settled.is_set():
@@ -138,7 +149,7 @@ class Admission:
             self._shorten(ticket)
         self._renumber()
         if ticket.since is None and ticket.position is None and ticket.refusal is None:
-            _tell(ticket, self.waiting)  # at most
+            _report_position(ticket, self.waiting)  # at most
 
     def _shorten(self, latest: _Ticket) -> None:
         """The queue is full: whoever has most in it loses their latest, so that no one caller can shut out another."""
@@ -225,17 +236,17 @@ class Admission:
             for line in list(self._lines.values()):
                 if turn < len(line):
                     number += 1
-                    _tell(line[turn], number)
+                    _report_position(line[turn], number)
 
 
-def _tell(ticket: _Ticket, number: int) -> None:
+def _report_position(ticket: _Ticket, number: int) -> None:
     if ticket.position == number:
         return
     ticket.position = number
-    if ticket.told is None:
+    if ticket.on_position is None:
         return
     try:
-        ticket.told(number)
+        ticket.on_position(number)
     except Exception as error:  # it is that run's trouble, not of the one whose turn made it move
         ticket.refuse(error)
 

@@ -18,7 +18,7 @@ async def known(service: Service, headers: Mapping[str, str]) -> Caller:
     try:
         caller = await service.access.known(headers)
     except errors.Unauthorized as refusal:
-        service.metrics.refused(refusal.kind)
+        service.refusals.count(refusal)
         raise
     audit.caller.set(caller.name)
     tracing.join(headers)
@@ -36,5 +36,5 @@ async def require(service: Service, caller: Caller, *scopes: Scope) -> None:
     try:
         allow(caller, *scopes)
     except errors.PolicyDenied as refusal:
-        await service.refuse(refusal, scope=scopes[0])
+        await service.refusals.record(refusal, scope=scopes[0])
         raise

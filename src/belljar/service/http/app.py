@@ -27,11 +27,10 @@ from belljar.core.settings import Settings
 from belljar.protocol.responses import Problem
 from belljar.service.auth import gate
 from belljar.service.health import Health
-from belljar.service.http import runs
+from belljar.service.http import execute, runs
 from belljar.service.http import sessions as api_sessions
 from belljar.service.http.guard import Guard, problem
 from belljar.service.http.openapi import Documented
-from belljar.service.http.shortcut import Shortcut
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
 
@@ -66,6 +65,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None, redoc_url=None, openapi_url="/openapi.json",
         description="Runs code that nobody has read yet, where it can do no harm, and returns a typed answer.",
     )  # fmt: skip
+    app.include_router(execute.router)
     app.include_router(runs.router)
     app.include_router(api_sessions.router)
     app.include_router(runs.about)
@@ -77,7 +77,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _bug)
-    app.add_middleware(Shortcut, refuse=_answer)  # behind the authentication
     app.add_middleware(_Authentication)  # behind the guard
     app.add_middleware(Guard, settings=settings)
     return app

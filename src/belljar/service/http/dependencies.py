@@ -7,16 +7,16 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
-from fastapi import Depends, Header, Request, Response
+from fastapi import Depends, Header, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from belljar.core import errors
 from belljar.protocol.records import Caller, RunRecord, Scope
 from belljar.service.auth import gate
-from belljar.service.claims import Claims
+from belljar.service.claims import SessionClaims
 from belljar.service.run_lifecycle import Run
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
@@ -47,27 +47,41 @@ def headers_of(connection: HTTPConnection) -> Headers:
 
 
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_STRUCTURE = 1 << 20  # bytes of JSON besides its texts: each empty list is three bytes, and sixty as an object
+_STRUCTURE_BYTES = 1 << 20  # of JSON besides its texts: each empty list is three bytes, and sixty as an object
 
 
-class Parsed(APIRoute):
-    """Of a route that takes JSON: sixty-four megabytes of brackets would be gigabytes of lists."""
+async def read_body(request: Request) -> bytes:
+    """Returns the body of a request that takes JSON.
+
+    Raises:
+        InvalidRequest: It holds more structure than any request has: 64 MB of brackets would be gigabytes of lists.
+    """
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise HTTPException(400, "the connection was closed before the whole body was there") from None
+    if len(body) > _STRUCTURE_BYTES and len(_STRINGS.sub(b"", body)) > _STRUCTURE_BYTES:
+        raise errors.InvalidRequest("the body is no request: more of it is structure than any has")
+    return body
+
+
+class BoundedRoute(APIRoute):
+    """A route that takes JSON, and looks at the size of its structure before FastAPI parses it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns what Starlette calls for each request."""
         handle = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
             if request.method == "POST":
-                body = await request.body()
-                if len(body) > _STRUCTURE and len(_STRINGS.sub(b"", body)) > _STRUCTURE:
-                    raise errors.InvalidRequest("the body is no request: more of it is structure than any has")
+                await read_body(request)
             return await handle(request)
 
         return bounded
 
 
 class Allowed:
-    """A dependency: who asks, if they have the scope."""
+    """A dependency of routes: returns who asks, if they have the scope."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -87,7 +101,7 @@ FileUser = Annotated[Caller, Depends(Allowed("files"))]
 class Sent(NamedTuple):
     """A POST that makes something of a session: once, however often it comes with its idempotency key."""
 
-    claims: Claims
+    claims: SessionClaims
     caller: str
     key: str
     fingerprint: str
@@ -108,17 +122,20 @@ async def _sent(request: Request, sessions: TheSessions, caller: SessionHolder, 
 TheRequest = Annotated[Sent, Depends(_sent)]
 
 
-TAKEN_IN: dict[int | str, dict[str, Any]] = {202: {"model": RunRecord, "description": "with wait=false: taken in"}}
+ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": RunRecord, "description": "with wait=false: taken in"}}
 
 
 async def answer(run: Run, request: Request, *, wait: bool, key: str | None) -> Response:
-    """`Executed`, or what is known of the run. A client that goes away ends what only it wanted: without a key."""
+    """Returns the result of a run as `Executed`, or with `wait=False` its record.
+
+    A client that goes away ends a run that only it wanted: one without an idempotency key.
+    """
     if not wait:
         return JSONResponse(run.record.model_dump(mode="json"), 202)
     if not key and not run.done.is_set():
         _stop_when_gone(run, request)
-    text = (await run.result()).model_dump_json()
-    return Response(f'{{"id":"{run.id}",{text[1:]}', media_type="application/json")
+    await run.result()
+    return Response(f'{{"id":"{run.id}",{run.result_json[1:]}', media_type="application/json")
 
 
 def _stop_when_gone(run: Run, request: Request) -> None:

@@ -10,38 +10,25 @@ from fastapi.responses import PlainTextResponse
 from belljar.core.capabilities import Capabilities
 from belljar.core.values import MIB
 from belljar.protocol.records import RunRecord, SandboxMetrics, State
-from belljar.protocol.requests import Execute
-from belljar.protocol.responses import Alive, BackendLanguage, Executed, LogPage, Readiness, SeenImage
+from belljar.protocol.responses import Alive, BackendLanguage, LogPage, Readiness, SeenImage
 from belljar.service import image_list
 from belljar.service.auth import gate
 from belljar.service.http import streams
 from belljar.service.http.dependencies import (
-    TAKEN_IN,
-    Key,
-    Parsed,
+    BoundedRoute,
     Reader,
     Runner,
     TheService,
     TheSessions,
-    answer,
     headers_of,
 )
 from belljar.service.telemetry.log_lines import with_gaps
 from belljar.service.telemetry.metrics import CONTENT_TYPE
 
-router = APIRouter(prefix="/api/sandbox", tags=["runs"], route_class=Parsed)
+router = APIRouter(prefix="/api/sandbox", tags=["runs"], route_class=BoundedRoute)
 about = APIRouter(tags=["about"])
 
 After = Annotated[int, Query(ge=0, le=2**62, description="the last number you have")]
-
-
-@router.post("/execute", response_model=Executed, responses=TAKEN_IN)
-async def execute(
-    body: Execute, request: Request, service: TheService, caller: Runner, idempotency_key: Key = None
-) -> Response:
-    """Run a snippet or a command in a sandbox of its own. A guest that fails is an answer like any other."""
-    run = await service.submit(body.request(), caller, key=idempotency_key or "", cached=body.cached)
-    return await answer(run, request, wait=body.wait, key=idempotency_key)
 
 
 @router.get("/runs")
@@ -51,13 +38,13 @@ async def list_runs(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> list[RunRecord]:  # fmt: skip
     """Your runs, the newest first, without their results."""
-    return await service.history(caller, state=state, language=language, before=before, limit=limit)
+    return await service.queries.history(caller, state=state, language=language, before=before, limit=limit)
 
 
 @router.get("/runs/{id}")
 async def inspect_run(id: str, service: TheService, caller: Reader) -> RunRecord:
     """One run, with its result or its problem when it is over."""
-    return await service.record(id, caller)
+    return await service.queries.record(id, caller)
 
 
 @router.post("/runs/{id}/cancel")
@@ -73,7 +60,7 @@ async def read_logs(
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^\d{1,18}$")] = None,
 ) -> Any:  # fmt: skip
     """The lines after a number. Asked for `text/event-stream`, the answer goes on to the end of the run."""
-    record = await service.record(id, caller)
+    record = await service.queries.record(id, caller)
     if "text/event-stream" in request.headers.get("accept", ""):
         return streams.Listener(service, id, caller, request.headers, max(after, int(last_event_id or 0)))
     await service.store.flush(id)
@@ -86,7 +73,7 @@ async def watch_logs(socket: WebSocket, id: str, service: TheService, after: Aft
     """One line a message; the socket is closed with the run's state as the reason when it is over."""
     headers = headers_of(socket)
     caller = await gate.admit(service, headers, "read")
-    await service.record(id, caller)
+    await service.queries.record(id, caller)
     await streams.watch(service, id, caller, headers, after, socket)
 
 
@@ -95,7 +82,7 @@ async def read_metrics(
     id: str, service: TheService, sessions: TheSessions, caller: Reader, after: float = 0
 ) -> SandboxMetrics:
     """What a sandbox used, second by second, and what was alarming about it: of a run, or of an open session."""
-    id = id if sessions.holds(id, caller) else (await service.record(id, caller)).box
+    id = id if sessions.holds(id, caller) else (await service.queries.record(id, caller)).box
     await service.store.flush(id)
     samples = await service.store.samples(id, after)
     latest = service.sampler.latest(id) or (samples[-1] if samples else None)

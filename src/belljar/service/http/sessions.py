@@ -11,17 +11,17 @@ from belljar.protocol.records import SessionRecord
 from belljar.protocol.requests import Fork, OpenSession, Rollback, Turn
 from belljar.protocol.responses import Checkpointed, Executed, FileList, Listed
 from belljar.service.http.dependencies import (
-    TAKEN_IN,
+    ACCEPTED,
+    BoundedRoute,
     FileUser,
     Key,
-    Parsed,
     SessionHolder,
     TheRequest,
     TheSessions,
     answer,
 )
 
-router = APIRouter(prefix="/api/sandbox", tags=["sessions"], route_class=Parsed)
+router = APIRouter(prefix="/api/sandbox", tags=["sessions"], route_class=BoundedRoute)
 _Path = Annotated[str, InPath(min_length=1, max_length=1024)]
 
 
@@ -49,7 +49,7 @@ async def close_session(id: str, sessions: TheSessions, caller: SessionHolder) -
     await sessions.close(id, caller)
 
 
-@router.post("/sessions/{id}/run", response_model=Executed, responses=TAKEN_IN)
+@router.post("/sessions/{id}/run", response_model=Executed, responses=ACCEPTED)
 async def run_turn(
     id: str, body: Turn, request: Request, sessions: TheSessions, caller: SessionHolder, idempotency_key: Key = None
 ) -> Response:

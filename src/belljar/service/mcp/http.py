@@ -73,9 +73,9 @@ class McpApp:
             await send(message)
 
         async def leave() -> None:
-            while not self._service.drained.is_set() and await still_known(self._service, Headers(scope=scope)):
+            while not self._service.drain.drained.is_set() and await still_known(self._service, Headers(scope=scope)):
                 with anyio.move_on_after(BEAT):
-                    await self._service.drained.wait()
+                    await self._service.drain.drained.wait()
             tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:

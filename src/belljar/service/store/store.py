@@ -112,9 +112,15 @@ class Store:
     async def begin(self, record: RunRecord) -> None:
         await self._writer.begin(tables.run_row(record))
 
-    async def change(self, id: str, **fields: Any) -> None:
-        """If the store cannot be reached, this raises, and yet the change is made once it can be."""
-        values = tables.run_values(fields)
+    async def change(self, id: str, *, result_json: str | None = None, **fields: Any) -> None:
+        """Changes fields of a run. If the store cannot be reached, this raises, and the change is made once it can be.
+
+        Args:
+            id: Of the run.
+            result_json: The result as JSON, where somebody has serialised it already.
+            fields: Fields of `RunRecord`.
+        """
+        values = tables.run_values(fields, result_json)
         if values and not await self._writer.change(id, values):
             raise errors.NotFound(f"there is no run {id[:80]}", fix="belljar records list")
 

@@ -140,7 +140,8 @@ BRIEF = [column for column in runs.columns if column.name not in ("origin", "sta
 FULL = [*BRIEF, runs.c.result]
 
 
-def _json(value: Model | Mapping[str, Any]) -> str:
+def as_json(value: Model | Mapping[str, Any]) -> str:
+    """Serialises data that a guest may have had a hand in: what JSON cannot hold is replaced."""
     if not isinstance(value, Model):
         return json.dumps(scrub(value), default=str)
     try:
@@ -154,17 +155,17 @@ def run_row(record: RunRecord) -> dict[str, Any]:
     return {"origin": "", "status": None} | run_values({name: getattr(record, name) for name in _RUN_FIELDS})
 
 
-def run_values(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a run as columns, or `InvalidRequest` for one there is not."""
+def run_values(fields: Mapping[str, Any], result_json: str | None = None) -> dict[str, Any]:
+    """Returns fields of a run as columns, or raises InvalidRequest for one there is not."""
     values = dict(fields)
     if unknown := values.keys() - set(_RUN_FIELDS):
         raise errors.InvalidRequest(f"a run has no {', '.join(sorted(unknown))}")
     if "state" in values and values["state"] not in _STATES:
         raise errors.InvalidRequest(f"state: {values['state']!r} is none of {', '.join(_STATES)}")
     if (result := values.get("result")) is not None:
-        values |= {"result": _json(result), "status": str(result.status)}
+        values |= {"result": result_json or as_json(result), "status": str(result.status)}
     if (problem := values.get("problem")) is not None:
-        values["problem"] = _json(problem)
+        values["problem"] = as_json(problem)
     return values
 
 
