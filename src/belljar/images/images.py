@@ -12,7 +12,7 @@ from pathlib import Path
 
 from belljar.core.labels import LABEL
 from belljar.core.settings import Settings
-from belljar.host.engine_address import EngineAddress, docker_address
+from belljar.host.engine_address import FLAVOURS, EngineAddress, docker_address, engine_address
 from belljar.images import engine, garbage, rules
 from belljar.images.build import Builder, Recipe
 from belljar.images.build_log import BuildReport
@@ -175,3 +175,8 @@ class Images:
         A base that is not pinned yet is pinned now: the next build starts from the same one, or is refused.
         """
         return await self._builder.build_language(language, version, base, listener)
+
+
+def of_engines(settings: Settings) -> dict[str, Images]:
+    """Returns the images of each kind of container engine, by its name, at the address that the settings give it."""
+    return {name: Images(settings, engine_address(name, settings)) for name in FLAVOURS}

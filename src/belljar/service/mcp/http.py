@@ -33,7 +33,7 @@ from belljar.service.sessions import Sessions
 from belljar.service.telemetry.log_lines import BEAT
 
 PATH = "/mcp"
-_CALLER = "belljar.caller"  # in the scope of a request that came through the door
+_CALLER = "belljar.caller"  # in the scope of a request that was authenticated
 
 
 class McpApp:
@@ -108,7 +108,7 @@ entrance = _Entrance()  # exactly at PATH: a mount would send clients on to PATH
 def _caller_of(ctx: Context[Any, Any]) -> Caller:
     found = ctx.request_context.request
     caller = found.scope.get(_CALLER) if found is not None else None
-    if caller is None:  # there is no way here but through the door
+    if caller is None:  # every request was authenticated before
         raise errors.Unauthorized("nobody knows who asks", fix="please report this")
     return cast(Caller, caller)
 

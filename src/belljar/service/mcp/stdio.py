@@ -18,6 +18,7 @@ from mcp.server.stdio import stdio_server
 from belljar.core.settings import Settings
 from belljar.protocol.records import SCOPES, Caller
 from belljar.service.auth.access import LOCAL_USER
+from belljar.service.mcp import sdk
 from belljar.service.mcp.tools import create_server
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
@@ -32,11 +33,10 @@ async def serve(settings: Settings, hosts: tuple[str, ...] = ()) -> None:
     with _wire() as (source, sink):
         async with Service(settings) as service, Sessions(service) as sessions:
             server = create_server(service, sessions, lambda _: _LOCAL, hosts=hosts)
-            reader: Any = _Lines(source)
-            writer: Any = _Words(sink)
+            reader: Any = _LineReader(source)
+            writer: Any = _TextWriter(sink)
             async with stdio_server(reader, writer) as (read, write):
-                lowlevel = server._lowlevel_server
-                await lowlevel.run(read, write, lowlevel.create_initialization_options())
+                await sdk.serve(server, read, write)
 
 
 @contextmanager
@@ -53,15 +53,15 @@ def _wire() -> Iterator[tuple[int, int]]:
             os.close(fd)
 
 
-class _Lines:
-    """`async for line in …`, of a descriptor."""
+class _LineReader:
+    """Reads a descriptor line by line: `async for line in …`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._lines: list[bytes] = []  # whole ones, the next one last
         self._parts: list[bytes] = []  # of one that is not whole yet
 
-    def __aiter__(self) -> _Lines:
+    def __aiter__(self) -> _LineReader:
         return self
 
     async def __anext__(self) -> str:
@@ -78,8 +78,8 @@ class _Lines:
         return self._lines.pop().decode("utf-8", "replace")
 
 
-class _Words:
-    """The other direction, with the two methods that the SDK calls."""
+class _TextWriter:
+    """Writes text to a descriptor, with the two methods that the SDK calls."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -91,7 +91,7 @@ class _Words:
             try:
                 data = data[os.write(self._fd, data[:_PIPE_BUF]) :]
             except BrokenPipeError:
-                raise anyio.ClosedResourceError from None  # the SDK's word for a reader that went away
+                raise anyio.ClosedResourceError from None  # what the SDK expects of a reader that went away
 
     async def flush(self) -> None:
         """There is no buffer."""

@@ -1,8 +1,8 @@
 """The MCP server: tools for models, over the same `Service` and `Sessions` as every other surface.
 
-Who calls is the local user on stdio and the holder of the request's credential over HTTP (`tools_http`). What a model
-gets to read is `tools_content`. Three voices here too: a guest's failure is a normal answer with its status in it, so
-that an agent mends its code; a refusal and a failure of ours are answers with `isError`, and say what to do.
+The caller is the local user on stdio (`stdio`), and the holder of the request's credential over HTTP (`http`). What a
+model gets to read is made by `content`. A guest's failure is a normal answer with its status in it, so that an agent mends its
+code; a refusal and a failure of ours are answers with `isError`, and say what to do.
 
 The network is granted by people. A model, which may be repeating what some web page told it to, can ask for no host but
 those that whoever started the server listed; with none listed, its code can send nothing anywhere.
@@ -34,6 +34,7 @@ from belljar.protocol.records import Caller, Scope, SessionRecord
 from belljar.protocol.responses import Executed
 from belljar.service.auth import gate
 from belljar.service.mcp import content as answer
+from belljar.service.mcp import sdk
 from belljar.service.run_lifecycle import Run
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
@@ -47,7 +48,7 @@ _HOSTS = TypeAdapter(tuple[HostPattern, ...])
 
 Code = Annotated[str, Field(description="the whole program")]
 Language = Annotated[str, Field(description="python, javascript, typescript, bash, …: list_languages has them all")]
-Words = Annotated[list[str], Field(description='program and arguments: ["ls", "-la"]; no shell is involved')]
+CommandLine = Annotated[list[str], Field(description='program and arguments: ["ls", "-la"]; no shell is involved')]
 Stdin = Annotated[str, Field(description="what the program reads from stdin")]
 Timeout = Annotated[float | None, Field(description="seconds of wall clock; 30 unless configured otherwise", gt=0)]
 Net = Annotated[list[str] | None, Field(description="hosts that the code may reach over https; none if left out")]
@@ -88,7 +89,7 @@ class Tools:
         return answer.of_run(result, run.id)
 
     async def run_command(
-        self, ctx: Ctx, command: Words, stdin: Stdin = "", timeout: Timeout = None, net: Net = None,
+        self, ctx: Ctx, command: CommandLine, stdin: Stdin = "", timeout: Timeout = None, net: Net = None,
         backend: Backend = "auto", session_id: MaybeBox = None,
     ) -> Ran:  # fmt: skip
         """Run a program of the sandbox (not of the user's machine) and return its output; for a shell, write
@@ -218,7 +219,7 @@ class Tools:
             raise errors.BackendTimeout("the run could not be taken in", fix="try again in a while") from None
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_tell, ctx, run)
+                tasks.start_soon(_report_progress, ctx, run)
                 await run.done.wait()
                 tasks.cancel_scope.cancel()
         except anyio.get_cancelled_exc_class():
@@ -229,7 +230,7 @@ class Tools:
         return run, await run.result()
 
 
-async def _tell(ctx: Ctx, run: Run) -> None:
+async def _report_progress(ctx: Ctx, run: Run) -> None:
     """Progress in seconds, to clients that asked for it. How many it will take nobody knows, so there is no total."""
     began = time.monotonic()
     while True:
@@ -286,7 +287,7 @@ class ToolServer(MCPServer[Any]):
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        given = {word: value for word, value in arguments.items() if value is not None}  # null: left out
+        given = {argument: value for argument, value in arguments.items() if value is not None}  # null: left out
         try:
             self._check_names(name, given)
             return await super().call_tool(name, given, context)
@@ -300,10 +301,10 @@ class ToolServer(MCPServer[Any]):
             raise
 
     def _check_names(self, name: str, given: dict[str, Any]) -> None:
-        """An argument that nobody reads is a wish that nobody fulfils: better said than ignored."""
-        schema = self._tool_input_schema(name)
+        """Refuses arguments that the tool does not have: to ignore them would be to ignore what was asked for."""
+        schema = sdk.input_schema(self, name)
         known = schema["properties"] if schema else given
-        if unknown := [word for word in given if word not in known]:
+        if unknown := [argument for argument in given if argument not in known]:
             raise errors.InvalidRequest(
                 f"{unknown[0][:80]}: {name} has no such argument", fix=f"choose from: {', '.join(known)}"
             )
@@ -330,8 +331,7 @@ def create_server(
         tools.execute_code, "run_code", title="Run code", description=alias, annotations=_once(bool(tools._hosts)),
         structured_output=True,
     )  # fmt: skip
-    for known in server._tool_manager.list_tools():
-        known.parameters["additionalProperties"] = False
+    sdk.refuse_unknown_arguments(server)
     return server
 
 
