@@ -1,8 +1,8 @@
 """The MCP server: tools for models, over the same `Service` and `Sessions` as every other surface.
 
 The caller is the local user on stdio (`stdio`), and the holder of the request's credential over HTTP (`http`). What a
-model gets to read is made by `content`. A guest's failure is a normal answer with its status in it, so that an agent mends its
-code; a refusal and a failure of ours are answers with `isError`, and say what to do.
+model gets to read is made by `content`. A guest's failure is a normal answer with its status in it, so that an agent
+mends its code; a refusal and a failure of ours are answers with `isError`, and say what to do.
 
 The network is granted by people. A model, which may be repeating what some web page told it to, can ask for no host but
 those that whoever started the server listed; with none listed, its code can send nothing anywhere.

@@ -6,6 +6,7 @@ the same for both databases.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from enum import Enum
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -77,8 +78,8 @@ def refusal(error: Exception) -> errors.BelljarError:
     """Returns the error to raise where the write was wrong, and not the database."""
     if isinstance(error, errors.BelljarError):
         return error
-    if isinstance(error, exc.IntegrityError):
+    if isinstance(error, exc.IntegrityError | sqlite3.IntegrityError):  # SQLite's driver is also called directly
         return errors.InvalidRequest("there is such a record already", fix="take another id")
-    if isinstance(error, exc.DBAPIError | UnicodeError | OverflowError):
+    if isinstance(error, exc.DBAPIError | sqlite3.Error | UnicodeError | OverflowError):
         return errors.InvalidRequest(f"that cannot be recorded: {reason(error)}")
     return errors.ExecutionFailed(f"the store failed: {type(error).__name__}: {reason(error)}")

@@ -40,7 +40,7 @@ class Sqlite:
         # A lock that is upgraded later can fail at once, so writers take it with their first statement.
         self._writer = self._engine("BEGIN IMMEDIATE", 1, BUSY_SECONDS)
         self._reader = self._engine("BEGIN", READERS, BUSY_SECONDS)
-        self._inline_writer = self._engine("BEGIN IMMEDIATE", 1, 0)
+        self._inline_writer = self._engine("", 1, 0)
         event.listen(self._inline_writer, "connect", _never_checkpoint)
         self._inline: Connection | None = None  # kept open: to take one from the pool doubles the time
         self._inline_writes = 0
@@ -51,7 +51,8 @@ class Sqlite:
             connect_args={"check_same_thread": False, "timeout": busy_seconds},
         )  # fmt: skip
         event.listen(engine, "connect", _prepare)
-        event.listen(engine, "begin", partial(_open_transaction, opening))
+        if opening:
+            event.listen(engine, "begin", partial(_open_transaction, opening))
         return engine
 
     async def write(self, work: Work[T]) -> T:
@@ -69,12 +70,8 @@ class Sqlite:
         try:
             if self._inline is None:
                 self._inline = self._inline_writer.connect()
-            with self._inline.begin():
-                value = work(self._inline)
-            return Committed(value)
+            return Committed(_transact_directly(self._inline, work))
         except Exception:
-            if self._inline is not None and (self._inline.in_transaction() or self._inline.invalidated):
-                self._close_inline()
             return None
 
     def _close_inline(self) -> None:
@@ -126,6 +123,20 @@ class Sqlite:
 def _transact(engine: Engine, work: Work[T]) -> T:
     with engine.begin() as connection:
         return work(connection)
+
+
+def _transact_directly(connection: Connection, work: Work[T]) -> T:
+    """Does the same with the driver's own transaction: SQLAlchemy's takes longer than what is done in it."""
+    driver: Any = connection.connection.driver_connection
+    driver.execute("BEGIN IMMEDIATE")
+    try:
+        value = work(connection)
+        driver.execute("COMMIT")
+    finally:
+        if driver.in_transaction:
+            driver.execute("ROLLBACK")
+        connection.rollback()  # of what SQLAlchemy takes to be its transaction, which is over
+    return value
 
 
 def _prepare(connection: Any, record: object) -> None:

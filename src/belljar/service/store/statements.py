@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Table, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, Insert, Table, Update, bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from belljar.protocol.records import Alert, LogLine, Sample
@@ -19,9 +19,27 @@ from belljar.service.store import tables
 Item = LogLine | Sample | Alert
 _TABLE_OF: dict[type, Table] = {LogLine: tables.logs, Sample: tables.samples, Alert: tables.alerts}
 _OUTBOX_LOCK = 0x626F78
-
-
+_BEGIN = insert(tables.runs)
 _CHANGE = update(tables.runs).where(tables.runs.c.id == bindparam("changed_id"))
+
+
+def write_rows(connection: Connection, statement: Insert | Update, *rows: Mapping[str, Any]) -> int:
+    """Executes a statement that is kept once for each row, and returns how many rows it changed.
+
+    SQLite's driver gets it as text that was compiled once: SQLAlchemy's own execution takes five times as long.
+    """
+    if connection.dialect.name != "sqlite":
+        return connection.execute(statement, rows).rowcount
+    driver: Any = connection.connection.driver_connection
+    text = _text(statement, tuple(rows[0]))
+    changed: int = (driver.execute(text, rows[0]) if len(rows) == 1 else driver.executemany(text, rows)).rowcount
+    return changed
+
+
+@cache
+def _text(statement: Insert | Update, columns: tuple[str, ...]) -> str:
+    """As SQLite takes it, with parameters by name."""
+    return str(statement.compile(dialect=sqlite.dialect(paramstyle="named"), column_keys=columns))
 
 
 def insert_or_leave(connection: Connection, table: Table) -> Insert:
@@ -56,15 +74,15 @@ def read_note(connection: Connection, name: str) -> str | None:
 
 def begin_runs(connection: Connection, rows: Sequence[dict[str, Any]], *, again: bool, outbox: bool) -> None:
     """Records runs that begin. `again`: it was tried before, and may have been committed although we were not told."""
-    statement = insert_or_leave(connection, tables.runs) if again else insert(tables.runs)
-    connection.execute(statement, list(rows))
+    statement = insert_or_leave(connection, tables.runs) if again else _BEGIN
+    write_rows(connection, statement, *rows)
     if outbox:
         _post(connection, [{"kind": "begin", "id": row["id"], "body": json.dumps(row)} for row in rows])
 
 
 def change_run(connection: Connection, id: str, values: Mapping[str, Any], *, outbox: bool) -> bool:
     """Changes a run; False if there is none."""
-    changed = connection.execute(_CHANGE, {"changed_id": id, **values}).rowcount > 0
+    changed = write_rows(connection, _CHANGE, {"changed_id": id, **values}) > 0
     if outbox and changed:
         # A result can be large and is set once: the outbox names it, the syncer looks it up.
         body = {name: value for name, value in values.items() if name != "result"} | {"+result": "result" in values}
@@ -75,12 +93,12 @@ def change_run(connection: Connection, id: str, values: Mapping[str, Any], *, ou
 def claim_key(connection: Connection, row: dict[str, Any], stale_before: float) -> tuple[str, str]:
     """Claims an idempotency key, unless somebody else has it; returns id and fingerprint of whoever owns it then."""
     claim = insert_or_leave(connection, tables.claims)
-    if connection.execute(claim, row).rowcount > 0:
+    if write_rows(connection, claim, row) > 0:
         return row["id"], row["fingerprint"]
     claims, recorded = tables.claims.c, exists().where(tables.runs.c.id == tables.claims.c.id)
     same = (claims.caller == row["caller"], claims.key == row["key"])
     connection.execute(delete(tables.claims).where(*same, claims.created < stale_before, ~recorded))
-    connection.execute(claim, row)
+    write_rows(connection, claim, row)
     owner = connection.execute(select(claims.id, claims.fingerprint).where(*same)).one()
     return owner.id, owner.fingerprint
 
@@ -89,7 +107,7 @@ def add_items(connection: Connection, items: Iterable[Item], *, outbox: bool) ->
     sorted_out = _sorted_out(items)
     for kind, some in sorted_out.items():
         table = _TABLE_OF[kind]
-        connection.execute(insert_or_leave(connection, table), [tables.item_row(item) for item in some])
+        write_rows(connection, insert_or_leave(connection, table), *(tables.item_row(item) for item in some))
     if outbox:
         posts = _line_posts(sorted_out.get(LogLine, [])) + _alert_posts(sorted_out.get(Alert, []))
         if posts:
