@@ -132,9 +132,11 @@ async def test_a_syncer_that_dies_between_push_and_acknowledgement_pushes_nothin
     async with Store(local_url, outbox=True) as local:
         await live(local, 10)
         for _ in range(3):
+            dying = Syncer(local, shared_url)
             with monkeypatch.context() as patch, pytest.raises(errors.Aborted):
                 patch.setattr(Syncer, "_acknowledge", die)
-                await Syncer(local, shared_url).push()
+                await dying.push()
+            await dying.close()  # as the kernel closes its sockets
         await pushed(local, shared_url)
         assert taken == sorted(set(taken))
         async with Store(shared_url) as shared:
