@@ -14,7 +14,40 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 # Seconds that the longest groups take on two cores; what is not named takes less. Only their order matters.
-SECONDS: dict[str, float] = {}
+SECONDS: dict[str, float] = {
+    "images/test_images_pull.py": 120,
+    "containers/test_docker_faults.py": 110,
+    "containers/test_docker_settings.py": 100,
+    "containers/test_docker_seccomp.py": 100,
+    "conformance on gvisor": 90,
+    "containers/test_docker_hostile.py": 90,
+    "containers/test_docker_pool.py": 80,
+    "conformance on podman": 70,
+    "escape on gvisor": 60,
+    "conformance on apple's stand-in": 60,
+    "escape on apple's stand-in": 60,
+    "images/test_images_build.py": 60,
+    "wasm/test_wasm.py": 60,
+    "mcp/test_mcp.py": 50,
+    "native/test_unprivileged.py": 50,
+    "conformance on docker": 45,
+    "escape on podman": 40,
+    "escape on docker": 40,
+    "escape/test_attacks_hold.py": 40,
+    "escape/test_controls.py": 40,
+    "service/test_faults.py": 40,
+    "service/test_access_http.py": 35,
+    "native/test_leaks.py": 35,
+    "wasm/test_wasm_sessions.py": 35,
+    "containers/test_docker.py": 35,
+    "sandbox/test_egress.py": 35,
+    "service/test_drain.py": 25,
+    "wasm/test_wasm_javascript_files.py": 25,
+    "cli/test_cli.py": 25,
+    "store/test_sync.py": 20,
+    "docs/test_docs.py": 20,
+    "wasm/test_soak.py": 20,
+}
 
 
 def group_of(item: pytest.Item) -> str:
