@@ -52,6 +52,7 @@ def _output_was_cut(result: Result, bait: Bait) -> str:
 _DAEMON = """
 need("fork")
 import signal, time
+started, starting = os.pipe()  # its last end is closed by the daemon's exec: only then is there anything to be seen
 if os.fork() == 0:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -62,6 +63,8 @@ if os.fork() == 0:
             os.dup2(null, fd)
         os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(20)", "@marker@-{mark}"])
     os._exit(0)
+os.close(starting)
+os.read(started, 1)
 os.wait()
 """
 
