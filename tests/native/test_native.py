@@ -15,6 +15,8 @@ import belljar
 from belljar.backends.native.backend import Native
 from belljar.core import errors
 from belljar.core.options import request
+from belljar.core.request import RunRequest
+from belljar.engine.audit import Audit
 from belljar.engine.engine import Engine
 from belljar.host import ownership
 from belljar.host.seccomp import PROFILES
@@ -292,3 +294,11 @@ async def test_hostname_and_users_inside_are_the_guests_own(engine: Engine) -> N
     )
     assert done.stdout.split() == ["belljar", "guest"]
     assert eventually(lambda: True)
+
+
+async def test_a_guest_that_seccomp_killed_is_in_the_log_where_the_kernel_tells(
+    tmp_path: Path, state_dir: Path
+) -> None:
+    engine = Engine(load(state_dir=str(state_dir), audit_log=str(tmp_path / "log")))
+    await engine.run(RunRequest(code="import os, signal; os.kill(os.getpid(), signal.SIGSYS)", backend="native"))
+    assert [line["kind"] for line in Audit(tmp_path / "log").lines()].count("seccomp") == 1

@@ -206,15 +206,6 @@ def test_the_command_verifies_shows_and_exports(tmp_path: Path) -> None:
     assert said("verify", "--log", str(tmp_path / "none"))[0] == 125
 
 
-@pytest.mark.engine
-async def test_a_guest_that_seccomp_killed_is_in_the_log_where_the_kernel_tells(
-    tmp_path: Path, state_dir: Path
-) -> None:
-    engine = Engine(load(state_dir=str(state_dir), audit_log=str(tmp_path / "log")))
-    await engine.run(RunRequest(code="import os, signal; os.kill(os.getpid(), signal.SIGSYS)", backend="native"))
-    assert [line["kind"] for line in Audit(tmp_path / "log").lines()].count("seccomp") == 1
-
-
 async def test_what_was_cut_off_is_found_even_after_more_was_recorded(tmp_path: Path) -> None:
     log = await filled(tmp_path / "log")
     lines = (tmp_path / "log").read_text().splitlines(keepends=True)
