@@ -97,7 +97,12 @@ class Interpreting(Box, Protocol):
     """A box that can hold a live interpreter: `Capabilities.sessions`."""
 
     def interpreter(self, env: Mapping[str, str], lifetime: float) -> Interpreter:
-        """Returns an interpreter that is not open yet; after `lifetime` seconds it is ended."""
+        """Returns an interpreter that is not open yet.
+
+        Args:
+            env: variables that its code finds.
+            lifetime: seconds after which the caller will stop it; it may end by itself then.
+        """
         ...
 
 

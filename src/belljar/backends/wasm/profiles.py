@@ -1,4 +1,4 @@
-"""Named profiles: an interpreter's memory after the dear imports, so that a run starts where they have been done.
+"""Named profiles: an interpreter's memory after slow imports, so that a run starts where they have been done.
 
 A profile is a checkpoint made at set-up. Nothing of any guest has been in it, and a run gets a copy of its own.
 """
@@ -26,25 +26,27 @@ PROFILES: dict[str, tuple[str, ...]] = {
     "numeric": (*STANDARD, "numpy", "pandas"),
     "plots": (*STANDARD, "numpy", "matplotlib.pyplot"),
 }
-_DEAR = {"numpy": 100, "pandas": 300, "matplotlib": 200}  # how much longer than another import, about
+_COSTS = {"numpy": 100, "pandas": 300, "matplotlib": 200}  # about how many times longer than another import
 
 
 class Profile(NamedTuple):
+    """A profile that a worker can be given: bytes of memory, how many pages were written, and the open file."""
+
     name: str
     size: int
     pages: int
-    file: int  # open
+    file: int
 
     def facts(self) -> dict[str, Any]:
         return {"name": self.name, "size": self.size, "pages": self.pages}
 
 
 def covering(modules: Collection[str], built: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The profile that saves most of the time these imports take; of several, the smallest."""
+    """Returns the profile that saves most of the time these imports take; of several, the smallest."""
 
     def covered(name: str) -> int:
         tops = {module.split(".")[0] for module in PROFILES[name]}
-        return sum(_DEAR.get(module, 1) for module in tops.intersection(modules))
+        return sum(_COSTS.get(module, 1) for module in tops.intersection(modules))
 
     known = sorted((name for name in built if name in PROFILES), key=lambda name: int(built[name]["pages"]))
     best = max(known, key=covered, default="")
@@ -52,12 +54,13 @@ def covering(modules: Collection[str], built: Mapping[str, Mapping[str, Any]]) -
 
 
 def opened(path: str, name: str, facts: Mapping[str, Any]) -> Profile:
+    """Opens a built profile."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     return Profile(name, int(facts["size"]), int(facts["pages"]), fd)
 
 
 def keep(path: Path, copy: Snapshot) -> dict[str, Any]:
-    """Writes a profile's pages beside the compiled modules; returns what the list says of it."""
+    """Writes a profile's pages beside the compiled modules; returns what the store's list says of it."""
     draft = path.with_suffix(".draft")  # workers may have the old one mapped
     with open(draft, "wb") as file, open(os.dup(copy.pages), "rb") as pages:
         pages.seek(0)

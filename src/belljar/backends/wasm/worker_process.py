@@ -100,6 +100,11 @@ class WorkerProcess:
         return self._child is not None and not self._condemned and not self._busy and not self._child.ended()
 
     async def start(self) -> None:
+        """Starts the process, and returns when it is ready for a request.
+
+        Raises:
+            StartFailed: it ended instead.
+        """
         status = self._spawn_jailed(self._native) if self._native else self._spawn_plain()
         deadline = time.monotonic() + _START_SECONDS
         frame = await self._frame(deadline)
@@ -147,7 +152,8 @@ class WorkerProcess:
         return told
 
     def _walls(self) -> tuple[jail.Jail, dict[str, str]]:
-        """The native jail with the interpreters, their libraries and wasmtime in reach, and no file of the guest's."""
+        """Describes the native jail, with the interpreters, their libraries and wasmtime in reach, and no file of the
+        guest's; and says where the interpreters are in it."""
         package = wasmtime_folder()
         found = self._store.places()
         places = {name: f"/belljar/{name}" for name in found}
@@ -275,7 +281,8 @@ class WorkerProcess:
             await process.write_all(self._socket.fileno(), message[1:] if fds else message)
 
     def figures(self) -> Usage | None:
-        """Of all its guests so far; but memory is what the present one adds to what it held before the first."""
+        """Returns what all its guests have used; but memory is what the present one adds to what the worker held before
+        the first. None if it is gone."""
         if self._child is None or self._condemned:
             return None
         pid = self._child.pid
@@ -286,11 +293,12 @@ class WorkerProcess:
         return figures._replace(memory=max(0, (figures.memory or 0) - self._resting), rx=rx, tx=tx)
 
     def ending(self) -> Status:
-        """What became of it, if it went without a word."""
+        """Says why it ended, if it did so without an answer."""
         usage = self.group.usage() if self.group else None
         return Status.OOM_KILLED if usage and usage.oom_kills else Status.KILLED
 
     def kill(self) -> None:
+        """Kills it, without waiting for that."""
         self._condemned = True
         if self._child:
             self._child.kill()
@@ -298,7 +306,7 @@ class WorkerProcess:
             self.group.kill()
 
     def abandon(self) -> None:
-        """`end`, where nobody can wait for long."""
+        """Does what `end` does, where nobody can wait for long."""
         self.kill()
         if self._child:
             self._child.reap(_REAP_SECONDS)
@@ -307,12 +315,13 @@ class WorkerProcess:
             self.group.destroy()
 
     async def gone(self) -> None:
-        """Killed, and seen to be dead."""
+        """Kills it, and returns when it is dead."""
         self.kill()
         if self._child:
             await self._child.wait()
 
     async def end(self) -> None:
+        """Kills it, and removes what it leaves."""
         await self.gone()
         self._fds.close()
         if self.group:

@@ -27,13 +27,13 @@ class Received(NamedTuple):
     payload: bytes
 
 
-def requests(door: socket.socket) -> Iterator[Received]:
+def requests(host: socket.socket) -> Iterator[Received]:
     """Yields each request of the host, to the end of the socket."""
     pending = bytearray()
     fds: list[int] = []
 
     def fill() -> bool:
-        data, more, _, _ = socket.recv_fds(door, _READ_BYTES, _MAX_DESCRIPTORS)
+        data, more, _, _ = socket.recv_fds(host, _READ_BYTES, _MAX_DESCRIPTORS)
         pending.extend(data)
         fds.extend(more)
         return bool(data)
