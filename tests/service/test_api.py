@@ -183,6 +183,32 @@ def test_a_project_outside_the_roots_is_refused(http: httpx2.Client, server: Ser
     assert (answer.status_code, answer.json()["kind"]) == (403, "policy_denied")
 
 
+def test_a_file_of_a_project_is_run_and_its_extension_tells_its_language(http: httpx2.Client, server: Server) -> None:
+    mine = server.roots / "mine"
+    (mine / "sub").mkdir(exist_ok=True)
+    (mine / "sub" / "main.sh").write_text("cat data.txt")
+    (mine / "plain").write_text("print(open('data.txt').read(), end='')")
+    for path, more in (("sub/main.sh", {}), ("/workspace/sub/main.sh", {}), ("plain", {"language": "python"})):
+        told = execute(http, path=path, project_path=str(mine), backend="native", **more).json()
+        assert told.get("stdout") == "of the project\n", told
+    answer = execute(http, path="plain", project_path=str(mine))
+    assert (answer.status_code, answer.json()["kind"]) == (422, "invalid_request")
+
+
+def test_no_path_leads_out_of_a_project(http: httpx2.Client, server: Server) -> None:
+    mine = server.roots / "mine"
+    for name, target in (("link.py", "/etc/passwd"), ("folder", "/etc")):
+        if not (mine / name).is_symlink():
+            (mine / name).symlink_to(target)
+    for path in ("link.py", "folder/passwd", "missing.py", "../mine/plain", "/etc/passwd", "sub", ""):
+        answer = execute(http, path=path, project_path=str(mine), language="python")
+        assert (answer.status_code, answer.json()["kind"]) == (422, "invalid_request"), path
+        assert "root:" not in answer.text
+    for body in ({}, {"project_path": str(mine), "code": "1"}, {"project_path": str(mine), "command": ["ls"]}):
+        assert execute(http, path="plain", **body).status_code == 422
+    assert execute(http, path="passwd", project_path="/etc").status_code == 403
+
+
 # --- records ---
 
 

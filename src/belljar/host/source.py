@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import anyio.to_thread
@@ -12,6 +13,7 @@ import anyio.to_thread
 from belljar.core import errors
 from belljar.core.languages import Languages
 from belljar.core.values import MIB
+from belljar.host import files
 
 _MAX_SOURCE_BYTES = 16 * MIB  # as much as `RunRequest.code` takes
 
@@ -74,13 +76,6 @@ def _read(name: str, *, folder: int | None = None, flags: int = 0) -> bytes:
 
 def _read_below(folder: int, name: str) -> bytes:
     """Follows no link: whoever may write to the folder could lead us to any file of the host."""
-    *parents, last = name.split("/")
-    opened: list[int] = []
-    try:
-        for parent in parents:
-            flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            opened.append(os.open(parent, flags, dir_fd=opened[-1] if opened else folder))
-        return _read(last, folder=opened[-1] if opened else folder, flags=os.O_NOFOLLOW)
-    finally:
-        for fd in opened:
-            os.close(fd)
+    parent, _, last = name.rpartition("/")
+    with files.below(folder, parent) if parent else nullcontext(folder) as at:
+        return _read(last, folder=at, flags=os.O_NOFOLLOW)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StrictBool, model_validator
 
+from belljar.core import errors
 from belljar.core.model import Model
 from belljar.core.options import request
 from belljar.core.request import Deterministic, Limits, RunRequest
@@ -67,10 +68,13 @@ class SandboxOptions(RequestBody):
 
 
 class Execute(SandboxOptions):
-    """A snippet (`code`) or a `command`, with what it may use."""
+    """A snippet (`code`), a file of the project (`path`) or a `command`, with what it may use."""
 
     language: str = "python"
     code: Text | None = None
+    path: GuestPath | None = Field(
+        None, description="a file below project_path to run instead of code; its extension tells the language"
+    )
     command: tuple[Text, ...] | None = None
     timeout_seconds: Timeout | None = Field(None, description="30, unless the administrator set another default")
     stdin: Bytes = b""
@@ -83,12 +87,20 @@ class Execute(SandboxOptions):
     cached: StrictBool = Field(False, description="the result of the same deterministic run will do, if there was one")
 
     def request(self) -> RunRequest:
-        """Returns the run that this body asks for, or raises InvalidRequest."""
+        """Returns the run that this body asks for, or raises InvalidRequest; the service reads what `path` names."""
+        if self.path is not None:
+            self._check_path()
         same = {name: getattr(self, name) for name in _SAME_OF_RUN}
         mode = self.deterministic if isinstance(self.deterministic, bool) else self.deterministic.model_dump()
         return request(
             self.code, command=self.command, timeout=self.timeout_seconds, deterministic=mode, **same, **self.options()
         )
+
+    def _check_path(self) -> None:
+        if self.code is not None or self.command is not None:
+            raise errors.InvalidRequest("path: goes with neither code nor command", fix="send one of the three")
+        if self.project_path is None:
+            raise errors.InvalidRequest("path: is a file below project_path", fix="send project_path, too")
 
 
 class OpenSession(SandboxOptions):

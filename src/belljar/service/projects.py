@@ -9,6 +9,8 @@ from typing import Any
 
 from belljar.core import errors
 from belljar.core.request import RunRequest
+from belljar.host import files
+from belljar.host.source import read_source
 
 
 def check(request: RunRequest, roots: Sequence[str]) -> RunRequest:
@@ -19,6 +21,12 @@ def check(request: RunRequest, roots: Sequence[str]) -> RunRequest:
         path = check_path(request.workspace.path, roots)
         changed["workspace"] = request.workspace.model_copy(update={"path": path})
     return request.model_copy(update=changed)
+
+
+def read_code(folder: str, path: str) -> str:
+    """Returns the text of a file of a granted folder. No part of its name may be a link: that could lead anywhere."""
+    with files.opened(folder) as root:
+        return read_source(path, folder=root)
 
 
 class Grants:

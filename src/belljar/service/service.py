@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from belljar.backends.control import Control
@@ -27,6 +28,7 @@ from belljar.engine import audit
 from belljar.engine.engine import Engine
 from belljar.engine.lease import Lease, Listener
 from belljar.protocol.records import Alert, Caller, RunRecord, Sample, new_id
+from belljar.protocol.requests import Execute
 from belljar.service import projects, recovery
 from belljar.service.admission.queue import Admission
 from belljar.service.auth.access import Access
@@ -145,6 +147,22 @@ class Service:
         except errors.PolicyDenied as refusal:
             await self.refusals.record(refusal, **audit.asked(request))
             raise
+
+    async def asked(self, body: Execute) -> RunRequest:
+        """Returns the run that a body asks for, with the code of the file that its `path` names.
+
+        Raises:
+            InvalidRequest: it makes no sense, or the file cannot be read.
+            PolicyDenied: the folder is not below a root of service.projects.
+        """
+        request = body.request()
+        if body.path is None:
+            return request
+        granted = (await self.check_folders(request)).workspace
+        assert granted is not None  # else the body would have been refused
+        code = await anyio.to_thread.run_sync(projects.read_code, granted.path, body.path)
+        named = body.language if "language" in body.model_fields_set else self.engine.languages.of_file(body.path).name
+        return request.model_copy(update={"code": code, "language": named})
 
     async def cancel(self, id: str, caller: Caller) -> RunRecord:
         """Ends a run, and returns its record as it is then.
