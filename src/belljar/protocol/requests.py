@@ -43,7 +43,7 @@ class RequestBody(Model):
         return values
 
 
-class SandboxOptions(RequestBody):
+class SandboxFields(RequestBody):
     """The fields that describe a sandbox, whatever runs in it."""
 
     context_files: Files | None = None
@@ -66,7 +66,7 @@ class SandboxOptions(RequestBody):
         }  # fmt: skip
 
 
-class Execute(SandboxOptions):
+class Execute(SandboxFields):
     """A snippet (`code`) or a `command`, with what it may use."""
 
     language: str = "python"
@@ -91,7 +91,7 @@ class Execute(SandboxOptions):
         )
 
 
-class OpenSession(SandboxOptions):
+class OpenSession(SandboxFields):
     """A session (an interpreter that keeps its state) or a sandbox (a box for many commands) to be opened."""
 
     kind: Literal["session", "sandbox"] = Field("session", description="an interpreter, or a box for many commands")
