@@ -1,4 +1,4 @@
-"""What the service keeps and tells: frozen, like all data that crosses a boundary."""
+"""The records that the service keeps and returns: runs, sessions, lines of output, measurements, callers, keys."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RunRecord(Model):
 
 
 class LogLine(Model):
-    """One line of output, in the mission's words, with a number that counts from 1 within its run."""
+    """One line of output, with a number that counts from 1 within its run."""
 
     container_id: str
     number: int

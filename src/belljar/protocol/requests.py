@@ -44,7 +44,7 @@ class RequestBody(Model):
         return values
 
 
-class SandboxOptions(RequestBody):
+class SandboxFields(RequestBody):
     """The fields that describe a sandbox, whatever runs in it."""
 
     context_files: Files | None = None
@@ -67,7 +67,7 @@ class SandboxOptions(RequestBody):
         }  # fmt: skip
 
 
-class Execute(SandboxOptions):
+class Execute(SandboxFields):
     """A snippet (`code`), a file of the project (`path`) or a `command`, with what it may use."""
 
     language: str = "python"
@@ -103,7 +103,7 @@ class Execute(SandboxOptions):
             raise errors.InvalidRequest("path: is a file below project_path", fix="send project_path, too")
 
 
-class OpenSession(SandboxOptions):
+class OpenSession(SandboxFields):
     """A session (an interpreter that keeps its state) or a sandbox (a box for many commands) to be opened."""
 
     kind: Literal["session", "sandbox"] = Field("session", description="an interpreter, or a box for many commands")

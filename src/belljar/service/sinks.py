@@ -65,14 +65,14 @@ class Sink:
         while True:
             while self._events:
                 self._busy = True
-                await self._tell(self._events.popleft())
+                await self._deliver(self._events.popleft())
                 self._busy = False
                 await anyio.lowlevel.checkpoint()  # one that never waits lets others have their turn
             if self._closing:
                 return
             await self._signal.wait()
 
-    async def _tell(self, event: Event) -> None:
+    async def _deliver(self, event: Event) -> None:
         try:
             heard = self._hear(event)
             if inspect.isawaitable(heard):

@@ -95,8 +95,8 @@ def _required(issuer: str | None, audience: str | None) -> list[str]:
 
 def _scopes(claims: dict[str, Any]) -> set[str]:
     text, listed = claims.get("scope", ""), claims.get("scopes", [])
-    words = text.split(" ") if isinstance(text, str) else []
-    return {*words, *(item for item in listed if isinstance(item, str))} if isinstance(listed, list) else set(words)
+    scopes = text.split(" ") if isinstance(text, str) else []
+    return {*scopes, *(item for item in listed if isinstance(item, str))} if isinstance(listed, list) else set(scopes)
 
 
 def _agreed(settings: JwtSettings, algorithm: str) -> str:

@@ -98,12 +98,12 @@ class Link:
     """A connection that is made again whenever it breaks. `problem` is empty while it stands."""
 
     def __init__(
-        self, whose: str, tell: Callable[[], None], *, secrets: tuple[str, ...] = (), problem: str = ""
+        self, whose: str, on_change: Callable[[], None], *, secrets: tuple[str, ...] = (), problem: str = ""
     ) -> None:
         self.problem = problem
         self.failed = False
         self._whose = whose
-        self._tell = tell
+        self._on_change = on_change
         self._secrets = secrets
         self._pause = _FIRST_PAUSE
         self._now = Signal()
@@ -116,32 +116,32 @@ class Link:
         if self.failed:
             _log.info("%s: connected again", self._whose)
         self.problem, self.failed, self._pause = "", False, _FIRST_PAUSE
-        self._tell()
+        self._on_change()
 
     async def keep(self, work: Callable[[], Awaitable[None]]) -> None:
         """`work` connects, calls `well` and goes on until something breaks."""
         while True:
             try:
                 await work()
-                words = "the connection was closed"
+                reason = "the connection was closed"
             except Exception as error:  # whatever it was, the next attempt may do
-                words = self._words(error)
+                reason = self._describe(error)
             if not self.failed:
-                _log.warning("%s: %s; what is published is kept within bounds", self._whose, words)
-            self.problem, self.failed = f"{self._whose}: {words}", True
-            self._tell()
+                _log.warning("%s: %s; what is published is kept within bounds", self._whose, reason)
+            self.problem, self.failed = f"{self._whose}: {reason}", True
+            self._on_change()
             with anyio.move_on_after(self._pause * random.uniform(0.8, 1.2)):
                 await self._now.wait()
             self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
-    def _words(self, error: BaseException) -> str:
+    def _describe(self, error: BaseException) -> str:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        words = error.message if isinstance(error, errors.BelljarError) else str(error)
-        words = words or type(error).__name__
+        reason = error.message if isinstance(error, errors.BelljarError) else str(error)
+        reason = reason or type(error).__name__
         for secret in self._secrets:
-            words = words.replace(secret, "***")
-        return words[:300]
+            reason = reason.replace(secret, "***")
+        return reason[:300]
 
 
 class BrokerAddress(NamedTuple):

@@ -1,6 +1,6 @@
-"""HTTP and WebSocket: routes that parse, ask and answer. What they ask is `core` and `sessions`.
+"""HTTP and WebSocket: routes that parse, ask and answer. What they ask is `service` and `sessions`.
 
-Three voices, kept apart: a guest's failure is a 200 with its status; a refusal is a 4xx of kind policy_denied,
+Three kinds of failure, kept apart: a guest's own is a 200 with its status; a refusal is a 4xx of kind policy_denied,
 unauthorized or busy; our own failure is a 5xx. Every error is a problem (RFC 9457).
 """
 

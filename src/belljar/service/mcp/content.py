@@ -137,7 +137,7 @@ def _split(results: Iterable[MimeBundle]) -> tuple[list[ContentBlock], tuple[Mim
     bundles: list[MimeBundle] = []
     notes: list[str] = []
     room = IMAGE_LIMIT
-    words = TEXT_LIMIT
+    text_room = TEXT_LIMIT
     for bundle in results:
         kept: MimeBundle = {}
         for mime, value in bundle.items():
@@ -149,9 +149,9 @@ def _split(results: Iterable[MimeBundle]) -> tuple[list[ContentBlock], tuple[Mim
                     kept[mime] = f"(image {len(images)} of this answer)"
                 else:
                     notes.append(f"[an {mime} was left out: it is broken or too large; save it smaller]")
-            elif words > 0 and (plain := _plain(value, words)) is not None:
+            elif text_room > 0 and (plain := _plain(value, text_room)) is not None:
                 kept[cut(mime, 100)] = plain
-                words -= len(json.dumps(plain))
+                text_room -= len(json.dumps(plain))
         if any(mime in kept for mime in IMAGES):
             kept.pop("text/plain", None)  # "<Figure size 640x480 …>" tells nothing to who sees it
         bundles.append(kept)
@@ -240,8 +240,8 @@ def of_folder(entries: Iterable[Entry]) -> CallToolResult:
 
 
 def of_session(record: SessionRecord) -> CallToolResult:
-    words = f"session_id: {record.id}\nA {record.kind} on {record.backend}; it ends when nobody uses it for a while."
-    return of_model(record, words)
+    text = f"session_id: {record.id}\nA {record.kind} on {record.backend}; it ends when nobody uses it for a while."
+    return of_model(record, text)
 
 
 def of_languages(rows: Iterable[tuple[str, LanguageSupport]]) -> CallToolResult:
@@ -255,8 +255,8 @@ def of_languages(rows: Iterable[tuple[str, LanguageSupport]]) -> CallToolResult:
     return of_model(told, "\n".join([*here, *gone]))
 
 
-def of_model(model: Model, words: str) -> CallToolResult:
-    return CallToolResult(content=[_text(words)], structured_content=model.model_dump(mode="json"))
+def of_model(model: Model, text: str) -> CallToolResult:
+    return CallToolResult(content=[_text(text)], structured_content=model.model_dump(mode="json"))
 
 
 def of_problem(error: errors.BelljarError) -> CallToolResult:
@@ -264,18 +264,18 @@ def of_problem(error: errors.BelljarError) -> CallToolResult:
 
     The same as data is in `_meta`: clients hold whatever is in `structuredContent` against the tool's schema.
     """
-    words = f"{error.kind}: {error.message}" + (f"\nFix: {error.fix}" if error.fix else "")
+    text = f"{error.kind}: {error.message}" + (f"\nFix: {error.fix}" if error.fix else "")
     if isinstance(error, errors.Busy):
-        words += f"\nTry again in {max(1, round(error.retry_after))} s."
+        text += f"\nTry again in {max(1, round(error.retry_after))} s."
     told = {name: plain for name, value in error.as_dict().items() if (plain := _plain(value, 4000)) is not None}
-    return CallToolResult(content=[_text(cut(words, 8000))], is_error=True, _meta={"belljar/problem": told})
+    return CallToolResult(content=[_text(cut(text, 8000))], is_error=True, _meta={"belljar/problem": told})
 
 
 # --- text ---
 
 
-def _text(words: str) -> TextContent:
-    return TextContent(type="text", text=neutralise(words))
+def _text(text: str) -> TextContent:
+    return TextContent(type="text", text=neutralise(text))
 
 
 def _encodable(text: str) -> str:

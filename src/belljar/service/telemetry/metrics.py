@@ -94,8 +94,8 @@ class Metrics:
         self._fuel = self._histogram("fuel_consumed", "WebAssembly instructions of a run, about.", _FUEL)
         self._timeouts = self._counter("timeouts", "Runs that were ended by the clock.")
         self._starved = self._counter("oom_failures", "Runs that were ended for memory.")
-        words = f"Part of the last {RECENT} runs of this language on this backend that ended with status success."
-        self._rate = Gauge("sandbox_success_rate", words, _PAIR, registry=self.registry)
+        meaning = f"Part of the last {RECENT} runs of this language on this backend that ended with status success."
+        self._rate = Gauge("sandbox_success_rate", meaning, _PAIR, registry=self.registry)
         self._outcomes = self._counter("outcomes", "Runs by how they ended.", ("status",))
         self._refusals = self._counter("refusals", "Requests that were turned away, by kind of error.", ("kind",))
         self._alerts = self._counter("alerts", "Alerts that were raised.", ("kind",))

@@ -88,7 +88,7 @@ class Sampler:
     def forget(self, id: str) -> None:
         """It is about to be closed; its alerts are over."""
         if (seen := self._seen.pop(id, None)) and seen.watch.raised:
-            self._tell(seen.watch.end(time.time()))
+            self._report(seen.watch.end(time.time()))
 
     def latest(self, id: str) -> Sample | None:
         seen = self._seen.get(id)
@@ -125,9 +125,9 @@ class Sampler:
         else:
             seen.due = _next(self._interval, seen.began, now)
         if sample:
-            self._tell([sample, *seen.watch.look(sample)])
+            self._report([sample, *seen.watch.look(sample)])
         elif figures is None and not seen.failing and seen.watch.raised:  # its command has ended, and the box is open
-            self._tell(seen.watch.end(time.time()))
+            self._report(seen.watch.end(time.time()))
 
     async def _measure(self, seen: _Seen, box: Measurable) -> Usage | None:
         try:
@@ -142,8 +142,8 @@ class Sampler:
                 _log.warning("%s cannot be measured: %s: %s", seen.id, type(error).__name__, error)
             return None
 
-    def _tell(self, told: Iterable[Sample | Alert]) -> None:
-        for item in told:
+    def _report(self, measured: Iterable[Sample | Alert]) -> None:
+        for item in measured:
             try:
                 self._told(item)
             except Exception:  # a listener's fault must not end the figures of all others
