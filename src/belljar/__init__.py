@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from belljar.core.version import __version__
 
 # Where each public name lives. They are imported on first use, so that `import belljar` costs next to nothing.
 _MODULES: dict[str, str] = {

@@ -14,7 +14,7 @@ def on(backend: str, headline: str) -> Failure:
         f'Traceback (most recent call last):\n  File "/workspace/main.py", line 1, in <module>\n    x\n{headline}\n'
     )
     result = Result(status=Status.ERROR, exit_code=1, stderr=stderr)
-    return diagnose(result, language="python", limits=Limits(), backend=backend)
+    return diagnose(result, language="python", limits=Limits(), processes=backend != "wasm")
 
 
 # What CPython 3.15 on WASI really says; tests/sandbox/test_auto.py provokes them.
@@ -51,7 +51,7 @@ def test_what_only_wasm_lacks_is_sent_to_native_and_marked_for_a_second_run(head
 @pytest.mark.parametrize("trap", ["call stack exhausted", "wasm `unreachable` instruction executed"])
 def test_a_trap_of_the_wasm_runtime_is_one_that_native_would_not_have_had(trap: str) -> None:
     result = Result(status=Status.ERROR, stderr=f"the interpreter was stopped: wasm trap: {trap}\n")
-    error = diagnose(result, language="python", limits=Limits(), backend="wasm")
+    error = diagnose(result, language="python", limits=Limits(), processes=False)
     assert error.context["stronger"] is True
     assert "ask for backend=native" in error.suggestion
 

@@ -183,7 +183,7 @@ class Stage(Fake):
     def __init__(self, name: str, program: Program, **fields: Any) -> None:
         super().__init__({CODE: program})
         self.name = name
-        self.fields = fields
+        self.fields = {"processes": name != "wasm"} | fields
         self.runs = 0
 
     async def probe(self) -> Capabilities:

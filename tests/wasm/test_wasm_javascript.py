@@ -34,7 +34,7 @@ class Ended:
     def failure(self, language: str = "javascript") -> Any:
         status = Status.SUCCESS if self.code == 0 else Status.ERROR
         result = Result(status=status, exit_code=self.code, stdout=self.stdout, stderr=self.stderr)
-        return diagnose(result, language=language, limits=Limits(), backend="wasm")
+        return diagnose(result, language=language, limits=Limits(), processes=False)
 
 
 class Box:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import anyio
 import typer
 
-from belljar import __version__
 from belljar.cli import terminal
 from belljar.cli.options import Json
 from belljar.core import errors
+from belljar.core.version import __version__
 from belljar.settings import load
 
 if TYPE_CHECKING:

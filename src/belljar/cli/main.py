@@ -17,9 +17,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from belljar import __version__
 from belljar.cli import process, remote
 from belljar.core import errors
+from belljar.core.version import __version__
 
 
 class Command(NamedTuple):

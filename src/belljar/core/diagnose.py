@@ -1,4 +1,4 @@
-"""Turns what a guest printed and how it ended into `{error_type, message, suggestion, context}`.
+"""Turns what a guest printed, and how it ended, into `{error_type, message, suggestion, context}`.
 
 The status decides first: it was measured from outside. Only then is the guest's own text read, and that
 text is hostile: no more than its end, line by line, by patterns that cannot backtrack far, and nothing of it
@@ -32,21 +32,32 @@ _MESSAGE = 500
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,32}[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def diagnose(result: Result, *, language: str, limits: Limits, backend: str) -> Failure:
-    """Why a run did not succeed, told so that an agent can act on it. Never raises."""
+def diagnose(result: Result, *, language: str, limits: Limits, processes: bool) -> Failure:
+    """Says why a run did not succeed, so that an agent can act on it. Never raises.
+
+    Args:
+        result: what the backend measured, with the guest's own output.
+        language: of the code; empty for a command.
+        limits: those that the run had.
+        processes: as `Capabilities.processes` says. Without them there is no operating system around the guest: then
+            what it lacked may be found on another backend.
+
+    Returns:
+        The kind of failure, a message, a suggestion, and the facts behind them.
+    """
     facts: dict[str, Any] = {"exit_code": result.exit_code, "signal": _signal(result.exit_code)}
     if verdict := _VERDICTS.get(result.status):
         return _from_status(verdict, result, limits, facts)
     lines = _lines(result.stderr)
     finding = find(lines, language) or _from_exit(lines, facts, language)
-    kind, advice, seen = _classify(finding, result.exit_code, shell=language in SHELLS, wasm=backend == "wasm")
+    kind, advice, seen = _classify(finding, result.exit_code, shell=language in SHELLS, bare=not processes)
     facts |= {"language": language} | finding.facts | seen
     if kind in _LIMIT_BEHIND and "stronger" not in facts:
         facts |= _limit(_LIMIT_BEHIND[kind], limits)
     words = defaultdict(str, {name: str(value) for name, value in facts.items() if value is not None})
-    words |= {"place": "the wasm runtime" if backend == "wasm" else "this sandbox"}
+    words |= {"place": "this sandbox" if processes else "the wasm runtime"}
     words |= {"where": _where(finding.facts), "pip": _pip_name(words["package"])}
-    words |= {"elsewhere": "ask for backend=native, or " if backend == "wasm" else ""}
+    words |= {"elsewhere": "" if processes else "ask for backend=native, or "}
     message = f"{finding.headline} ({facts['cause']})" if "cause" in facts else finding.headline
     return _failure(kind, message, advice.format_map(words), facts)
 
@@ -286,9 +297,9 @@ _BY_EXIT = {
 
 
 def _classify(
-    finding: ReportedError, code: int | None, *, shell: bool, wasm: bool
+    finding: ReportedError, code: int | None, *, shell: bool, bare: bool
 ) -> tuple[ErrorType, str, dict[str, Any]]:
-    sign, names = _sign_of(finding, wasm)
+    sign, names = _sign_of(finding, bare)
     kind, advice = (sign.kind, sign.advice) if sign else (finding.kind, finding.advice)
     if finding.kind is _E.SYNTAX_ERROR and kind is not _E.MISSING_PACKAGE:
         kind, advice = _E.SYNTAX_ERROR, finding.advice  # a compiler's words about types are not the kernel's
@@ -299,8 +310,8 @@ def _classify(
     return kind, advice, names
 
 
-def _sign_of(finding: ReportedError, wasm: bool) -> tuple[_Sign | None, dict[str, Any]]:
-    if wasm and (lacking := _lacking(finding.headline)):
+def _sign_of(finding: ReportedError, bare: bool) -> tuple[_Sign | None, dict[str, Any]]:
+    if bare and (lacking := _lacking(finding.headline)):
         return lacking
     table = _BY_LANGUAGE.get(finding.reader, ())
     if finding.reader != "python":  # a traceback names its exception; words inside its message mean nothing more

@@ -1,4 +1,4 @@
-"""Says no. `decide` turns a request into a finished `Plan` or raises `PolicyDenied`; it does no I/O."""
+"""Validates a request and returns a Plan, or raises PolicyDenied. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,21 @@ _NEVER_GRANTED = (*_CLOSED, "/var/lib", "/root", "/usr")
 def decide(
     request: RunRequest, settings: Settings, *, keep_files: bool = False, language: Language | None = None
 ) -> Plan:
-    """The plan. `language` is what the administrators say of the code's, where there is code."""
+    """Validates a request and returns the Plan that a backend carries out.
+
+    Args:
+        request: what was asked, with the workspace by its real path and the language by its own name.
+        settings: defaults and caps in force.
+        keep_files: whether the sandbox's files will be asked for after a run.
+        language: the language of the code, as the administrators have it; None for a command.
+
+    Returns:
+        The plan, with every limit resolved.
+
+    Raises:
+        PolicyDenied: it is over a cap, or asks for what nobody may have here.
+        InvalidRequest: it makes no sense.
+    """
     if settings.switched_off:  # which never means: run it without a sandbox
         raise errors.PolicyDenied(
             f"this project switched Belljar off ({settings.switched_off}: sandbox.enabled is false)",
@@ -67,7 +81,7 @@ def run_limits(request: RunRequest, settings: Settings, language: Language | Non
 
 
 def command_limits(request: RunRequest, plan: Plan, settings: Settings, language: Language | None = None) -> Limits:
-    """Those of one command in an open box: the box's, but for what the command's own type or language says."""
+    """Returns the limits of one command in an open box: the box's, but for what the command's type or language says."""
     defaults = plan.limits
     if request.type and request.type != plan.type:
         defaults = _over(defaults, _type(request.type, settings.container))
@@ -77,7 +91,7 @@ def command_limits(request: RunRequest, plan: Plan, settings: Settings, language
 
 
 def check_language(language: Language, egress: Egress, capabilities: Capabilities) -> None:
-    """Whether code may run in a box that is open already, by what the administrators say of its language."""
+    """Raises PolicyDenied where code may not run in an open box, by what the administrators say of its language."""
     check_network(language, egress)
     if (
         language.seccomp_profile and not capabilities.runtimes
@@ -90,6 +104,7 @@ def check_language(language: Language, egress: Egress, capabilities: Capabilitie
 
 
 def check_network(language: Language, egress: Egress) -> None:
+    """Raises PolicyDenied where the administrators let a language have no network, and some is asked for."""
     if egress.mode != "none" and language.allow_network is False:
         raise errors.PolicyDenied(
             f"egress: {language.name} may have no network here (allow_network is false)",

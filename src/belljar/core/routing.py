@@ -1,4 +1,4 @@
-"""Says where. `choose` weighs a plan against what each backend can do here; it does no I/O.
+"""Chooses the backend for a Plan by what each can do here, and says why. Pure: no I/O.
 
 It never falls back to something weaker than asked, and never to no sandbox at all. What a backend cannot do is an
 objection and final; what the code may need and the backend lacks is only a doubt, because it is read from the code's
@@ -19,12 +19,24 @@ _MODULES_SHOWN = 5
 
 
 class Choice(NamedTuple):
+    """The backend that takes a plan, and why it and not another."""
+
     backend: str
     reasons: tuple[str, ...]
 
 
 def choose(plan: Plan, candidates: Sequence[Capabilities]) -> Choice:
-    """The first candidate, in order of preference, that can do all the plan asks and its code seems to need."""
+    """Chooses the first candidate that can do all the plan asks for and its code seems to need.
+
+    Args:
+        plan: what is to be run.
+        candidates: what each backend can do here, in the order of preference.
+
+    Raises:
+        PolicyDenied: a backend works here, but none is as strict or as able as asked.
+        NotAvailable: no backend works here.
+        InvalidRequest: the plan names a backend that does not exist.
+    """
     if plan.backend != "auto":
         return _named(plan, candidates)
     passed_over: list[str] = []
@@ -56,12 +68,12 @@ def choose(plan: Plan, candidates: Sequence[Capabilities]) -> Choice:
 
 
 def suits(plan: Plan, candidate: Capabilities) -> bool:
-    """Whether `choose` would look no further than this candidate, so that nobody needs to probe the rest."""
+    """Tells whether `choose` would look no further than this candidate, so that nobody needs to probe the rest."""
     return not _objection(plan, candidate) and not _doubt(plan, candidate)
 
 
 def promise(plan: Plan, candidate: Capabilities) -> Guarantees | None:
-    """What holds for this plan here: of the runtime it names, else of the first that is strict enough."""
+    """Returns what is guaranteed to this plan: by the runtime it names, else by the first that is strict enough."""
     if plan.runtime:
         return candidate.runtimes.get(plan.runtime)
     known = (candidate.guarantees, *candidate.runtimes.values())

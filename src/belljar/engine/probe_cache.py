@@ -19,10 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar import __version__
 from belljar.backends.base import Rememberable
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
+from belljar.core.version import __version__
 
 LIFETIME_SECONDS = 24 * 3600.0
 _MAX_ENTRY_BYTES = 1 << 20

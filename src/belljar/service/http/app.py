@@ -21,9 +21,9 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from belljar import __version__
 from belljar.core import errors
 from belljar.core.settings import Settings
+from belljar.core.version import __version__
 from belljar.protocol.responses import Problem
 from belljar.service.auth import gate
 from belljar.service.health import Health

@@ -23,12 +23,12 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import Field, TypeAdapter, ValidationError
 
-from belljar import __version__
 from belljar.core import errors
 from belljar.core.display import neutralise
 from belljar.core.options import request
 from belljar.core.result import Result
 from belljar.core.values import HostPattern
+from belljar.core.version import __version__
 from belljar.engine import audit
 from belljar.protocol.records import Caller, Scope, SessionRecord
 from belljar.protocol.responses import Executed
