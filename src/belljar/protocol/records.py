@@ -78,7 +78,7 @@ class RunRecord(Model):
 
 
 class LogLine(Model):
-    """One line of output, in the mission's words, with a number that counts from 1 within its run."""
+    """One line of output, with a number that counts from 1 within its run."""
 
     container_id: str
     number: int
@@ -120,6 +120,8 @@ class SandboxMetrics(Model):
 
 
 class SessionRecord(Model):
+    """One session or sandbox that a server holds open."""
+
     id: str
     kind: Literal["session", "sandbox"]
     caller: str
