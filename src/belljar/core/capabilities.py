@@ -12,20 +12,25 @@ from belljar.core.model import Model
 
 
 class Isolation(StrEnum):
-    """What stands between the guest and the host's kernel, weakest first."""
+    """What separates the guest from the host's kernel, weakest first."""
 
     NONE = "none"
+    """Nothing."""
     WASM = "wasm"
+    """WebAssembly."""
     NAMESPACE = "namespace"
+    """Namespaces, a seccomp filter and no capabilities; the kernel is the host's."""
     KERNEL = "kernel"
+    """A kernel of the guest's own: gVisor, or a virtual machine."""
 
     @property
     def rank(self) -> int:
+        """A number that is larger for stronger isolation."""
         return list(type(self)).index(self)
 
 
 class Guarantees(Model):
-    """What held for this run, each line proved by the backend's probe."""
+    """What isolated and limited a run, each claim proved by the backend's probe."""
 
     isolation: Isolation
     walls: tuple[str, ...] = Field((), description="what stands around the guest")
@@ -38,25 +43,40 @@ class LanguageSupport(Model):
     """Whether a backend runs a language here, and how to get it if not."""
 
     name: str
+    """The language."""
     available: bool
+    """Whether it can be run here."""
     version: str = ""
+    """Of its program, where that is known."""
     program: str = ""
+    """The program that runs it."""
     fix: str = ""
+    """How to get it, if it is missing."""
 
 
 class Capabilities(Model):
-    """What a backend can do here: data, never an exception."""
+    """What a backend can do here, or why it does not work and how to fix it."""
 
     backend: str
+    """The backend's name."""
     available: bool
+    """Whether it works here."""
     why_not: str = ""
+    """Why it does not."""
     fix: str = ""
+    """What would help."""
     version: str = ""
+    """Of what it builds on."""
     guarantees: Guarantees | None = None
+    """What it proved."""
     egress: frozenset[Literal["none", "listed", "open"]] = frozenset({"none"})
+    """Which networks a guest can have."""
     sessions: frozenset[str] = frozenset()
+    """Languages that it keeps interpreters of."""
     workspace: bool = False
+    """Whether a folder of the host can be granted."""
     packages: bool = False
+    """Whether a Python environment can be granted."""
     commands: bool = Field(True, description="can it run programs, or only code?")
     processes: bool = Field(True, description="can a guest start processes and threads, get signals, open sockets?")
     fuel: bool = Field(False, description="can it count instructions, and fix clock and seed?")
@@ -73,3 +93,4 @@ class Capabilities(Model):
     runtimes: Mapping[str, Guarantees] = Field(default_factory=dict, description="what each container runtime proved")
     partly: Mapping[str, str] = Field(default_factory=dict, description="language -> what it is here, if not the usual")
     notes: tuple[str, ...] = ()
+    """What else is worth knowing."""

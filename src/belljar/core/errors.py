@@ -34,7 +34,17 @@ FULL_DISK = "make room on the engine's disk (belljar images gc)"  # what helps a
 
 
 class BelljarError(Exception):
-    """`message` says what happened, `fix` what to do next."""
+    """Any error that Belljar raises.
+
+    Attributes:
+        message: What happened.
+        fix: What to do next; may be empty.
+        context: Facts about it, by name.
+        kind: The kind of error, the same in Python, in JSON and over HTTP.
+        exit_code: What the command line exits with.
+        http_status: What the service answers with.
+        mcp_code: The code of the error over MCP.
+    """
 
     kind: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 125
@@ -48,16 +58,21 @@ class BelljarError(Exception):
         self.context = context or {}
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the error as data, as `--json` prints it and HTTP sends it; `from_dict` reads it."""
         return {"kind": self.kind, "message": self.message, "fix": self.fix, "context": self.context}
 
 
 class InvalidRequest(BelljarError, ValueError):
+    """The request makes no sense, and nothing was run. The message names the field that is wrong."""
+
     kind = "invalid_request"
     http_status = 422
     mcp_code = -32602
 
 
 class PolicyDenied(BelljarError):
+    """The request makes sense and is refused: by a cap, a rule of the administrator, or a missing permission."""
+
     kind = "policy_denied"
     exit_code = 126
     http_status = 403
@@ -65,28 +80,37 @@ class PolicyDenied(BelljarError):
 
 
 class ImageRefused(PolicyDenied):
-    """`context["rule"]` names what speaks against it: pull_policy, lock, digest, signature or scan."""
+    """The image may not be used. `context["rule"]` names the rule: pull_policy, lock, digest, signature or scan."""
 
 
 class Unauthorized(PolicyDenied):
+    """The server does not know who asks: there is no key, or it is not valid."""
+
     kind = "unauthorized"
     http_status = 401
 
 
 class NotFound(PolicyDenied):
+    """There is no such run, session or file, or it belongs to another caller."""
+
     kind = "not_found"
     http_status = 404
 
 
 class Elsewhere(PolicyDenied):
-    """`context["instance"]` names the server."""
+    """Another server of the same store has the run, and only that one can do this. `context["instance"]` names it."""
 
     kind = "elsewhere"
     http_status = 409
 
 
 class Busy(PolicyDenied):
-    """`status` 429: the caller's own quota; 503: the whole service is full or going away."""
+    """The request may succeed later: a quota or the queue is full, or the service is ending.
+
+    Attributes:
+        retry_after: Seconds after which to try again.
+        http_status: 429 for the caller's own quota, 503 for the whole service.
+    """
 
     kind = "busy"
     http_status = 429
@@ -98,28 +122,38 @@ class Busy(PolicyDenied):
 
 
 class BackendError(BelljarError):
+    """Belljar or what it builds on failed. It is never the guest's failure, which is a `Result`."""
+
     kind = "backend_error"
     http_status = 503
 
 
 class NotAvailable(BackendError):
+    """No backend can do this here now; `fix` says what would help."""
+
     kind = "not_available"
 
 
 class ImageNotFound(BackendError):
+    """The image is neither on the engine nor in its registry."""
+
     kind = "image_not_found"
     http_status = 404
 
 
 class StartFailed(BackendError):
+    """The sandbox could not be started, so the guest never ran."""
+
     kind = "start_failed"
 
 
 class PullFailed(StartFailed):
-    pass
+    """The image did not arrive whole from its registry."""
 
 
 class ExecutionFailed(BackendError):
+    """The guest ran, and Belljar lost it before it ended."""
+
     kind = "execution_failed"
     http_status = 500
 
@@ -129,22 +163,28 @@ class SessionEnded(ExecutionFailed):
 
 
 class BackendTimeout(BackendError):
+    """A container engine did not answer in time. A guest that runs out of time is a `Result` with `timeout`."""
+
     kind = "timeout"
     http_status = 504
 
 
 class Aborted(BackendError):
+    """The run was given up before it had a result, because it was cancelled or the service ended."""
+
     kind = "aborted"
     http_status = 499
 
 
 class CleanupFailed(BackendError):
+    """A sandbox could not be removed."""
+
     kind = "cleanup_failed"
     http_status = 500
 
 
 def from_dict(told: Mapping[str, Any], status: int = 500) -> BelljarError:
-    """What `as_dict` told, as an error of the same kind again; one of no known kind goes by its HTTP status."""
+    """Returns the error that `as_dict` wrote. One of no known kind becomes a general error, by its HTTP status."""
     kind, message, fix = (str(told.get(name, "")) for name in ("kind", "message", "fix"))
     context = told.get("context")
     context = dict(context) if isinstance(context, Mapping) else {}
@@ -167,7 +207,7 @@ _KINDS: dict[str, type[BelljarError]] = {
 
 
 def from_validation(error: ValidationError, what: str = "request") -> InvalidRequest:
-    """pydantic's report as one sentence for each field: where, what is wrong, what was given."""
+    """Returns pydantic's report as an error with one sentence for each field: where, what is wrong, what was given."""
     parts = []
     for item in error.errors(include_url=False, include_context=False):
         field = ".".join(str(step) for step in item["loc"]) or what
@@ -178,5 +218,5 @@ def from_validation(error: ValidationError, what: str = "request") -> InvalidReq
     return InvalidRequest("; ".join(parts), context={"fields": [".".join(map(str, e["loc"])) for e in error.errors()]})
 
 
-for _class in (BelljarError, BackendError, Busy, ImageRefused, PullFailed, *_KINDS.values()):
+for _class in (BelljarError, BackendError, Busy, ImageRefused, PullFailed, SessionEnded, *_KINDS.values()):
     _class.__module__ = "belljar"  # where users import them from, and what a traceback should say

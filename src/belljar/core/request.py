@@ -17,16 +17,21 @@ MAX_FILES = 256
 
 
 class Limits(Model):
-    """What a run may use, with the defaults. In a request only the fields that were set count."""
+    """How much a run may use, with the defaults. In a request only the fields that were set count."""
 
     cpus: float = Field(1.0, gt=0, le=1024)
+    """Processors, such as 0.5 or 2."""
     memory: Size = Field(512 * MIB, ge=8 * MIB, le=2**46)
+    """Bytes of memory, or text such as "512M"."""
     disk: Size = Field(1 * GIB, ge=64 * KIB, le=2**46)
+    """The size of /workspace and of /tmp, each."""
     pids: int = Field(100, ge=1, le=2**22)
+    """The most processes and threads at once."""
     timeout: float = Field(30.0, gt=0, le=7 * 86400, description="seconds of wall clock")
     output: Size = Field(10 * MIB, ge=0, le=GIB, description="bytes kept of stdout and stderr each")
     io_bps: Size | None = Field(None, ge=4096, description="bytes a second from the disk, each way")
     io_iops: int | None = Field(None, ge=1)
+    """Disk operations a second."""
     fuel: int | None = Field(None, ge=1, le=2**62, description="WebAssembly instructions, about; the same in every run")
 
     @field_validator("cpus", "timeout")
@@ -37,11 +42,12 @@ class Limits(Model):
         return value
 
     def named(self) -> dict[str, Any]:
+        """Returns the limits that were set, by name."""
         return self.model_dump(include=self.model_fields_set)
 
 
 class Egress(Model):
-    """Absent, empty and everything are three different things."""
+    """What a guest may reach: nothing (`none`), the hosts that are listed (`listed`), or any host (`open`)."""
 
     mode: Literal["none", "listed", "open"] = "none"
     hosts: frozenset[HostPattern] = frozenset()
@@ -57,14 +63,18 @@ class Workspace(Model):
     """A host directory granted to the guest at /workspace; read-only unless `write` is set."""
 
     path: Text = Field(min_length=1, max_length=4096)
+    """The folder of the host."""
     write: bool = False
+    """Whether the guest may change it."""
 
 
 class Deterministic(Model):
-    """Deterministic mode: the seed of all randomness, and the time (seconds since 1970) at which the run starts."""
+    """Deterministic mode: fixes clock and randomness, so that a run can be repeated bit for bit."""
 
     seed: int = 0
+    """The seed of all randomness."""
     start: float = Field(1_767_225_600.0, ge=0, le=2**33, allow_inf_nan=False)
+    """The time at which the run starts, in seconds since 1970."""
 
 
 def _as_deterministic(value: object) -> object:

@@ -17,20 +17,31 @@ STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
 
 class Status(StrEnum):
-    """Exactly one per run."""
+    """How a run ended. Every run has exactly one."""
 
     SUCCESS = "success"
+    """It ran to its end with exit code 0."""
     ERROR = "error"
+    """It ran to its end with another exit code, or by a signal of its own."""
     TIMEOUT = "timeout"
+    """The wall clock ran out."""
     OOM_KILLED = "oom_killed"
+    """It ran out of memory, and the kernel ended it."""
     FUEL_EXHAUSTED = "fuel_exhausted"
+    """It used up its instructions (wasm)."""
     OUTPUT_LIMIT = "output_limit"
+    """Its output was cut, or ended the run."""
     DISK_LIMIT = "disk_limit"
+    """There was no space left in /workspace or /tmp."""
     KILLED = "killed"
+    """It was ended from outside, and not by you."""
     ABORTED = "aborted"
+    """You stopped it."""
 
 
 class ErrorType(StrEnum):
+    """What kind of failure a guest had."""
+
     TIMEOUT = "TIMEOUT"
     OOM_KILLED = "OOM_KILLED"
     NETWORK_ERROR = "NETWORK_ERROR"
@@ -45,22 +56,33 @@ class ErrorType(StrEnum):
 
 
 class Failure(Model):
-    """A guest's failure, told so that an agent can act on it."""
+    """A guest's failure, described so that an agent can act on it."""
 
     error_type: ErrorType
+    """The kind of failure."""
     message: str
+    """What happened, in one sentence."""
     suggestion: str
+    """What to change so that the next run succeeds."""
     context: dict[str, Any] = Field(default_factory=dict)
+    """Facts about it, such as the line, the exception or the missing package."""
 
 
 class File(Model):
+    """One file that goes into a sandbox or comes out of it."""
+
     path: str
+    """Its name, relative to /workspace."""
     content: Bytes = b""
+    """Its bytes."""
     executable: bool = False
+    """Whether it may be executed."""
     read_only: bool = False
+    """Whether the guest may not change it."""
 
     @property
     def text(self) -> str:
+        """The content as text; what is not UTF-8 is replaced."""
         return self.content.decode("utf-8", "replace")
 
 
@@ -68,14 +90,21 @@ FileTree = tuple[File, ...]
 
 
 class Collected(NamedTuple):
+    """The files that were brought back from a sandbox, and those that were not."""
+
     files: FileTree
     left_out: tuple[str, ...] = ()  # what was not taken, and why: links, devices, what was too large
 
 
 class Entry(NamedTuple):
+    """One name in the folder of a sandbox."""
+
     path: str
-    kind: str  # "file", "folder", "link", "pipe" or "device or socket"
+    """Its name, relative to /workspace."""
+    kind: str
+    """ "file", "folder", "link", "pipe" or "device or socket"."""
     size: int
+    """Bytes."""
 
 
 MimeBundle = dict[str, Any]
@@ -88,21 +117,36 @@ class Result(Model):
     """
 
     status: Status
+    """How the run ended."""
     exit_code: int | None = Field(None, description="of the guest's program; none if it was ended from outside")
     stdout: str = ""
+    """What the guest printed; head and tail if `truncated`."""
     stderr: str = ""
+    """What it printed to stderr."""
     truncated: bool = False
+    """Whether output is missing in the middle."""
     duration_ms: float = 0.0
+    """Milliseconds that the guest ran."""
     startup_ms: float = 0.0
+    """Milliseconds that the sandbox took to start."""
     memory_used_mb: float | None = None
+    """The most memory it held, in MB; None where that is not known."""
     cpu_ms: float | None = None
+    """Milliseconds of CPU time; None where that is not known."""
     fuel_consumed: int | None = None
+    """Instructions it used (wasm)."""
     files: FileTree = ()
+    """The files that `collect` named."""
     results: tuple[MimeBundle, ...] = ()
+    """Values and figures of a session's turn, by MIME type."""
     error: Failure | None = None
+    """Why it failed; None if it did not."""
     backend: str = ""
+    """The backend that ran it."""
     container_id: str = ""
+    """The id of its sandbox."""
     guarantees: Guarantees | None = None
+    """What isolated and limited it, as the backend's probe proved."""
     reasons: tuple[str, ...] = Field((), description="why this backend ran it")
     denied: tuple[str, ...] = Field((), description="network connections that were refused, and why")
     left_out: tuple[str, ...] = Field((), description="files that were not brought back, and why")
@@ -134,12 +178,18 @@ class Event(Model):
     """One thing that happened, in order (`seq`) within its run."""
 
     run: str
+    """The id of the run."""
     seq: int
+    """Its number within the run, from 1."""
     kind: EventKind
+    """What happened."""
     at: float = Field(default_factory=time.time)
+    """When, in seconds since 1970."""
     text: str = ""
+    """What was printed, or what happened in words."""
     data: MimeBundle = Field(default_factory=dict)
     result: Result | None = None
+    """The result, with `finished`."""
 
 
 class Usage(NamedTuple):

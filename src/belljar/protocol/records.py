@@ -120,6 +120,8 @@ class SandboxMetrics(Model):
 
 
 class SessionRecord(Model):
+    """One session or sandbox that a server holds open."""
+
     id: str
     kind: Literal["session", "sandbox"]
     caller: str
