@@ -12,7 +12,7 @@ from belljar.backends.fake import Fake
 from belljar.core import errors
 from belljar.protocol.records import SessionRecord
 from belljar.sandbox import AsyncSandbox
-from belljar.service.claims import Claims
+from belljar.service.claims import SessionClaims
 from belljar.service.sessions import Held
 
 pytestmark = pytest.mark.anyio
@@ -78,8 +78,8 @@ class Counted:
         return f"bs-{self.times}"
 
 
-def claims(*closed: str) -> Claims:
-    return Claims(lambda session: session not in closed)
+def claims(*closed: str) -> SessionClaims:
+    return SessionClaims(lambda session: session not in closed)
 
 
 async def test_twins_that_come_together_get_one_answer() -> None:
