@@ -58,12 +58,31 @@ async def test_a_guest_that_outlived_the_death_of_its_child_is_told_in_a_warning
     assert outcome([]).result(Ending(0, oom_killed=True, warnings=("more",))).warnings == (WENT_ON, "more")
 
 
+async def test_the_start_is_told_first_even_if_output_was_heard_before_it() -> None:
+    told: list[tuple[str, str]] = []
+    run = outcome(told)
+    await run.take("stdout", b"early")
+    assert told == []
+    await run.begin()
+    await run.take("stdout", b"late")
+    assert told == [("started", "bj-1"), ("stdout", "early"), ("stdout", "late")]
+
+
+async def test_what_a_guest_that_never_started_left_is_told_at_the_end() -> None:
+    told: list[tuple[str, str]] = []
+    run = outcome(told)
+    await run.take("stderr", b"early")
+    await run.close_streams()
+    assert told == [("stderr", "early")]
+
+
 async def test_passing_the_output_limit_is_told_once_and_a_flood_is_reported() -> None:
     told: list[tuple[str, str]] = []
     run = outcome(told, output=4)
+    await run.begin()
     assert not await run.take("stdout", b"12345")
     assert not await run.take("stdout", b"6")
-    assert [kind for kind, _ in told] == ["stdout", "limit"]
+    assert [kind for kind, _ in told] == ["started", "stdout", "limit"]
     assert await run.take("stdout", bytes(17 << 20))
     assert run.result(Ending(0)).truncated
 

@@ -10,7 +10,7 @@ import anyio
 
 from belljar.backends.base import Emit
 from belljar.core.request import Limits
-from belljar.core.result import STREAMS, Result, Status, Stream
+from belljar.core.result import STREAMS, EventKind, Result, Status, Stream
 from belljar.core.values import MIB
 from belljar.host.capture import Capture
 from belljar.host.egress import DENIALS
@@ -60,6 +60,8 @@ class Outcome:
         self._denied: list[str] = []
         self._started = time.perf_counter()
         self._startup_ms = 0.0
+        self._begun = False
+        self._early: list[tuple[EventKind, str]] = []  # what came before the start was told
 
     # --- while it runs ---
 
@@ -69,9 +71,10 @@ class Outcome:
         return (time.perf_counter() - self._started) * 1000
 
     async def begin(self) -> None:
-        """Notes that the guest has started, and tells it."""
+        """Notes that the guest has started, and tells it: first of all, whatever was heard before."""
         self._startup_ms = self.elapsed_ms
         await self.emit("started", self._box)
+        await self._tell_early()
 
     async def take(self, name: Stream, data: bytes) -> bool:
         """Takes what the guest wrote to a stream, and tells it. Passing the output limit is told once.
@@ -82,15 +85,28 @@ class Outcome:
         capture = self._streams[name]
         warned = capture.cut
         if text := capture.feed(data):
-            await self.emit(name, text)
+            await self._tell(name, text)
         if capture.cut and not warned:
-            await self.emit("limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept")
+            await self._tell("limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept")
         return capture.flooded
 
     async def close_streams(self) -> None:
-        """Tells what was held back of characters that are not whole: nothing more will come."""
+        """Tells what was held back, characters that are not whole too: nothing more will come."""
         for name in STREAMS:
             await self.take(name, b"")
+        await self._tell_early()
+
+    async def _tell(self, kind: EventKind, text: str) -> None:
+        # The start is heard of on another stream than the output, and the two come as they like.
+        if self._begun:
+            await self.emit(kind, text)
+        else:
+            self._early.append((kind, text))
+
+    async def _tell_early(self) -> None:
+        while self._early:  # more may come while this is told
+            await self.emit(*self._early.pop(0))
+        self._begun = True
 
     async def deny(self, words: str) -> None:
         """Tells of a connection that the guest was refused; the result names the first of them."""

@@ -23,7 +23,6 @@ from belljar.host.loops import lone_errors
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0  # for a call whose guest was ended; then the whole machine goes
-_EARLY_BYTES = 1 << 20
 _PREAMBLE_BYTES = 1 << 16
 _NOT_STARTED_EXIT_CODE = 125  # of the shell inside, before it has printed its mark
 
@@ -74,9 +73,7 @@ class AppleRun:
         self._outcome = Outcome(job.id, job.limits, emit, keep_output=control.feed is None)
         self._mark = f"belljar-{secrets.token_hex(16)}"
         self._before_mark: bytes | None = b""  # what the CLI itself said; None: the guest has started
-        self._early = b""  # of stdout, until its start was told: the two streams come as they like
         self._began = anyio.Event()
-        self._told = anyio.Event()
         self._figures: MachineFigures | None = None
         self._lost = ""
 
@@ -104,7 +101,7 @@ class AppleRun:
             watchers.start_soon(self._watch_clock, watchers)
             watchers.start_soon(self._watch_control, watchers)
             watchers.start_soon(self._feed, call)
-            code = await call.drain(lambda data: self._output(data, watchers), lambda d: self._errors(d, watchers))
+            code = await call.drain(lambda d: self._read("stdout", d, watchers), lambda d: self._errors(d, watchers))
             watchers.cancel_scope.cancel()
         return code
 
@@ -112,16 +109,8 @@ class AppleRun:
         if await self._outcome.take(name, data):
             self._end(Status.OUTPUT_LIMIT, tasks)
 
-    async def _output(self, data: bytes, tasks: TaskGroup) -> None:
-        if self._told.is_set():
-            await self._read("stdout", data, tasks)
-            return
-        self._early += data
-        if len(self._early) > _EARLY_BYTES:
-            await self._told.wait()
-
     async def _errors(self, data: bytes, tasks: TaskGroup) -> None:
-        """What comes before the mark is the CLI's word, what comes after it the guest's."""
+        """Takes what comes before the mark as the CLI's own message, and what comes after it as the guest's."""
         if self._before_mark is not None:
             self._before_mark += data
             said, found, data = self._before_mark.partition(f"{self._mark}\n".encode())
@@ -131,10 +120,6 @@ class AppleRun:
             self._before_mark = None
             self._began.set()
             await self._outcome.begin()
-            while self._early:
-                early, self._early = self._early, b""
-                await self._read("stdout", early, tasks)
-            self._told.set()
         if data:
             await self._read("stderr", data, tasks)
 

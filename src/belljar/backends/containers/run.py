@@ -195,7 +195,7 @@ class DockerRun:
         for each in STREAMS:
             if held := self._marked[each].rest():
                 await self._outcome.take(each, held)
-            await self._outcome.take(each, b"")
+        await self._outcome.close_streams()
 
     async def _exit_code(self) -> int:
         """The guest's exit code as the launcher told it, else the container's as the engine tells it."""

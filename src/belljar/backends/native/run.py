@@ -167,6 +167,7 @@ class NativeRun:
                 readers.start_soon(self._read_status, pipes["status"])
                 for name in STREAMS:
                     readers.start_soon(self._read, name, pipes[name], child)
+            await self._outcome.close_streams()
             exit_ = await child.wait()
             watchers.cancel_scope.cancel()
         return exit_
@@ -175,7 +176,6 @@ class NativeRun:
         while data := await process.read_some(fd):
             if await self._outcome.take(name, data) and self._outcome.verdict is None:
                 self._end(child, Status.OUTPUT_LIMIT)
-        await self._outcome.take(name, b"")
 
     async def _read_status(self, fd: int) -> None:
         """bubblewrap tells the guest's pid and namespaces, and its exit code only if it really ran."""
