@@ -20,7 +20,7 @@ class Control:
 
     def __init__(self, feed: MemoryObjectReceiveStream[bytes] | None = None) -> None:
         self.feed = feed
-        self.reason = Status.ABORTED
+        self.reason: Status = Status.ABORTED
         self._stopped = anyio.Event()
         self._callbacks: list[Callable[[Status], object]] = []
 

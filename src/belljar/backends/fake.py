@@ -57,14 +57,14 @@ class FakeProcess:
     """
 
     def __init__(self, box: FakeBox, command: Command, limits: Limits, outcome: Outcome) -> None:
-        self.argv = command.argv
+        self.argv: tuple[str, ...] = command.argv
         self.env: Mapping[str, str] = MappingProxyType(_ENV | dict(command.env))
-        self.cwd = command.cwd
-        self.stdin = command.stdin
+        self.cwd: str = command.cwd
+        self.stdin: bytes = command.stdin
         self.limits = limits
-        self.memory_peak = 0
-        self.forks_refused = 0
-        self.figures = Usage(0.0, 0, 0, 0, 0, 0)
+        self.memory_peak: int = 0
+        self.forks_refused: int = 0
+        self.figures: Usage = Usage(0.0, 0, 0, 0, 0, 0)
         self._memory = 0
         self._processes = 1
         self._box = box
@@ -156,8 +156,8 @@ class Fake:
     name = "fake"
 
     def __init__(self, programs: Mapping[str, Program]) -> None:
-        self.programs = dict(programs)
-        self.open_boxes = 0  # what a test looks at to see that nothing is left open
+        self.programs: dict[str, Program] = dict(programs)
+        self.open_boxes: int = 0  # what a test looks at to see that nothing is left open
 
     async def probe(self) -> Capabilities:
         guarantees = Guarantees(
@@ -187,7 +187,7 @@ class FakeBox:
     """One pretended sandbox: a dictionary for a disk."""
 
     def __init__(self, backend: Fake, plan: Plan) -> None:
-        self.id = plan.id
+        self.id: str = plan.id
         self.plan = plan
         self.disk: dict[str, File] = {}
         self.links: dict[str, str] = {}

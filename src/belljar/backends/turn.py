@@ -57,7 +57,7 @@ class TurnRecord:
     """Collects the output, results and denials of one turn, tells them as they come, and makes its Result."""
 
     def __init__(self, request: TurnRequest, box: str, emit: Emit) -> None:
-        self.number = request.number
+        self.number: int = request.number
         self.verdict: TurnVerdict | None = None
         self._box = box
         self._emit = emit

@@ -15,7 +15,7 @@ from belljar.core import errors
 from belljar.engine.audit import Audit, Head
 from belljar.settings import load
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from belljar.images.progress import Listener, Progress
     from belljar.images.pull import ImageOutcome
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

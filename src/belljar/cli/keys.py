@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from belljar.protocol.records import Key
     from belljar.service.auth.access import KeyStore
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -74,7 +74,7 @@ class CommandTable(TyperGroup):
             formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="belljar", cls=CommandTable, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     help="Runs code that nobody has read yet, where it can do no harm.",
 )  # fmt: skip

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from belljar.service.store.store import Store
 
 T = TypeVar("T")
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

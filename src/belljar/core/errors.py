@@ -55,7 +55,7 @@ class BelljarError(Exception):
         super().__init__(f"{message} — {fix}" if fix else message)
         self.message = message
         self.fix = fix
-        self.context = context or {}
+        self.context: dict[str, Any] = context or {}
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the error as data, as `--json` prints it and HTTP sends it; `from_dict` reads it."""
@@ -113,7 +113,7 @@ class Busy(PolicyDenied):
     """
 
     kind = "busy"
-    http_status = 429
+    http_status: int = 429
 
     def __init__(self, message: str, *, retry_after: float, status: int = 429, fix: str = "") -> None:
         super().__init__(message, fix=fix or "try again later", context={"retry_after": retry_after})

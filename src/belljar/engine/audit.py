@@ -53,7 +53,7 @@ class AuditReport(NamedTuple):
 
 class Audit:
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self._head = self.path.with_name(f"{self.path.name}.head")
 
     async def record(self, kind: str, **facts: Any) -> None:

@@ -14,6 +14,7 @@ from belljar.backends.base import Backend, Preparable, Rememberable
 from belljar.backends.control import Control
 from belljar.core import errors, policy, routing
 from belljar.core.capabilities import Capabilities, LanguageSupport
+from belljar.core.languages import Languages
 from belljar.core.plan import Plan
 from belljar.core.request import RunRequest
 from belljar.core.result import Event, Result
@@ -57,8 +58,8 @@ class Engine:
             on_box: called with a lease and True when its box is open, and with False when it is about to be closed.
             probes: what earlier processes proved. Short-lived processes go by it; without it, all is proved anew.
         """
-        self.settings = settings or load_settings()
-        self.languages = language_file.load(self.settings.language_file)
+        self.settings: Settings = settings or load_settings()
+        self.languages: Languages = language_file.load(self.settings.language_file)
         self._extra = {backend.name: backend for backend in extra}
         own_native = None if "native" in self._extra else lambda: self.capabilities("native")
         self._backends = Backends(self.settings, self.languages, own_native)

@@ -20,11 +20,11 @@ class Capture:
         Args:
             limit: how many bytes are kept. None: nothing is kept and `feed` returns everything.
         """
-        self.unlimited = limit is None
-        self.limit = limit = limit or 0
-        self.total = 0
+        self.unlimited: bool = limit is None
+        self.limit: int = limit or 0
+        self.total: int = 0
         self._head = bytearray()
-        self._head_room = limit - limit // 2
+        self._head_room = self.limit - self.limit // 2
         self._tail: deque[bytes] = deque()
         self._tail_size = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -41,7 +41,7 @@ class Group:
     def __init__(self, version: int, dirs: Mapping[str, Path]) -> None:
         self.version = version
         self._dirs = dirs
-        self.paths = tuple(dict.fromkeys(dirs.values()))
+        self.paths: tuple[Path, ...] = tuple(dict.fromkeys(dirs.values()))
 
     @property
     def join_files(self) -> tuple[Path, ...]:

@@ -53,8 +53,8 @@ class EngineRefusal(Exception):
     def __init__(self, status: int, message: str, detail: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message.strip()
-        self.detail = detail or {}
+        self.message: str = message.strip()
+        self.detail: Mapping[str, Any] | dict[str, Any] = detail or {}
 
 
 # --- connecting and asking ---

@@ -27,8 +27,8 @@ class Owner:
     """This process as an owner of sandboxes. A file says where its control groups are, for a later cleanup."""
 
     def __init__(self, state_dir: Path, groups: cgroups.Cgroups | None) -> None:
-        self.pid = os.getpid()
-        self.name = name_of(self.pid)
+        self.pid: int = os.getpid()
+        self.name: str = name_of(self.pid)
         self._numbers = count(1)
         self._record = state_dir / f"{self.name}.owner"
         where = {"version": groups.version, "bases": {k: str(v) for k, v in groups.bases.items()}} if groups else {}

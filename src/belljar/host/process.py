@@ -26,7 +26,7 @@ class Child:
         self._popen = subprocess.Popen(
             list(argv), stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=tuple(fds), env=_ENVIRONMENT, cwd="/"
         )
-        self.pid = self._popen.pid
+        self.pid: int = self._popen.pid
         self._exit: int | None = None
         self._reaping = threading.Lock()
         try:

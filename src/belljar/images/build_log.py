@@ -35,10 +35,11 @@ class BuildLog:
     """Follows an engine's words, so that a failure can be told as its step and that step's last lines."""
 
     def __init__(self) -> None:
-        self.step = ""
-        self.number = self.total = 0
+        self.step: str = ""
+        self.number: int = 0
+        self.total: int = 0
         self._stage = 1  # Podman counts the steps of each stage, Docker those of all
-        self.id = ""
+        self.id: str = ""
         self.stages: list[str] = []  # the last image of each stage but the last: nameless, and nobody's
         self._made = ""
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)

@@ -42,7 +42,7 @@ class Ignore:
                 self.rules.append((keep, () if pattern == "." else tuple(_spelled(pattern))))
             if len(self.rules) > _MAX_PATTERNS:
                 raise errors.InvalidRequest(f"{IGNORE}: more than {_MAX_PATTERNS} patterns")
-        self.has_exceptions = any(keep for keep, _ in self.rules)
+        self.has_exceptions: bool = any(keep for keep, _ in self.rules)
 
     def ignores(self, path: str) -> bool:
         """Says whether a path is left out of the build."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from belljar.core.labels import LABEL
-from belljar.core.settings import Settings
+from belljar.core.settings import ImageSettings, Settings
 from belljar.host.engine_address import FLAVOURS, EngineAddress, docker_address, engine_address
 from belljar.images import engine, garbage, rules
 from belljar.images.build import Builder, Recipe
@@ -40,10 +40,10 @@ class Images:
             address: Where the engine listens; without one: the settings' Docker.
             lock_file: Instead of the settings'.
         """
-        self.settings = settings.images
-        self.address = address or docker_address(settings.docker_socket)
+        self.settings: ImageSettings = settings.images
+        self.address: EngineAddress = address or docker_address(settings.docker_socket)
         folder = Path(settings.cache_dir or f"{settings.home}/.cache/belljar") / "images"
-        self.records = ImageRecords(folder, lock_file or Path(self.settings.lock_file))
+        self.records: ImageRecords = ImageRecords(folder, lock_file or Path(self.settings.lock_file))
         self._puller = Puller(self.settings, self.address, self.records)
         self._builder = Builder(self._puller, settings.caps)
         self._trust = self._puller.trust

@@ -61,7 +61,7 @@ class Puller:
         self.settings = settings
         self.address = address
         self.records = records
-        self.trust = Trust(settings, records, address.url)
+        self.trust: Trust = Trust(settings, records, address.url)
 
     def parse(self, name: str) -> Reference:
         """Checks a name; one without a registry gets the one of the settings."""

@@ -24,7 +24,9 @@ class Trust:
     """Checks signatures and scans under one set of rules."""
 
     def __init__(self, settings: ImageSettings, records: ImageRecords, socket: str) -> None:
-        self.settings, self.records, self.socket = settings, records, socket
+        self.settings: ImageSettings = settings
+        self.records: ImageRecords = records
+        self.socket: str = socket
 
     async def check(self, reference: Reference, facts: ImageFacts, *, signed: bool = False) -> None:
         """Checks whatever policy asks for, or raises `ImageRefused`.

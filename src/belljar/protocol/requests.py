@@ -5,7 +5,7 @@ Field names are those of the API's specification. `core.options.request` decides
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, StrictBool, model_validator
 
@@ -29,7 +29,7 @@ class RequestBody(Model):
     The validators are built when the class is defined: FastAPI inspects them anyway, and complains about missing ones.
     """
 
-    model_config = ConfigDict(defer_build=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(defer_build=False)
 
     @model_validator(mode="before")
     @classmethod

@@ -15,8 +15,8 @@ class Drain:
     """`draining` is set by whoever wants the service to leave; `drained` when no run is under way, and none will be."""
 
     def __init__(self, lifecycle: RunLifecycle, admission: Admission, patience: float) -> None:
-        self.draining = anyio.Event()
-        self.drained = anyio.Event()
+        self.draining: anyio.Event = anyio.Event()
+        self.drained: anyio.Event = anyio.Event()
         self._lifecycle = lifecycle
         self._admission = admission
         self._patience = patience  # seconds that runs have to end by themselves

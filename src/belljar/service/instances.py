@@ -15,7 +15,7 @@ class ServerInstance:
     """This server. Others that share the folder can tell whether it lives, whatever pid namespace they are in."""
 
     def __init__(self, data_dir: Path) -> None:
-        self.name = new_id("server")
+        self.name: str = new_id("server")
         self._folder = data_dir / "servers"
         self._fd = -1
         self.owes = False  # the end of a run is not in the records: the next start has to find us dead

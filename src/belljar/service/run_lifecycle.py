@@ -55,15 +55,15 @@ class Run:
     """One run, as the process that carries it out knows it."""
 
     def __init__(self, record: RunRecord, live: Live) -> None:
-        self.record = record
+        self.record: RunRecord = record
         self.live = live
-        self.control = Control()
-        self.scope = anyio.CancelScope()
-        self.admitted = anyio.Event()  # it has a place, or one in the queue, or was turned away
-        self.written = anyio.Event()  # it is in the store, if it could be
+        self.control: Control = Control()
+        self.scope: anyio.CancelScope = anyio.CancelScope()
+        self.admitted: anyio.Event = anyio.Event()  # it has a place, or one in the queue, or was turned away
+        self.written: anyio.Event = anyio.Event()  # it is in the store, if it could be
         self.recorded = False
-        self.opened = bool(record.session)  # there is a box, which `control` can stop
-        self.done = anyio.Event()
+        self.opened: bool = bool(record.session)  # there is a box, which `control` can stop
+        self.done: anyio.Event = anyio.Event()
         self.refusal: errors.BelljarError | None = None  # why it never was a run
         self.error: errors.BelljarError | None = None  # what `record.problem` was made of
 

@@ -53,26 +53,26 @@ class Service:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.publisher = Publisher(settings)
-        self.sinks = Sinks([Sink("events", self.publisher.event, kinds=("started", "limit", "denied"))])
-        self.engine = Engine(settings, sinks=[self.sinks.hear], on_box=self._on_box)
-        self.store = Store(store_url(settings), outbox=bool(settings.service.shared_store))
-        self.access = Access(settings, self.store)
-        self.admission = Admission(settings)
-        self.metrics = Metrics(self.engine.languages, self.engine.known)
-        self.refusals = Refusals(self.engine, self.metrics)
-        self.sampler = Sampler(self._on_sample)
+        self.publisher: Publisher = Publisher(settings)
+        self.sinks: Sinks = Sinks([Sink("events", self.publisher.event, kinds=("started", "limit", "denied"))])
+        self.engine: Engine = Engine(settings, sinks=[self.sinks.hear], on_box=self._on_box)
+        self.store: Store = Store(store_url(settings), outbox=bool(settings.service.shared_store))
+        self.access: Access = Access(settings, self.store)
+        self.admission: Admission = Admission(settings)
+        self.metrics: Metrics = Metrics(self.engine.languages, self.engine.known)
+        self.refusals: Refusals = Refusals(self.engine, self.metrics)
+        self.sampler: Sampler = Sampler(self._on_sample)
         shared = settings.service.shared_store
-        self.syncer = Syncer(self.store, shared) if shared else None
-        self.instance = ServerInstance(Path(settings.data_dir))
-        self.grants = projects.Grants(settings.service.projects)
-        self.lifecycle = RunLifecycle(
+        self.syncer: Syncer | None = Syncer(self.store, shared) if shared else None
+        self.instance: ServerInstance = ServerInstance(Path(settings.data_dir))
+        self.grants: projects.Grants = projects.Grants(settings.service.projects)
+        self.lifecycle: RunLifecycle = RunLifecycle(
             self.store, self.admission, self.metrics, self.refusals, self.publisher, self.instance,
             spawn=self.start_soon, log_memory=settings.service.log_memory,
         )  # fmt: skip
-        self.drain = Drain(self.lifecycle, self.admission, settings.service.drain)
-        self.queries = RunQueries(self.store, self.lifecycle, self.publisher, self.drain)
-        self.repeats = Repeats(self.store, self.engine, self.lifecycle)
+        self.drain: Drain = Drain(self.lifecycle, self.admission, settings.service.drain)
+        self.queries: RunQueries = RunQueries(self.store, self.lifecycle, self.publisher, self.drain)
+        self.repeats: Repeats = Repeats(self.store, self.engine, self.lifecycle)
         self._stack = AsyncExitStack()
 
     # --- opening and closing

@@ -42,15 +42,15 @@ class Held:
 
     def __init__(self, handle: AsyncSession | AsyncSandbox, record: SessionRecord, idle: float, grant: Grant) -> None:
         self.handle = handle
-        self.record = record
+        self.record: SessionRecord = record
         self.idle = idle
-        self.lifetime = record.expires - record.created
+        self.lifetime: float = record.expires - record.created
         self.grant = grant
         self.checkpoints: dict[str, Checkpoint] = {}
-        self.over = anyio.Event()  # somebody wants it closed
-        self.closed = anyio.Event()
-        self.copying = anyio.Lock()
-        self.busy = 0
+        self.over: anyio.Event = anyio.Event()  # somebody wants it closed
+        self.closed: anyio.Event = anyio.Event()
+        self.copying: anyio.Lock = anyio.Lock()
+        self.busy: int = 0
         self._end = anyio.current_time() + self.lifetime
         self._life = anyio.CancelScope()
         self.touch()
@@ -87,7 +87,7 @@ class Sessions:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._held: dict[str, Held] = {}
-        self.claims = SessionClaims(self._held.__contains__)
+        self.claims: SessionClaims = SessionClaims(self._held.__contains__)
         self._tasks: TaskGroup
         settings = service.settings
         self._most = settings.service.sessions or max(1, settings.max_containers // 2)

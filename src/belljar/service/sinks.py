@@ -38,8 +38,8 @@ class Sink:
         if count < 1:
             raise errors.InvalidRequest(f"the sink {name} needs room for at least one event")
         self.name = name
-        self.missed = 0  # events that it never heard
-        self.failed = 0  # events over which it raised
+        self.missed: int = 0  # events that it never heard
+        self.failed: int = 0  # events over which it raised
         self._hear = hear
         self._kinds = frozenset(kinds)
         self._count = count

@@ -25,8 +25,8 @@ class Conversation:
 
     def __init__(self, interpreter: Interpreter, box: str, *, idle: float, lifetime: float, turns: int) -> None:
         """`turns`: how many the session has had; a copy goes on counting, so that no turn's name is used twice."""
-        self.turns = turns
-        self.busy = False  # a turn is under way
+        self.turns: int = turns
+        self.busy: bool = False  # a turn is under way
         self._interpreter = interpreter
         self._box = box
         self._idle = idle

@@ -30,7 +30,7 @@ class HttpConnection:
     def __init__(self, stream: UNIXSocketStream, role: type[h11.CLIENT] | type[h11.SERVER]) -> None:
         self.stream = stream
         self._socket: socket.socket = stream.extra(SocketAttribute.raw_socket)
-        self.http = h11.Connection(role, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self.http: h11.Connection = h11.Connection(role, max_incomplete_event_size=_MAX_HEAD_BYTES)
 
     async def hear(self, seconds: float | None = None) -> Any:
         """The next event. Without a deadline only where the other side's silence means that it works."""

@@ -55,9 +55,9 @@ class AppleBox:
     """One virtual machine, its commands and its files."""
 
     def __init__(self, host: AppleHost, plan: Plan, image: str) -> None:
-        self.id = plan.id
+        self.id: str = plan.id
         self.plan = plan
-        self.machine = Machine(plan.id, image, plan.limits, host.owner, plan.workspace)
+        self.machine: Machine = Machine(plan.id, image, plan.limits, host.owner, plan.workspace)
         self._host = host
         self._cli = host.cli
         self._uid = host.first_uid + random.randrange(_UIDS)

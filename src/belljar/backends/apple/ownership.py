@@ -19,7 +19,7 @@ class MachineOwner:
     """This process as an owner."""
 
     def __init__(self, state_dir: Path) -> None:
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self._record = state_dir / f"{self.pid}-{secrets.token_hex(6)}{_SUFFIX}"
         self._fd = os.open(self._record, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         _lock(self._fd)

@@ -75,10 +75,10 @@ class Containers:
             resolver: Looks up the names of listed hosts.
             private_network: Whether listed hosts may be in private networks.
         """
-        self.name = address.flavour.name
+        self.name: str = address.flavour.name
         self.address = address
         self.images = images
-        self.cleanup = Cleanup(address, self.reap, options.reap_interval)
+        self.cleanup: Cleanup = Cleanup(address, self.reap, options.reap_interval)
         self.pool: Pool | None = None
         self._options = options
         self._uids = range(first_uid, first_uid + ownership.UIDS)

@@ -72,7 +72,7 @@ class DockerBox:
     """One sandbox of a container engine."""
 
     def __init__(self, host: ContainerHost, plan: Plan, uid: int) -> None:
-        self.id = plan.id
+        self.id: str = plan.id
         self.plan = plan
         self.uid = uid
         self._host = host

@@ -43,7 +43,7 @@ class ImagesFor:
         self._options = options
         self._rules = rules
         self._images = images
-        self.languages = languages or Languages()
+        self.languages: Languages = languages or Languages()
         self._trusted: dict[str, tuple[float, str]] = {}  # image -> until when it counts, and its id
         self._volumes: dict[str, tuple[float, tuple[str, ...]]] = {}  # image -> until when it counts, and its volumes
 

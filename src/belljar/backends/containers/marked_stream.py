@@ -17,8 +17,8 @@ class MarkedStream:
 
     def __init__(self, mark: bytes, *, begun: bool) -> None:
         """Waits for the first mark, or, if it has `begun` already, for the second."""
-        self.begun = begun
-        self.preamble = b""
+        self.begun: bool = begun
+        self.preamble: bytes = b""
         self.ended: bytes | None = None
         self._mark = mark
         self._held = b""

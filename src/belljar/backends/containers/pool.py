@@ -49,7 +49,7 @@ class PoolTemplate:
     def __init__(self, body: Mapping[str, Any]) -> None:
         self.body = body
         self.waiting: deque[Standby] = deque()
-        self.asked = time.monotonic()
+        self.asked: float = time.monotonic()
         self.failed = False  # then nobody tries again before the next look
 
 
@@ -62,7 +62,7 @@ class Pool:
         self.size = size
         self.idle = idle
         self.uids = uids  # empty: the engine maps uids itself
-        self.closed = False
+        self.closed: bool = False
         self.names: set[str] = set()  # of all that wait, in whatever loop
         self._pid = os.getpid()
         self._loop_pools: WeakKeyDictionary[Any, LoopPool] = WeakKeyDictionary()  # one for each event loop
@@ -124,8 +124,8 @@ class LoopPool:
         self.templates: OrderedDict[str, PoolTemplate] = OrderedDict()
         self.names: set[str] = set()  # of all it ever created and has not given away
         self._dead: list[Standby] = []  # found dead by `claim`, which cannot wait until they are closed
-        self.wanted = asyncio.Event()
-        self.task = asyncio.create_task(self._maintain(), name="belljar-pool")
+        self.wanted: asyncio.Event = asyncio.Event()
+        self.task: asyncio.Task[None] = asyncio.create_task(self._maintain(), name="belljar-pool")
 
     def claim(self, body: Mapping[str, Any]) -> Standby | None:
         """See `Pool.claim`."""

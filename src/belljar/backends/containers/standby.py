@@ -33,8 +33,8 @@ class Standby:
     def __init__(self, container: DockerContainer, name: str) -> None:
         self.container = container
         self.name = name
-        self.up = False
-        self.image = ""  # the id
+        self.up: bool = False
+        self.image: str = ""  # the id
         self.group: cgroups.Group | None = None  # where this process can see it
         self.streams: ProgramStreams
         self._keeper: ProgramStreams | None = None

@@ -59,10 +59,11 @@ class Native:
             private_network: whether those names may lead to private addresses; only in tests.
         """
         self.state_dir = state_dir
-        self.uids = ownership.private_uids(first_uid) if sys.platform == "linux" and os.geteuid() == 0 else range(0)
+        as_root = sys.platform == "linux" and os.geteuid() == 0
+        self.uids: range = ownership.private_uids(first_uid) if as_root else range(0)
         known = BUILTIN.values() if spoken is None else spoken
-        self.toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
-        self.bubblewrap = ""
+        self.toolchains: Toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
+        self.bubblewrap: str = ""
         self._network = (resolver, private_network)
         self.groups: cgroups.Cgroups | None = None
         self.no_groups = "" if use_cgroups else "control groups were switched off"

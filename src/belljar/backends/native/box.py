@@ -54,7 +54,7 @@ class NativeBox:
     """One sandbox of the native backend. `packages` is a Python environment of the host that it may read."""
 
     def __init__(self, host: NativeHost, plan: Plan, uid: int | None) -> None:
-        self.id = plan.id
+        self.id: str = plan.id
         self.plan = plan
         self.uid = uid
         self.packages: Grant | None = None

@@ -44,12 +44,12 @@ class WasmBox:
         profile: Profile | None, *, copies_project: bool,
     ) -> None:  # fmt: skip
         """`another`: gives a worker in the place of one that was lost."""
-        self.id = plan.id
-        self.worker = worker
+        self.id: str = plan.id
+        self.worker: WorkerProcess = worker
         self.plan = plan
         self.profile = profile
-        self.folder = BoxFolder(worker, plan, copies_project=copies_project)
-        self.one_at_a_time = anyio.Lock()
+        self.folder: BoxFolder = BoxFolder(worker, plan, copies_project=copies_project)
+        self.one_at_a_time: anyio.Lock = anyio.Lock()
         self.holds_session = self.session_is_open = self.restored = False
         self._another = another
         self._copies_project = copies_project

@@ -88,9 +88,9 @@ class WorkerProcess:
         self._busy = False  # from a request to its answer: whoever goes away in between leaves a guest that still runs
         self.profiles: set[str] = set()  # those whose copy it holds
         self.uid: int | None = None
-        self.private = "/tmp"
-        self.project = WORKSPACE
-        self.tmp = -1
+        self.private: str = "/tmp"
+        self.project: str = WORKSPACE
+        self.tmp: int = -1
         self.group: Any = None
         self._init = 0  # the pid of the jail's first process, if there is a jail
         self._resting = 0  # bytes that it held before its first guest

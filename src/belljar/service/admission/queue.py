@@ -76,7 +76,7 @@ class Admission:
         self._seen: tuple[float, int | None] = (-math.inf, None)  # the last look at the memory
         self._numbered = -math.inf  # when those who wait were last told where
         self._average = 1.0  # seconds that a run takes
-        self.draining = False
+        self.draining: bool = False
         self.held = 0  # boxes that sessions keep open: their turns (no CPUs, no memory of their own) need no place
 
     @property

@@ -59,7 +59,7 @@ class LocalBus:
     waiting = 0
 
     def __init__(self, *, inbox_count: int = 1000, inbox_size: int = 4 * MIB) -> None:
-        self.dropped = 0
+        self.dropped: int = 0
         self._inbox = inbox_count, inbox_size
         self._listeners = Listeners()
         self._closed = False
@@ -100,8 +100,8 @@ class Link:
     def __init__(
         self, whose: str, on_change: Callable[[], None], *, secrets: tuple[str, ...] = (), problem: str = ""
     ) -> None:
-        self.problem = problem
-        self.failed = False
+        self.problem: str = problem
+        self.failed: bool = False
         self._whose = whose
         self._on_change = on_change
         self._secrets = secrets

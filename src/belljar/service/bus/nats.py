@@ -50,7 +50,7 @@ class Follower:
         self.inbox = inbox
         self.next: int | None = None  # the number in the stream that comes next
         self.created: datetime | None = None  # the stream that it is a number of
-        self.scope = anyio.CancelScope()
+        self.scope: anyio.CancelScope = anyio.CancelScope()
 
 
 class NatsConnection:

@@ -99,7 +99,7 @@ class Outbox:
     def __init__(self, count: int, size: int) -> None:
         if count < 1 or size < 1:
             raise errors.InvalidRequest("a buffer has room for at least one message and one byte")
-        self.dropped = 0
+        self.dropped: int = 0
         self._limits = count, size
         self._messages: deque[Message] = deque()
         self._size = 0
@@ -166,8 +166,8 @@ class Inbox:
 
     def __init__(self, subject: str, count: int, size: int) -> None:
         self.subject = subject
-        self.ready = anyio.Event()  # from here on nothing is missed unsaid
-        self.late = False  # the subscriber did not wait for that
+        self.ready: anyio.Event = anyio.Event()  # from here on nothing is missed unsaid
+        self.late: bool = False  # the subscriber did not wait for that
         self._limits = count, size
         self._items: deque[bytes] = deque()
         self._size = 0

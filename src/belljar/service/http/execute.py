@@ -55,7 +55,7 @@ async def execute(
     return await answer(run, request, wait=body.wait, key=idempotency_key)
 
 
-router = APIRouter(prefix="/api/sandbox", tags=["runs"])
+router: APIRouter = APIRouter(prefix="/api/sandbox", tags=["runs"])
 router.add_api_route(
     "/execute", execute, methods=["POST"], response_model=Executed, responses=ACCEPTED,
     route_class_override=ExecuteRoute,

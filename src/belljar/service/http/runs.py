@@ -25,8 +25,8 @@ from belljar.service.http.dependencies import (
 from belljar.service.telemetry.log_lines import with_gaps
 from belljar.service.telemetry.metrics import CONTENT_TYPE
 
-router = APIRouter(prefix="/api/sandbox", tags=["runs"], route_class=BoundedRoute)
-about = APIRouter(tags=["about"])
+router: APIRouter = APIRouter(prefix="/api/sandbox", tags=["runs"], route_class=BoundedRoute)
+about: APIRouter = APIRouter(tags=["about"])
 
 After = Annotated[int, Query(ge=0, le=2**62, description="the last number you have")]
 

@@ -21,7 +21,7 @@ from belljar.service.http.dependencies import (
     answer,
 )
 
-router = APIRouter(prefix="/api/sandbox", tags=["sessions"], route_class=BoundedRoute)
+router: APIRouter = APIRouter(prefix="/api/sandbox", tags=["sessions"], route_class=BoundedRoute)
 _Path = Annotated[str, InPath(min_length=1, max_length=1024)]
 
 

@@ -15,6 +15,7 @@ import anyio
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.mcpserver import Context
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -47,7 +48,7 @@ class McpApp:
             # `guard` is in front of everything that listens, and knows the hosts and origins of the settings.
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )
-        self.transport = server.session_manager
+        self.transport: StreamableHTTPSessionManager = server.session_manager
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -102,7 +103,7 @@ class _Entrance:
         await scope["app"].state.mcp(scope, receive, send)
 
 
-entrance = _Entrance()  # exactly at PATH: a mount would send clients on to PATH/ first
+entrance: _Entrance = _Entrance()  # exactly at PATH: a mount would send clients on to PATH/ first
 
 
 def _caller_of(ctx: Context[Any, Any]) -> Caller:

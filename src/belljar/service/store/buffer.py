@@ -21,8 +21,10 @@ class Buffer:
     """
 
     def __init__(self, count: int, size: int) -> None:
-        self.count, self.size, self.dropped = 0, 0, 0
-        self.since = 0.0  # when the first of those that wait came, or some were taken
+        self.count: int = 0
+        self.size: int = 0
+        self.dropped: int = 0
+        self.since: float = 0.0  # when the first of those that wait came, or some were taken
         self._most, self._room = count, size
         self._by_run: dict[str, deque[Item]] = {}
 

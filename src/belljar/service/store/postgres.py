@@ -27,7 +27,7 @@ class Postgres:
 
         if find_spec("asyncpg") is None:
             raise errors.NotAvailable("PostgreSQL needs asyncpg", fix="pip install 'belljar[postgres]'")
-        self.where = url.set(drivername="postgresql").render_as_string(hide_password=True)
+        self.where: str = url.set(drivername="postgresql").render_as_string(hide_password=True)
         query = dict(url.query)
         if mode := query.pop("sslmode", None):
             query["ssl"] = mode  # libpq's name of it, and asyncpg's

@@ -27,7 +27,7 @@ from belljar.protocol.records import Alert, Key, LogLine, RunRecord, Sample
 from belljar.service.store import retention, statements, tables, writer
 from belljar.service.store.buffer import EVERYTHING, Buffer
 from belljar.service.store.connect import connect
-from belljar.service.store.database import Trouble
+from belljar.service.store.database import Database, Trouble
 from belljar.service.store.migrate import migrate
 
 T = TypeVar("T")
@@ -47,9 +47,9 @@ class Store:
     def __init__(
         self, url: str, *, outbox: bool = False, buffer_items: int = 50_000, buffer_bytes: int = 32 * MIB
     ) -> None:
-        self.database = connect(url)
+        self.database: Database = connect(url)
         self.outbox = outbox
-        self.origin = ""
+        self.origin: str = ""
         buffer = Buffer(buffer_items, buffer_bytes)
         self._writer = writer.Writer(self.database, outbox=outbox, buffer=buffer)
         self._stack = AsyncExitStack()

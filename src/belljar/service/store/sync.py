@@ -45,8 +45,8 @@ class Parcel(NamedTuple):
 
 class Syncer:
     def __init__(self, store: Store, shared_url: str, *, poll: float = _POLL) -> None:
-        self.status = ""
-        self.behind = 0  # rows that wait, when last looked at
+        self.status: str = ""
+        self.behind: int = 0  # rows that wait, when last looked at
         self._store = store
         self._shared = connect(shared_url)
         self._ready = False

@@ -29,9 +29,9 @@ from belljar.host.capture import scrub
 from belljar.protocol.records import Alert, Key, LogLine, RunRecord, Sample, State
 
 HEAD = "0001"  # the newest migration; a test holds it against the folder
-metadata = MetaData()
+metadata: MetaData = MetaData()
 
-runs = Table(
+runs: Table = Table(
     "runs", metadata,
     Column("id", Text, primary_key=True),
     Column("origin", Text, nullable=False),  # "": our own; else the store it was pushed from
@@ -55,7 +55,7 @@ runs = Table(
     Index("runs_by_state", "state", "created"),
     Index("runs_by_fingerprint", "fingerprint", "ended"),
 )  # fmt: skip
-logs = Table(
+logs: Table = Table(
     "logs", metadata,
     Column("container_id", Text, primary_key=True),
     Column("number", BigInteger, primary_key=True, autoincrement=False),
@@ -64,7 +64,7 @@ logs = Table(
     Column("message", LargeBinary, nullable=False),  # UTF-8; PostgreSQL's text refuses a NUL
     Column("partial", Boolean, nullable=False),
 )  # fmt: skip
-samples = Table(
+samples: Table = Table(
     "samples", metadata,
     Column("container_id", Text, primary_key=True),
     Column("at", Double, primary_key=True),
@@ -76,7 +76,7 @@ samples = Table(
     Column("disk_write_bytes", BigInteger),
     Column("uptime_seconds", Double, nullable=False),
 )  # fmt: skip
-alerts = Table(
+alerts: Table = Table(
     "alerts", metadata,
     Column("container_id", Text, primary_key=True),
     Column("at", Double, primary_key=True),
@@ -85,7 +85,7 @@ alerts = Table(
     Column("message", Text, nullable=False),
     Index("alerts_by_age", "at"),
 )  # fmt: skip
-claims = Table(
+claims: Table = Table(
     "claims", metadata,
     Column("caller", Text, primary_key=True),
     Column("key", Text, primary_key=True),
@@ -93,7 +93,7 @@ claims = Table(
     Column("id", Text, nullable=False),
     Column("created", Double, nullable=False),
 )  # fmt: skip
-keys = Table(
+keys: Table = Table(
     "keys", metadata,
     Column("id", Text, primary_key=True),
     Column("name", Text, nullable=False),
@@ -105,7 +105,7 @@ keys = Table(
     Column("rate", Text, nullable=False),
     Column("concurrency", Integer, nullable=False),
 )  # fmt: skip
-images = Table(
+images: Table = Table(
     "images", metadata,
     Column("engine", Text, primary_key=True),
     Column("reference", Text, primary_key=True),
@@ -113,12 +113,12 @@ images = Table(
     Column("facts", Text, nullable=False),
     Column("at", Double, nullable=False),
 )  # fmt: skip
-notes = Table(  # the store's own: its origin, and how far it was pushed
+notes: Table = Table(  # the store's own: its origin, and how far it was pushed
     "notes", metadata,
     Column("name", Text, primary_key=True),
     Column("value", Text, nullable=False),
 )  # fmt: skip
-outbox = Table(
+outbox: Table = Table(
     "outbox", metadata,
     # Numbers are never used again, not even when all rows are gone: the other side goes by them.
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
@@ -128,7 +128,7 @@ outbox = Table(
     Index("outbox_by_run", "id"),
     sqlite_autoincrement=True,
 )  # fmt: skip
-arrivals = Table(  # in a shared store: the last number that came from each origin
+arrivals: Table = Table(  # in a shared store: the last number that came from each origin
     "arrivals", metadata,
     Column("origin", Text, primary_key=True),
     Column("number", BigInteger, nullable=False),

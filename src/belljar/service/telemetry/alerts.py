@@ -26,7 +26,7 @@ class Level:
     """One figure, as a part of what it may be: raised after `patience` seconds above HIGH, until it is calm again."""
 
     def __init__(self, patience: float = 0.0) -> None:
-        self.raised = False
+        self.raised: bool = False
         self._patience = patience
         self._above = self._below = math.inf  # since when
 

@@ -98,7 +98,7 @@ class Live:
         self._size = 0
         self._ahead = 0
         self._news = anyio.Event()
-        self.closed = False
+        self.closed: bool = False
 
     @property
     def latest(self) -> LogLine | None:

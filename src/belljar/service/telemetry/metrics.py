@@ -83,7 +83,7 @@ class Metrics:
 
     def __init__(self, spoken: Iterable[Language] = tuple(BUILTIN.values()), known: Iterable[str] = NAMES) -> None:
         disable_created_metrics()  # else each of ours has a second series, which says when the process was started
-        self.registry = CollectorRegistry()
+        self.registry: CollectorRegistry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._names = _names(spoken)
         self._known = frozenset((*known, *NEVER_CHOSEN, _NOWHERE))

@@ -33,7 +33,7 @@ class Bench:
         self.engine = engine
         self.backend = backend
         self.capabilities = capabilities
-        self.languages = frozenset(support.name for support in languages if support.available)
+        self.languages: frozenset[str] = frozenset(support.name for support in languages if support.available)
 
     async def run(self, guest: str | Sequence[str], **options: Any) -> Result:
         """A snippet (a string) or a command (a sequence) in a sandbox of its own."""

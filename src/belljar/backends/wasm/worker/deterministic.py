@@ -57,8 +57,8 @@ class DeterministicState:
         self._key = hashlib.sha256(f"belljar:{seed}".encode()).digest()
         self._blocks = 0
         self._pool = b""
-        self.start = int(start * 1e9)
-        self.now = self.start
+        self.start: int = int(start * 1e9)
+        self.now: int = self.start
         self._inodes: dict[int, int] = {}
         self.own: Mapping[str, Any] | None = None  # WASI's own functions, once they are needed
 
@@ -84,7 +84,7 @@ class DeterministicWasi:
     """Puts host functions before WASI's own in a linker. `state` is that of the run under way."""
 
     def __init__(self, engine: wasmtime.Engine, linker: wasmtime.Linker) -> None:
-        self.state = DeterministicState(0, 0)
+        self.state: DeterministicState = DeterministicState(0, 0)
         self.linker = linker
         self._engine = engine
         self._forwarding = wasmtime.Module(engine, _FORWARDING)

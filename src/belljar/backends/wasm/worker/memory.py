@@ -112,7 +112,9 @@ class MemoryCopy:
             kind = self._mapped if _MAPS and many >= _WORTH_MAPPING_PAGES else self._copied
             kind.append((first * PAGE, many * PAGE, at))
             at += many * PAGE
-        self.mapped = [n for place, size, _ in self._mapped for n in range(place // PAGE, (place + size) // PAGE)]
+        self.mapped: list[int] = [
+            n for place, size, _ in self._mapped for n in range(place // PAGE, (place + size) // PAGE)
+        ]
 
     def lay(self, memory: wasmtime.Memory, store: wasmtime.Store) -> None:
         """Lays the pages over a fresh instance, which is first grown to the size the other had.

@@ -44,13 +44,14 @@ class Worker:
         config.epoch_interruption = True
         config.consume_fuel = True
         self._engine = wasmtime.Engine(config)
-        self.frames = FrameWriter()
+        self.frames: FrameWriter = FrameWriter()
         self._watchdog = Watchdog(self._engine, self.frames.flush)
         self.frames.flush_soon = self._watchdog.flush_soon
         module = wasmtime.Module.deserialize_file(self._engine, facts["python"])
         self._python = Python(self._engine, module, facts)
         self._facts = facts
-        self.private, self.plain = facts["private"], facts["plain"]
+        self.private: str = facts["private"]
+        self.plain: bool = facts["plain"]
         self._scripts: dict[bool, tuple[JavaScript, DeterministicWasi | None]] = {}
         self._spare: PythonInstance | None = None
         self._session: PythonInstance | None = None

@@ -41,7 +41,7 @@ class GuestExit(Exception):
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
-        self.code = code & 0xFF
+        self.code: int = code & 0xFF
 
 
 class WasiError(Exception):

@@ -18,8 +18,11 @@ class Image:
 
     def __init__(self, memory: bytes, blank: bytes, seed: int, scratch: int, entry: Mapping[str, int]) -> None:
         """`seed`: where `Math.random` keeps its state; `scratch` and `entry` are those of the booted instance."""
-        self.size, self.seed, self.scratch, self.entry = len(memory), seed, scratch, entry
-        self.parts = list(_differences(memory, blank.ljust(len(memory), b"\0")))
+        self.size: int = len(memory)
+        self.seed: int = seed
+        self.scratch: int = scratch
+        self.entry: Mapping[str, int] = entry
+        self.parts: list[tuple[int, bytes]] = list(_differences(memory, blank.ljust(len(memory), b"\0")))
 
 
 def _differences(memory: bytes, blank: bytes) -> Iterator[tuple[int, bytes]]:

@@ -33,11 +33,11 @@ class QuickJsInstance:
     """One instance with everything that answers it. `write` takes its output; without it, it is one of our own."""
 
     def __init__(self, store: wasmtime.Store, linker: wasmtime.Linker, write: Write | None = None) -> None:
-        self.js = QuickJs(store, linker)
+        self.js: QuickJs = QuickJs(store, linker)
         self._write = write
         basic = BasicOperations(self.js, write or _refuse_output)
         self._operations = {**basic.table(), **FileOperations(self.js).table()}
-        self.callbacks = Callbacks(self.js, self._operations, self._must)
+        self.callbacks: Callbacks = Callbacks(self.js, self._operations, self._must)
 
     def boot(self, sources: Iterable[tuple[str, bytes]]) -> None:
         """Starts the engine and evaluates our own files."""
