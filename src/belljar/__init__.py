@@ -23,8 +23,8 @@ _MODULES: dict[str, str] = {
     "client.async_client": "AsyncClient",
     "client.sessions": "RemoteSession AsyncRemoteSession RemoteSandbox AsyncRemoteSandbox RemoteCheckpoint",
     "engine.engine": "Engine",
-    "engine.callbacks": "Cancel",
-    "engine.stream": "Stream AsyncStream",
+    "control.callbacks": "Cancel",
+    "control.stream": "Stream AsyncStream",
     "containers": (
         "detect adetect Detected Detection run_in_container arun_in_container build_image abuild_image "
         "is_container_available ais_container_available"
@@ -141,6 +141,9 @@ if TYPE_CHECKING:
     from belljar.containers import detect as detect
     from belljar.containers import is_container_available as is_container_available
     from belljar.containers import run_in_container as run_in_container
+    from belljar.control.callbacks import Cancel as Cancel
+    from belljar.control.stream import AsyncStream as AsyncStream
+    from belljar.control.stream import Stream as Stream
     from belljar.core.capabilities import Capabilities as Capabilities
     from belljar.core.capabilities import Guarantees as Guarantees
     from belljar.core.capabilities import Isolation as Isolation
@@ -178,10 +181,7 @@ if TYPE_CHECKING:
     from belljar.core.result import File as File
     from belljar.core.result import Result as Result
     from belljar.core.result import Status as Status
-    from belljar.engine.callbacks import Cancel as Cancel
     from belljar.engine.engine import Engine as Engine
-    from belljar.engine.stream import AsyncStream as AsyncStream
-    from belljar.engine.stream import Stream as Stream
     from belljar.images.build_log import BuildReport as BuildReport
     from belljar.protocol.records import LogLine as LogLine
     from belljar.protocol.records import RunRecord as RunRecord

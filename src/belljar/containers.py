@@ -6,15 +6,14 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Unpack, runtime_checkable
 
+from belljar.control.callbacks import Cancel, Listener, OutputCallback
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.options import ContainerOptions
 from belljar.core.result import Result
 from belljar.core.settings import CONTAINER_ENGINES as CONTAINERS
 from belljar.core.values import parse_size
-from belljar.engine.callbacks import Cancel, OutputCallback
 from belljar.engine.engine import Engine
-from belljar.engine.lease import Listener
 from belljar.host import portal
 from belljar.sandbox import arun, default_engine
 

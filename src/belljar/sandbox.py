@@ -9,16 +9,16 @@ from typing import Any, ClassVar, Self, Unpack
 from weakref import WeakKeyDictionary
 
 from belljar.backends.base import Backend
+from belljar.control.callbacks import Cancel, Listener, OutputCallback, control_for, listening
+from belljar.control.stream import AsyncStream, Stream, blocking, streaming
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
 from belljar.core.options import CommandOptions, RunOptions, SandboxOptions, StrPath, request
 from belljar.core.request import RunRequest
 from belljar.core.result import Entry, File, Result
 from belljar.core.values import guest_path
-from belljar.engine.callbacks import Cancel, OutputCallback, control_for, listening
 from belljar.engine.engine import Engine
-from belljar.engine.lease import Lease, Listener
-from belljar.engine.stream import AsyncStream, Stream, blocking, streaming
+from belljar.engine.lease import Lease
 from belljar.host import portal
 from belljar.host.lifetime import Openable
 from belljar.host.source import with_code

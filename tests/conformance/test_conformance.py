@@ -22,7 +22,7 @@ from belljar.engine.backends import NAMES
 from belljar.engine.engine import Engine
 from belljar.settings import load
 from belljar.testing import conformance
-from belljar.testing.conformance import Bench, Check, Verdict
+from belljar.testing.conformance import Bench, Check, CheckVerdict
 from engines import engines, flavours
 from saboteurs import SABOTEURS, Saboteur
 from suites import SUITE_SECONDS, assert_passed, checked
@@ -224,7 +224,7 @@ def test_the_contract_has_at_least_sixty_checks_and_covers_every_area() -> None:
 
 
 async def test_verdicts_are_told_as_they_fall_and_returned_in_the_order_of_the_checks() -> None:
-    told: list[Verdict] = []
+    told: list[CheckVerdict] = []
     verdicts = await conformance.conform(Fake(conformance.scripts()), only=["exit codes"], on_verdict=told.append)
     assert sorted(told) == sorted(verdicts)
     assert [verdict.name for verdict in verdicts] == [check.name for check in CHECKS if check.area == "exit codes"]

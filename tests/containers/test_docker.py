@@ -17,11 +17,11 @@ import pytest
 from anyio.abc import SocketStream
 
 import belljar
+from belljar.control.callbacks import Cancel
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.labels import LABEL, OWNER_LABEL
 from belljar.core.options import request
-from belljar.engine.callbacks import Cancel
 from belljar.engine.engine import Engine
 from belljar.host.docker_api import connected
 from belljar.host.engine_address import DOCKER, EngineAddress

@@ -17,9 +17,9 @@ import pytest
 
 import belljar
 from belljar.backends.containers.backend import Containers
+from belljar.control.callbacks import Cancel
 from belljar.core.labels import LABEL
 from belljar.engine.backends import containers
-from belljar.engine.callbacks import Cancel
 from belljar.engine.engine import Engine
 from belljar.host import files
 from belljar.host.docker_api import connected, list_containers

@@ -16,7 +16,7 @@ from suites import SUITE_SECONDS, attacked
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.timeout(SUITE_SECONDS)]
 
-Verdicts = dict[str, escape.Verdict]
+Verdicts = dict[str, escape.AttackVerdict]
 NAMES = [one.name for one in escape.ATTACKS]
 
 # What only a control group can stop. Where there is none, `guarantees.weaker` says so, and so do we, loudly.

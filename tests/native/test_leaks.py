@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 import belljar
-from belljar.backends.control import Control
+from belljar.control.control import Control
 from belljar.core.options import request
 from belljar.engine.engine import Engine
 from witness import Traces, eventually

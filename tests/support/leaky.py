@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.base import Emit
-from belljar.backends.control import Control
+from belljar.control.control import Control
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.plan import INPUTS, Command, Plan
 from belljar.core.result import Collected, Entry, File, Result, Status

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from belljar.backends.base import Emit
-from belljar.backends.control import Control
 from belljar.backends.fake import Fake, FakeBox
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits

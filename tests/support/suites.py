@@ -17,20 +17,20 @@ SUITE_SECONDS = 900  # the first test item that asks for a verdict waits for the
 
 
 @cache
-def checked(backend: str, engine: Engine) -> dict[str, conformance.Verdict]:
+def checked(backend: str, engine: Engine) -> dict[str, conformance.CheckVerdict]:
     """Runs the conformance suite, the first time it is asked for, and returns its verdicts by name."""
     found = anyio.run(partial(conformance.conform, backend, engine=engine))
     return {verdict.name: verdict for verdict in found}
 
 
 @cache
-def attacked(backend: str, engine: Engine) -> dict[str, escape.Verdict]:
+def attacked(backend: str, engine: Engine) -> dict[str, escape.AttackVerdict]:
     """Runs the escape suite, the first time it is asked for, and returns its verdicts by name."""
     found = anyio.run(partial(escape.attack, backend, engine=engine))
     return {verdict.name: verdict for verdict in found}
 
 
-def assert_passed(verdict: conformance.Verdict) -> None:
+def assert_passed(verdict: conformance.CheckVerdict) -> None:
     """Fails or skips a test as the suite judged its check."""
     if verdict.status == "skipped":
         pytest.skip(verdict.detail)

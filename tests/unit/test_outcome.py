@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.backends.control import Control
 from belljar.backends.granted import GrantedCopy
 from belljar.backends.outcome import WENT_ON, Ending, Outcome, judge
+from belljar.control.control import Control
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Collected, File, FileTree, Result, Status
 from belljar.host.egress import DENIALS

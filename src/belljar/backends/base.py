@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from anyio.abc import TaskGroup
 
-from belljar.backends.control import Control
 from belljar.backends.snapshot import Snapshot
 from belljar.backends.turn import TurnRequest
+from belljar.control.control import Control
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.plan import Command, Plan
 from belljar.core.result import Collected, Entry, EventKind, File, Result, Status, Usage

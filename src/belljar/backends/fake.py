@@ -27,8 +27,8 @@ import anyio
 import anyio.lowlevel
 
 from belljar.backends.base import Emit
-from belljar.backends.control import Control
 from belljar.backends.outcome import Ending, Outcome
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN

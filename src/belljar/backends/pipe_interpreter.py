@@ -15,8 +15,8 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from belljar.backends.base import Box, Emit
-from belljar.backends.control import Control
 from belljar.backends.turn import AGENT_ENV, TurnRecord, TurnRequest, agent_source
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
 from belljar.core.result import EventKind, Result, Status

@@ -27,7 +27,7 @@ app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    help="The images of container engines: build, pull, pin, verify, scan, clean up.",
+    help="Images of container engines: build, pull, pin, verify, scan, clean up.",
 )
 
 Name = Annotated[str, typer.Argument(metavar="IMAGE", help="[registry/]name[:tag][@sha256:…]")]

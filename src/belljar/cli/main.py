@@ -22,7 +22,7 @@ from belljar.core import errors
 from belljar.core.version import __version__
 
 
-class Command(NamedTuple):
+class LazyCommand(NamedTuple):
     """Where a command is defined: a function of a module below `belljar.cli`, or a Typer with commands of its own."""
 
     module: str
@@ -33,26 +33,26 @@ class Command(NamedTuple):
 
 # In the order of `belljar --help`. The sentences stand here too, so that help imports none of the modules.
 COMMANDS = {
-    "run": Command("run", "run", "Run a snippet or a file in a sandbox of its own."),
-    "exec": Command(
+    "run": LazyCommand("run", "run", "Run a snippet or a file in a sandbox of its own."),
+    "exec": LazyCommand(
         "run", "exec_", "Run a command in a sandbox, with a folder of the host at /workspace if you grant one.",
         {"ignore_unknown_options": True},
     ),
-    "session": Command("session", "session", "An interactive prompt with one sandboxed interpreter."),
-    "doctor": Command("doctor", "doctor", "Every backend: does it work here, why not, how to fix it."),
-    "setup": Command("doctor", "setup", "Prepare a backend that needs it, once."),
-    "languages": Command("doctor", "languages", "The languages this installation can run now."),
-    "version": Command("main", "version", "Belljar's version."),
-    "conformance": Command("checks", "conformance", "Check a backend against the contract."),
-    "attack": Command("checks", "attack", "Attack a sandbox in every way we know."),
-    "serve": Command("serve", "serve", "Serve HTTP, WebSocket and MCP."),
-    "mcp": Command("mcp", "mcp", "Offer sandboxes to models over MCP."),
-    "top": Command("top", "top", "What runs on a server now: who, what, for how long, and what it uses."),
-    "socket-proxy": Command("proxy", "socket_proxy", "Let only Belljar's own calls through to a container engine."),
-    "images": Command("images", "app", "The images of container engines: build, pull, pin, verify, scan, clean up."),
-    "audit": Command("audit", "app", "The audit log: show it, export it, prove that nothing was changed."),
-    "keys": Command("keys", "app", "The keys of the service: create, list, revoke."),
-    "records": Command("records", "app", "The records of runs: list, show and export them, push them, let them go."),
+    "session": LazyCommand("session", "session", "An interactive prompt with one sandboxed interpreter."),
+    "doctor": LazyCommand("doctor", "doctor", "Every backend: does it work here, why not, how to fix it."),
+    "setup": LazyCommand("doctor", "setup", "Prepare a backend that needs it, once."),
+    "languages": LazyCommand("doctor", "languages", "The languages this installation can run now."),
+    "version": LazyCommand("main", "version", "Belljar's version."),
+    "conformance": LazyCommand("checks", "conformance", "Check a backend against the contract."),
+    "attack": LazyCommand("checks", "attack", "Attack a sandbox in every way we know."),
+    "serve": LazyCommand("serve", "serve", "Serve HTTP, WebSocket and MCP."),
+    "mcp": LazyCommand("mcp", "mcp", "Offer sandboxes to models over MCP."),
+    "top": LazyCommand("top", "top", "What runs on a server now: who, what, for how long, and what it uses."),
+    "socket-proxy": LazyCommand("proxy", "socket_proxy", "Let only Belljar's own calls through to a container engine."),
+    "images": LazyCommand("images", "app", "Images of container engines: build, pull, pin, verify, scan, clean up."),
+    "audit": LazyCommand("audit", "app", "The audit log: show it, export it, prove that nothing was changed."),
+    "keys": LazyCommand("keys", "app", "The keys of the service: create, list, revoke."),
+    "records": LazyCommand("records", "app", "Records of runs: list, show and export them, push them, let them go."),
 }  # fmt: skip
 
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000  # Python's 700 make the collector a tenth of the time that imports take

@@ -24,7 +24,7 @@ app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    help="The records of runs: list, show and export them, push them, let them go.",
+    help="Records of runs: list, show and export them, push them, let them go.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

@@ -9,13 +9,13 @@ import typer
 from belljar.core import errors
 
 if TYPE_CHECKING:
-    from belljar.backends.control import Control
     from belljar.client.async_client import AsyncClient
+    from belljar.control.callbacks import Listener
+    from belljar.control.control import Control
     from belljar.core.capabilities import Capabilities, LanguageSupport
     from belljar.core.request import RunRequest
     from belljar.core.result import Result
     from belljar.engine.engine import Engine
-    from belljar.engine.lease import Listener
 
 COMMANDS = frozenset(("run", "exec", "languages", "doctor", "version"))
 _client: AsyncClient | None = None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import anyio
 import typer
 
-from belljar.backends.control import Control
 from belljar.cli import options as opt
 from belljar.cli import process, remote, terminal
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.options import request as make_request
 from belljar.core.result import Result, Status

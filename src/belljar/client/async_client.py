@@ -12,23 +12,21 @@ from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
-from belljar.backends.control import Control
 from belljar.client.log_stream import LogFollower
 from belljar.client.runs import GRACE_SECONDS, RUNS, Sending, execution, look, parse, path_part, stop, watch
 from belljar.client.sessions import AsyncRemoteSandbox, AsyncRemoteSession
 from belljar.client.transport import Transport
+from belljar.control.callbacks import Cancel, Listener, OutputCallback, control_for, listening
+from belljar.control.control import Control
+from belljar.control.stream import AsyncStream, streaming
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.languages import Languages
-from belljar.core.options import RemoteOptions, RunOptions, StrPath, request
+from belljar.core.options import IDLE_SECONDS, LIFETIME_SECONDS, RemoteOptions, RunOptions, StrPath, request
 from belljar.core.request import RunRequest
 from belljar.core.result import Result
-from belljar.engine.callbacks import Cancel, OutputCallback, control_for, listening
-from belljar.engine.lease import Listener
-from belljar.engine.stream import AsyncStream, streaming
 from belljar.host.source import with_code
 from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
 from belljar.protocol.responses import BackendLanguage
-from belljar.session.session import IDLE_SECONDS, LIFETIME_SECONDS
 
 TIMEOUT_SECONDS, RETRIES = 30.0, 5
 

@@ -9,15 +9,13 @@ from typing import Self, Unpack
 
 from belljar.client.async_client import RETRIES, TIMEOUT_SECONDS, AsyncClient
 from belljar.client.sessions import RemoteSandbox, RemoteSession
+from belljar.control.callbacks import Cancel, Listener, OutputCallback
+from belljar.control.stream import Stream, blocking
 from belljar.core.capabilities import Capabilities, LanguageSupport
-from belljar.core.options import RemoteOptions, RunOptions, StrPath
+from belljar.core.options import IDLE_SECONDS, LIFETIME_SECONDS, RemoteOptions, RunOptions, StrPath
 from belljar.core.result import Result
-from belljar.engine.callbacks import Cancel, OutputCallback
-from belljar.engine.lease import Listener
-from belljar.engine.stream import Stream, blocking
 from belljar.host import portal
 from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
-from belljar.session.session import IDLE_SECONDS, LIFETIME_SECONDS
 
 
 class Client:

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import anyio
 from pydantic import TypeAdapter, ValidationError
 
-from belljar.backends.control import Control
 from belljar.client.log_stream import LogFollower, event_of
 from belljar.client.transport import MAX_RETRY_AFTER_SECONDS, Transport, Unanswered
+from belljar.control.callbacks import Listener
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.request import RunRequest
 from belljar.core.result import Event, Result, Status
 from belljar.core.values import WORKSPACE
-from belljar.engine.lease import Listener
 from belljar.host.loops import lone_errors
 from belljar.protocol.records import LogLine, RunRecord
 

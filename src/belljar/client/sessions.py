@@ -12,20 +12,18 @@ import anyio
 
 from belljar.client.runs import GRACE_SECONDS, opening, parse, path_part, watch
 from belljar.client.transport import Transport
+from belljar.control.callbacks import Cancel, Listener, OutputCallback, control_for, listening
 from belljar.core import errors
 from belljar.core.languages import Languages
-from belljar.core.options import StrPath, request
+from belljar.core.options import StrPath, check_seconds, request
 from belljar.core.request import RunRequest
 from belljar.core.result import Entry, Result
 from belljar.core.values import guest_path
-from belljar.engine.callbacks import Cancel, OutputCallback, control_for, listening
-from belljar.engine.lease import Listener
 from belljar.host import portal
 from belljar.host.lifetime import Openable
-from belljar.host.source import with_code
+from belljar.host.source import turn_code, with_code
 from belljar.protocol.records import RunRecord, SessionRecord
 from belljar.protocol.responses import Checkpointed, FileList
-from belljar.session.session import check_seconds, turn_code
 
 _SESSIONS = "/api/sandbox/sessions"
 _OPENING_SECONDS = 60.0  # an image may have to be unpacked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypedDict, Unpack, cast
@@ -13,6 +14,7 @@ from belljar.core.capabilities import Isolation
 from belljar.core.request import Deterministic, Egress, Limits, RunRequest, Workspace
 
 StrPath = str | os.PathLike[str]
+IDLE_SECONDS, LIFETIME_SECONDS = 600.0, 3600.0  # of a session or sandbox that stays open
 _LIMITS = frozenset(Limits.model_fields)
 
 
@@ -179,3 +181,10 @@ def _egress(hosts: Iterable[str], asked: Any) -> Any:
     if listed and asked is not None:
         raise errors.InvalidRequest("net: goes with no egress of its own", fix="give one of the two")
     return Egress(mode="listed", hosts=listed) if listed else asked or Egress()
+
+
+def check_seconds(**given: float) -> None:
+    """Refuses a time that is not a positive number of seconds."""
+    for name, value in given.items():
+        if not (math.isfinite(value) and value > 0):
+            raise errors.InvalidRequest(f"{name}: must be a positive number of seconds (got {value!r})")

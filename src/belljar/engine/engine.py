@@ -11,7 +11,8 @@ from typing import Any
 import anyio
 
 from belljar.backends.base import Backend, Preparable, Rememberable
-from belljar.backends.control import Control
+from belljar.control.callbacks import Listener, notify
+from belljar.control.control import Control
 from belljar.core import errors, policy, routing
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.languages import Languages
@@ -24,7 +25,7 @@ from belljar.engine import audit, language_file
 from belljar.engine.audit import Audit
 from belljar.engine.backends import NAMES, NEVER_CHOSEN, Backends
 from belljar.engine.capacity import Capacity
-from belljar.engine.lease import Lease, Listener, notify
+from belljar.engine.lease import Lease
 from belljar.engine.probe_cache import ProbeCache
 from belljar.engine.tracing import span
 from belljar.settings import load as load_settings

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from belljar.backends.base import Box, Emit
-from belljar.backends.control import Control
+from belljar.control.callbacks import Listener
+from belljar.control.control import Control
 from belljar.core import errors, policy, routing
 from belljar.core.capabilities import Capabilities, Guarantees
 from belljar.core.plan import Command, Plan
@@ -19,13 +19,6 @@ from belljar.engine.tracing import span
 
 if TYPE_CHECKING:
     from belljar.engine.engine import Engine
-
-Listener = Callable[[Event], Awaitable[None] | None]
-
-
-async def notify(listener: Listener | None, event: Event) -> None:
-    if listener is not None and inspect.isawaitable(answer := listener(event)):
-        await answer
 
 
 class Lease:

@@ -79,3 +79,11 @@ def _read_below(folder: int, name: str) -> bytes:
     parent, _, last = name.rpartition("/")
     with files.below(folder, parent) if parent else nullcontext(folder) as at:
         return _read(last, folder=at, flags=os.O_NOFOLLOW)
+
+
+async def turn_code(code: str | None, path: str | os.PathLike[str] | None) -> str:
+    """Returns the code of a turn: the one that was given, or what the Python file at `path` holds."""
+    found = (await with_code(code, path, {"language": "python"}, Languages()))["code"]
+    if not isinstance(found, str):
+        raise errors.InvalidRequest("code: give `code` or `path`")
+    return found

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from belljar.backends.control import Control
+from belljar.control.callbacks import Listener
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.result import Result, Status
 from belljar.core.values import MIB
 from belljar.engine import audit
-from belljar.engine.lease import Listener
 from belljar.engine.tracing import span
 from belljar.protocol.records import Caller, RunRecord
 from belljar.service.admission.queue import Admission

@@ -19,14 +19,15 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from belljar.backends.control import Control
+from belljar.control.callbacks import Listener
+from belljar.control.control import Control
 from belljar.core import errors, policy
 from belljar.core.request import RunRequest
 from belljar.core.result import Result
 from belljar.core.settings import Settings
 from belljar.engine import audit
 from belljar.engine.engine import Engine
-from belljar.engine.lease import Lease, Listener
+from belljar.engine.lease import Lease
 from belljar.protocol.records import Alert, Caller, RunRecord, Sample, new_id
 from belljar.protocol.requests import Execute
 from belljar.service import projects, recovery

@@ -13,14 +13,13 @@ from typing import Any, Literal, NamedTuple
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from belljar.backends.control import Control
+from belljar.control.callbacks import Cancel, Listener
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.options import request
 from belljar.core.result import Entry, Result
 from belljar.core.values import MIB
 from belljar.engine import audit
-from belljar.engine.callbacks import Cancel
-from belljar.engine.lease import Listener
 from belljar.protocol.records import Caller, RunRecord, SessionRecord, new_id
 from belljar.sandbox import AsyncSandbox
 from belljar.service.claims import SessionClaims

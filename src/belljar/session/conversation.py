@@ -10,12 +10,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from belljar.backends.base import Emit, Interpreter
-from belljar.backends.control import Control
 from belljar.backends.turn import TurnRequest
+from belljar.control.callbacks import Cancel
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import Result, Status
-from belljar.engine.callbacks import Cancel
 
 _LOOK_SECONDS = 0.05  # between two looks at a session whose turn takes longer than it may be idle
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -14,38 +13,20 @@ from anyio.abc import TaskGroup
 
 from belljar.backends.base import Backend, Copyable, Emit, Interpreting
 from belljar.backends.snapshot import Snapshot
+from belljar.control.callbacks import Cancel, Listener, OutputCallback, listening
 from belljar.core import errors, policy
-from belljar.core.languages import Languages
-from belljar.core.options import SessionOptions, StrPath
+from belljar.core.options import IDLE_SECONDS, LIFETIME_SECONDS, SessionOptions, StrPath, check_seconds
 from belljar.core.result import Entry, Result
 from belljar.core.values import MIB
-from belljar.engine.callbacks import Cancel, OutputCallback, listening
 from belljar.engine.engine import Engine
-from belljar.engine.lease import Lease, Listener
+from belljar.engine.lease import Lease
 from belljar.host import portal
 from belljar.host.lifetime import Openable
 from belljar.host.loops import lone_errors
-from belljar.host.source import with_code
+from belljar.host.source import turn_code
 from belljar.sandbox import AsyncSandbox
 from belljar.session import checkpoint_file
 from belljar.session.conversation import Conversation
-
-IDLE_SECONDS, LIFETIME_SECONDS = 600.0, 3600.0
-
-
-async def turn_code(code: str | None, path: StrPath | None) -> str:
-    """Returns the code of a turn: the one that was given, or what the Python file at `path` holds."""
-    found = (await with_code(code, path, {"language": "python"}, Languages()))["code"]
-    if not isinstance(found, str):
-        raise errors.InvalidRequest("code: give `code` or `path`")
-    return found
-
-
-def check_seconds(**given: float) -> None:
-    """Refuses a time that is not a positive number of seconds."""
-    for name, value in given.items():
-        if not (math.isfinite(value) and value > 0):
-            raise errors.InvalidRequest(f"{name}: must be a positive number of seconds (got {value!r})")
 
 
 class AsyncSession(Openable):

@@ -21,8 +21,8 @@ from belljar.backends.apple import arguments, output, ownership
 from belljar.backends.apple.box import AppleBox, AppleHost
 from belljar.backends.apple.cli import Cli
 from belljar.backends.apple.ownership import MachineOwner
-from belljar.backends.control import Control
 from belljar.backends.guest_text import shell_script
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN, Language

@@ -23,10 +23,10 @@ from belljar.backends.apple.run import AppleJob, AppleRun, MachineFigures, figur
 from belljar.backends.base import Emit
 from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers.spec import KEEPER
-from belljar.backends.control import Control
 from belljar.backends.granted import GrantedCopy
 from belljar.backends.guest_text import shell_script
 from belljar.backends.pipe_interpreter import PipeInterpreter
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
 from belljar.core.result import Collected, Entry, File, FileTree, Result

@@ -14,8 +14,8 @@ from anyio.abc import TaskGroup
 from belljar.backends.apple import output as apple_output
 from belljar.backends.apple.cli import Cli, CliCall
 from belljar.backends.base import Emit
-from belljar.backends.control import Control
 from belljar.backends.outcome import Ending, Outcome
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import Result, Status, Stream

@@ -24,9 +24,9 @@ from belljar.backends.containers.egress_relay import EgressRelay
 from belljar.backends.containers.pool import Pool
 from belljar.backends.containers.run import ContainerJob, DockerRun
 from belljar.backends.containers.standby import Standby
-from belljar.backends.control import Control
 from belljar.backends.granted import GrantedCopy
 from belljar.backends.pipe_interpreter import PipeInterpreter
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import INPUTS, Command, Plan
 from belljar.core.request import Egress, Limits

@@ -13,8 +13,8 @@ from belljar.backends.base import Box
 from belljar.backends.containers import egress_relay, evidence, spec
 from belljar.backends.containers.facts import EngineFacts, has_own_kernel, security
 from belljar.backends.containers.images_for import ImagesFor
-from belljar.backends.control import Control
 from belljar.backends.guest_text import shell_script
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees
 from belljar.core.languages import Language

@@ -19,8 +19,8 @@ from belljar.backends.containers.egress_relay import EgressRelay
 from belljar.backends.containers.engine_stats import usage_of
 from belljar.backends.containers.marked_stream import MarkedStream
 from belljar.backends.containers.standby import Standby
-from belljar.backends.control import Control
 from belljar.backends.outcome import KILLED_EXIT_CODE, Ending, Outcome
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, Usage

@@ -14,10 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from belljar.backends.control import Control
 from belljar.backends.native import jail
 from belljar.backends.native.box import NativeBox, NativeHost
 from belljar.backends.native.toolchains import Toolchains, find_bubblewrap
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN, Language

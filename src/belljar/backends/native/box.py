@@ -19,12 +19,12 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.base import Emit
-from belljar.backends.control import Control
 from belljar.backends.granted import GrantedCopy
 from belljar.backends.native import jail
 from belljar.backends.native.run import NativeJob, NativeRun
 from belljar.backends.native.toolchains import Grant, Tool, Toolchains
 from belljar.backends.pipe_interpreter import PipeInterpreter
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace

@@ -16,11 +16,11 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.base import Emit
-from belljar.backends.control import Control
 from belljar.backends.guest_text import python_program
 from belljar.backends.native import jail
 from belljar.backends.native.footprint import footprint
 from belljar.backends.outcome import KILLED_EXIT_CODE, Ending, Outcome
+from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, Stream, Usage

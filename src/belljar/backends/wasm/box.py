@@ -12,7 +12,6 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.base import Emit
-from belljar.backends.control import Control
 from belljar.backends.granted import GrantedCopy
 from belljar.backends.snapshot import Snapshot
 from belljar.backends.wasm import snapshots
@@ -21,6 +20,7 @@ from belljar.backends.wasm.interpreter import WasmInterpreter
 from belljar.backends.wasm.profiles import Profile
 from belljar.backends.wasm.run import WasmRun
 from belljar.backends.wasm.worker_process import ENV, WorkerProcess
+from belljar.control.control import Control
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits
 from belljar.core.result import Collected, Entry, File, Result, Usage

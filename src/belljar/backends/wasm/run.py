@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from belljar.backends.base import Emit
-from belljar.backends.control import Control
 from belljar.backends.outcome import Ending, Outcome
 from belljar.backends.wasm.worker_process import WorkerProcess
+from belljar.control.control import Control
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status
 

@@ -36,14 +36,14 @@ from belljar.testing.conformance import (
 )
 from belljar.testing.conformance.bench import CHECKS, SCRIPTS, Bench, Check, CheckFailed, check, guest
 
-__all__ = ["AREAS", "Bench", "Check", "CheckFailed", "Verdict", "check", "checks", "conform", "guest", "scripts"]
+__all__ = ["AREAS", "Bench", "Check", "CheckFailed", "CheckVerdict", "check", "checks", "conform", "guest", "scripts"]
 
 AREAS = (streams, inputs, files, sandboxes, endings, limits, lives, results, walls, sessions)
 AT_ONCE = 6
 _DEADLINE_SECONDS = 90
 
 
-class Verdict(NamedTuple):
+class CheckVerdict(NamedTuple):
     """What one check came to; `detail` says why, unless it passed."""
 
     name: str
@@ -68,10 +68,10 @@ async def conform(
     backend: str | Backend = "auto",
     *,
     only: Collection[str] | None = None,
-    on_verdict: Callable[[Verdict], Any] | None = None,
+    on_verdict: Callable[[CheckVerdict], Any] | None = None,
     engine: Engine | None = None,
     at_once: int = AT_ONCE,
-) -> list[Verdict]:
+) -> list[CheckVerdict]:
     """Runs the checks on a backend and returns a verdict for each, in the order of `checks()`.
 
     Args:
@@ -90,7 +90,7 @@ async def conform(
     """
     wanted = _wanted(only)
     bench = await _bench(backend, engine)
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, CheckVerdict] = {}
     turns = anyio.CapacityLimiter(at_once)
 
     async def work(item: Check) -> None:
@@ -131,20 +131,20 @@ async def _bench(backend: str | Backend, engine: Engine | None) -> Bench:
     return Bench(base, offer.backend, offer, await base.languages_of(offer.backend))
 
 
-async def _judge(item: Check, bench: Bench) -> Verdict:
+async def _judge(item: Check, bench: Bench) -> CheckVerdict:
     for need in item.needs:
         if lack := bench.lacks(need):
-            return Verdict(item.name, item.area, "skipped", lack)
+            return CheckVerdict(item.name, item.area, "skipped", lack)
     try:
         with anyio.fail_after(_DEADLINE_SECONDS):
             await item.body(bench)
     except CheckFailed as error:
-        return Verdict(item.name, item.area, "failed", str(error))
+        return CheckVerdict(item.name, item.area, "failed", str(error))
     except TimeoutError:
-        return Verdict(item.name, item.area, "failed", f"no end after {_DEADLINE_SECONDS} s")
+        return CheckVerdict(item.name, item.area, "failed", f"no end after {_DEADLINE_SECONDS} s")
     except Exception as error:  # a backend that raises where it should answer has failed, and the next check goes on
-        return Verdict(item.name, item.area, "failed", _told(error))
-    return Verdict(item.name, item.area, "passed")
+        return CheckVerdict(item.name, item.area, "failed", _told(error))
+    return CheckVerdict(item.name, item.area, "passed")
 
 
 def _told(error: Exception) -> str:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import anyio
 
 from belljar.backends.fake import FakeProcess
+from belljar.control.callbacks import Cancel
 from belljar.core.result import Event, Result
-from belljar.engine.callbacks import Cancel
 from belljar.sandbox import AsyncSandbox, astream
 from belljar.testing.conformance.bench import Bench, check, equal, expect, guest, printed, says
 from belljar.testing.conformance.sandboxes import BEAT_ON, expect_silence

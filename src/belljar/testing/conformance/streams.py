@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from belljar.backends.fake import FakeProcess
+from belljar.control.callbacks import Cancel
 from belljar.core.result import Event
-from belljar.engine.callbacks import Cancel
 from belljar.testing.conformance.bench import Bench, check, equal, expect, guest, present, printed, says, succeeded
 
 _MIB = 1 << 20

@@ -17,12 +17,12 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.base import Backend
+from belljar.control.callbacks import Cancel
 from belljar.core import errors
 from belljar.core.result import Result, Status
-from belljar.engine.callbacks import Cancel
 from belljar.engine.engine import Engine
 from belljar.sandbox import arun, default_engine
-from belljar.testing.escape.attacks import PRELUDE, Attack, Control, Verdict
+from belljar.testing.escape.attacks import PRELUDE, Attack, AttackVerdict, Control
 from belljar.testing.escape.bait import Bait, lay
 from belljar.testing.escape.on_files import FILES, SURROUNDINGS
 from belljar.testing.escape.on_kernel import KERNEL, MOUNTS, NAMESPACES, PRIVILEGES
@@ -33,7 +33,7 @@ from belljar.testing.escape.on_resources import RESOURCES
 from belljar.testing.escape.on_wasm import WASM
 from belljar.testing.escape.scenarios import Range
 
-__all__ = ["ATTACKS", "Attack", "Bait", "Control", "Verdict", "attack", "carry_out", "lay"]
+__all__ = ["ATTACKS", "Attack", "AttackVerdict", "Bait", "Control", "attack", "carry_out", "lay"]
 
 ATTACKS: tuple[Attack, ...] = (
     *FILES, *SURROUNDINGS, *MOUNTS, *PRIVILEGES, *NAMESPACES, *KERNEL, *NETWORK, *SIGNALS, *RESOURCES, *OUTPUTS,
@@ -48,10 +48,10 @@ async def attack(
     backend: str | Backend = "auto",
     *,
     only: Iterable[str] | None = None,
-    on_verdict: Callable[[Verdict], Any] | None = None,
+    on_verdict: Callable[[AttackVerdict], Any] | None = None,
     engine: Engine | None = None,
     attacks: Iterable[Attack] = ATTACKS,
-) -> list[Verdict]:
+) -> list[AttackVerdict]:
     """Puts a backend before the attacks and returns a verdict for each, in their order.
 
     A backend that cannot run anything is an exception, never a list of walls that held.
@@ -59,7 +59,7 @@ async def attack(
     engine = engine or default_engine()
     chosen = _choose(tuple(attacks), only)
     await _check_that_anything_runs(backend, engine)
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, AttackVerdict] = {}
     turns = anyio.CapacityLimiter(_AT_ONCE)
 
     async def work(one: Attack, bait: Bait) -> None:
@@ -75,11 +75,11 @@ async def attack(
     return [verdicts[one.name] for one in chosen]
 
 
-async def carry_out(one: Attack, bait: Bait, backend: str | Backend, engine: Engine) -> Verdict:
+async def carry_out(one: Attack, bait: Bait, backend: str | Backend, engine: Engine) -> AttackVerdict:
     """One attack, and what became of it."""
 
-    def verdict(held: bool, detail: str) -> Verdict:
-        return Verdict(name=one.name, category=one.category, held=held, detail=detail)
+    def verdict(held: bool, detail: str) -> AttackVerdict:
+        return AttackVerdict(name=one.name, category=one.category, held=held, detail=detail)
 
     bait = bait.apart()
     lack = await _lack(one, backend, engine)

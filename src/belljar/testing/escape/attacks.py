@@ -45,7 +45,7 @@ class Attack:
     uncontrolled: str = ""
 
 
-class Verdict(Model):
+class AttackVerdict(Model):
     """What became of one attack."""
 
     name: str

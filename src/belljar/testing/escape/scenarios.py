@@ -16,10 +16,10 @@ import anyio
 
 from belljar import settings
 from belljar.backends.base import Backend
+from belljar.control.callbacks import Cancel
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.result import Result, Status
-from belljar.engine.callbacks import Cancel
 from belljar.engine.engine import Engine
 from belljar.sandbox import AsyncSandbox, arun
 from belljar.testing.escape.attacks import PRELUDE

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 
 import anyio
 
-from belljar.backends.control import Control
+from belljar.control.control import Control
 from belljar.core.result import Event, Result
 from belljar.host import portal
 from belljar.host.loops import lone_errors

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from belljar.backends.control import Control
+from belljar.control.control import Control
 from belljar.core.result import Event
-from belljar.engine.lease import Listener
 from belljar.host.loops import in_this_loop
 
+Listener = Callable[[Event], Awaitable[None] | None]
 OutputCallback = Callable[[str], Any]
+
+
+async def notify(listener: Listener | None, event: Event) -> None:
+    """Calls a listener with an event, and awaits it if it is async."""
+    if listener is not None and inspect.isawaitable(answer := listener(event)):
+        await answer
 
 
 class Cancel:

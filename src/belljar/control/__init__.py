@@ -1,0 +1,1 @@
+"""How a caller follows a run and stops it: the control of a command, callbacks, streams of events."""
