@@ -19,6 +19,7 @@ import anyio
 from anyio.abc import SocketStream, UNIXSocketStream
 
 from belljar.core.request import Egress
+from belljar.host.loops import accepted
 
 PORT = 3128
 _PROXY = f"http://127.0.0.1:{PORT}"
@@ -94,7 +95,7 @@ class Proxy:
             async with anyio.create_task_group() as tasks:
                 while True:
                     await self._slots.acquire()  # first: each that is taken is a descriptor of this process
-                    tasks.start_soon(self._attend, await _accepted(listener))
+                    tasks.start_soon(self._attend, await accepted(listener, _PAUSE_SECONDS))
 
     async def _attend(self, connection: socket.socket) -> None:
         kind = UNIXSocketStream if connection.family is socket.AF_UNIX else SocketStream
@@ -140,17 +141,6 @@ class Proxy:
         body = f"belljar: {words}\n".encode()
         head = f"HTTP/1.1 403 Forbidden\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         await guest.send(head.encode() + body)
-
-
-async def _accepted(listener: socket.socket) -> socket.socket:
-    while True:
-        await anyio.wait_readable(listener)
-        try:
-            return listener.accept()[0]
-        except (BlockingIOError, ConnectionError):
-            continue
-        except OSError:  # no descriptor is free
-            await anyio.sleep(_PAUSE_SECONDS)
 
 
 async def _request(guest: SocketStream) -> tuple[bytes, bytes, bytes] | None:

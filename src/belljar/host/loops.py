@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import anyio
 import anyio.lowlevel
 
 
@@ -32,3 +34,15 @@ def in_this_loop(function: Callable[[], object]) -> Callable[[], None]:
         function() if threading.get_ident() == thread else from_outside(function)
 
     return call
+
+
+async def accepted(listener: socket.socket, pause_seconds: float) -> socket.socket:
+    """Waits for the next connection; while no descriptor is free, it looks again after the pause."""
+    while True:
+        await anyio.wait_readable(listener)
+        try:
+            return listener.accept()[0]
+        except (BlockingIOError, ConnectionError):
+            continue
+        except OSError:  # no descriptor is free
+            await anyio.sleep(pause_seconds)

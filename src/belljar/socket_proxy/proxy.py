@@ -24,6 +24,7 @@ import h11
 from anyio.abc import UNIXSocketStream
 
 from belljar.core.labels import LABEL
+from belljar.host.loops import accepted
 from belljar.socket_proxy import bodies, calls
 from belljar.socket_proxy.calls import EngineCall
 from belljar.socket_proxy.connection import (
@@ -85,7 +86,7 @@ class SocketProxy:
             tasks.start_soon(self._clear_up)
             while True:
                 await slots.acquire()
-                tasks.start_soon(self._attend, await _accepted(listener), slots)
+                tasks.start_soon(self._attend, await accepted(listener, LOOK_SECONDS), slots)
 
     async def _attend(self, connection: socket.socket, slots: anyio.Semaphore) -> None:
         try:
@@ -310,14 +311,3 @@ class SocketProxy:
                 known.pop(name, None)
                 if status == 204:
                     _log.warning("removed %s, which its owner had left behind", name)
-
-
-async def _accepted(listener: socket.socket) -> socket.socket:
-    while True:
-        await anyio.wait_readable(listener)
-        try:
-            return listener.accept()[0]
-        except (BlockingIOError, ConnectionError):
-            continue
-        except OSError:  # no descriptor is free
-            await anyio.sleep(LOOK_SECONDS)
