@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -38,6 +39,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     lanes.leave_out_exhaustive(config, items)
     lanes.allow_second_tries(items)
     lanes.arrange(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> lanes.Lanes:
+    return lanes.Lanes(config, log)
 
 
 @pytest.fixture

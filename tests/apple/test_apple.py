@@ -80,13 +80,11 @@ def left_nothing() -> Iterator[None]:
 # --- the published suites ---
 
 
-@pytest.mark.xdist_group("conformance on apple's stand-in")
 @pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: check.name)
 def test_apple_over_its_stand_in_conforms(check: Check, shared: Engine) -> None:
     assert_passed(checked("apple", shared)[check.name])
 
 
-@pytest.mark.xdist_group("escape on apple's stand-in")
 @pytest.mark.parametrize("name", [one.name for one in escape.ATTACKS])
 def test_apple_over_its_stand_in_holds_against(name: str, shared: Engine) -> None:
     verdict = attacked("apple", shared)[name]

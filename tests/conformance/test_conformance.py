@@ -23,17 +23,13 @@ from belljar.engine.engine import Engine
 from belljar.settings import load
 from belljar.testing import conformance
 from belljar.testing.conformance import Bench, Check, CheckVerdict
-from engines import engines, flavours
+from engines import FLAVOURS, engines
 from saboteurs import SABOTEURS, Saboteur
 from suites import SUITE_SECONDS, assert_passed, checked
 
 pytestmark = pytest.mark.anyio
 CHECKS = conformance.checks()
-BACKENDS = [
-    pytest.param(name, marks=pytest.mark.xdist_group(f"conformance on {name}"))
-    for name in NAMES
-    if name not in ("docker", "podman")
-]
+BACKENDS = [name for name in NAMES if name not in ("docker", "podman")]
 
 
 def named(check: Check) -> str:
@@ -100,7 +96,7 @@ async def test_a_backend_that_runs_only_code_is_held_to_all_that_code_can_show()
 @pytest.mark.timeout(SUITE_SECONDS)
 @pytest.mark.engine
 @pytest.mark.containers
-@pytest.mark.parametrize("flavour", flavours("conformance"))
+@pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("check", CHECKS, ids=named)
 def test_a_container_engine_that_was_started_for_this_conforms(check: Check, flavour: str) -> None:
     engine = engines().engine(flavour)

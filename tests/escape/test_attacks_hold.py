@@ -10,7 +10,7 @@ import pytest
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation
 from belljar.engine.engine import Engine
 from belljar.testing import escape
-from engines import engines, flavours
+from engines import FLAVOURS, engines
 from leaky import Leaky
 from suites import SUITE_SECONDS, attacked
 
@@ -63,7 +63,7 @@ async def test_native_holds_against(name: str, verdicts: Verdicts, guarantees: G
 
 
 @pytest.mark.containers
-@pytest.mark.parametrize("flavour", flavours("escape"))
+@pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("name", NAMES)
 def test_containers_hold_against(name: str, flavour: str) -> None:
     engine = engines().engine(flavour)

@@ -39,11 +39,6 @@ _START_SECONDS = 600  # the first time, packages and an image are fetched
 _SHARED: dict[tuple[object, ...], Engine] = {}
 
 
-def flavours(suite: str) -> list[Any]:
-    """All of them as parameters; what one suite does on one of them stays in one process, which runs the suite once."""
-    return [pytest.param(name, marks=pytest.mark.xdist_group(f"{suite} on {name}")) for name in FLAVOURS]
-
-
 class Engines(NamedTuple):
     """Sockets by name, and why there are not more."""
 
