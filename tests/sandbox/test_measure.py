@@ -12,14 +12,14 @@ import anyio
 import pytest
 
 import belljar
-from belljar.backends.base import Box, Measurable
+from belljar.backends.base import Box
 from belljar.backends.native.backend import Native
 from belljar.backends.wasm import store as wasm_store
 from belljar.backends.wasm.backend import Wasm
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
 from belljar.core.request import Limits
-from belljar.core.result import Usage
+from belljar.core.result import Measurable, Usage
 from belljar.core.values import MIB
 from belljar.engine.backends import Backends
 from belljar.engine.engine import Engine

@@ -14,11 +14,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import belljar
-from belljar.backends.base import Measurable
 from belljar.backends.containers.engine_stats import usage_of
 from belljar.backends.fake import Fake, FakeProcess
 from belljar.core.request import Limits
-from belljar.core.result import Result, Status, Usage
+from belljar.core.result import Measurable, Result, Status, Usage
 from belljar.core.values import MIB
 from belljar.engine.engine import Engine
 from belljar.host import procfs

@@ -13,7 +13,7 @@ from belljar.backends.turn import TurnRequest
 from belljar.control.control import Control
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.plan import Command, Plan
-from belljar.core.result import Collected, Entry, EventKind, File, Result, Status, Usage
+from belljar.core.result import Collected, Entry, EventKind, File, Result, Status
 
 Emit = Callable[[EventKind, str], Awaitable[None]]
 
@@ -120,15 +120,6 @@ class Copyable(Box, Protocol):
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Makes this box what the copied one was; its session then goes on from there."""
-        ...
-
-
-@runtime_checkable
-class Measurable(Protocol):
-    """A box that can tell what its running command uses."""
-
-    async def measure(self) -> Usage | None:
-        """Returns what the command uses now, or None if none runs or nothing is known. It is cheap."""
         ...
 
 

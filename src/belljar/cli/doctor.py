@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from belljar.backends.base import Preparable
 from belljar.cli import process, remote, terminal
 from belljar.cli.options import Json
 from belljar.core import errors
@@ -29,7 +28,7 @@ def setup(
 ) -> None:
     """Prepare a backend that needs it, once: wasm compiles its interpreters, docker and podman pull their image."""
     engine = process.make_engine(probe=True)
-    if backend not in engine.known or not isinstance(engine.backend(backend), Preparable):
+    if not engine.needs_setup(backend):
         raise errors.InvalidRequest(f"{backend!r} needs no setup", fix="belljar setup wasm")
 
     async def work() -> Capabilities:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import Field
 
@@ -204,3 +204,12 @@ class Usage(NamedTuple):
     tx: int | None = None
     disk_read: int | None = None
     disk_write: int | None = None
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """A box that can tell what its running command uses."""
+
+    async def measure(self) -> Usage | None:
+        """Returns what the command uses now, or None if none runs or nothing is known. It is cheap."""
+        ...

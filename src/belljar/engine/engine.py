@@ -302,6 +302,10 @@ class Engine:
             capabilities = await self.capabilities(name)
         return capabilities
 
+    def needs_setup(self, name: str) -> bool:
+        """Whether there is something to be done once for this backend."""
+        return name in self.known and isinstance(self.backend(name), Preparable)
+
     async def setup(self, name: str) -> None:
         """Does what a backend needs once, and asks it again what it can do."""
         backend = self.backend(name)

@@ -13,9 +13,8 @@ from typing import Any, Self
 
 import anyio
 
-from belljar.backends.base import Measurable
 from belljar.core.request import Limits
-from belljar.core.result import Usage
+from belljar.core.result import Measurable, Usage
 from belljar.core.values import MIB
 from belljar.protocol.records import Alert, Sample
 from belljar.service.telemetry.alerts import AlertMonitor
