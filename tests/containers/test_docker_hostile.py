@@ -335,6 +335,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.second_try("hundreds of connections are cancelled at once, and anyio then sets a future that is cancelled")
 @pytest.mark.parametrize("flavour", ["docker", "podman"])
 async def test_a_crowd_of_connections_takes_few_of_our_descriptors_and_closes_nobody_else_s_door(
     flavour: str, state_dir: Path
@@ -345,6 +346,8 @@ async def test_a_crowd_of_connections_takes_few_of_our_descriptors_and_closes_no
     said: list[str] = []
 
     async def meanwhile(_: str) -> None:
+        if taken:  # one number may come in two pieces
+            return
         taken.append(len(os.listdir("/proc/self/fd")) - before)
         other = BREAK.format(name="a.example")
         said.append((await belljar.arun(other, backend=backend, net=["b.example"])).stdout)
