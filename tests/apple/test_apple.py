@@ -80,11 +80,13 @@ def left_nothing() -> Iterator[None]:
 # --- the published suites ---
 
 
+@pytest.mark.exhaustive("the stand-in is Docker once more, whose suites run in every `make test`; two minutes")
 @pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: check.name)
 def test_apple_over_its_stand_in_conforms(check: Check, shared: Engine) -> None:
     assert_passed(checked("apple", shared)[check.name])
 
 
+@pytest.mark.exhaustive("the stand-in is Docker once more, whose suites run in every `make test`; two minutes")
 @pytest.mark.parametrize("name", [one.name for one in escape.ATTACKS])
 def test_apple_over_its_stand_in_holds_against(name: str, shared: Engine) -> None:
     verdict = attacked("apple", shared)[name]
