@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import anyio
@@ -23,7 +22,7 @@ from belljar.control.callbacks import Listener
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.result import Result, Status
-from belljar.core.values import MIB
+from belljar.core.values import KIB, MIB
 from belljar.engine import audit
 from belljar.engine.tracing import span
 from belljar.protocol.records import Caller, RunRecord
@@ -39,6 +38,7 @@ from belljar.service.telemetry.metrics import Metrics
 Work = Callable[[Listener, Control], Awaitable[Result]]
 Spawn = Callable[..., None]  # starts a task beside everything else: a function, and its arguments
 _MAX_REQUEST_BYTES = 256 * MIB  # of one caller's requests that run or wait: a queue is bounded by what it holds, too
+_KEPT_JSON_BYTES = 256 * KIB  # of a result: a larger one is serialised again, rather than held twice
 _ANSWER_FIRST_SECONDS = 0.01  # between an answer and its record
 _log = logging.getLogger("belljar")
 
@@ -66,6 +66,7 @@ class Run:
         self.done: anyio.Event = anyio.Event()
         self.refusal: errors.BelljarError | None = None  # why it never was a run
         self.error: errors.BelljarError | None = None  # what `record.problem` was made of
+        self._result_json: str | None = None
 
     @property
     def id(self) -> str:
@@ -119,11 +120,16 @@ class Run:
             raise self.error or errors.ExecutionFailed(f"{self.id} ended without a result")
         return self.record.result
 
-    @cached_property
+    @property
     def result_json(self) -> str:
-        """The result of a run that has one, serialised once for the answer and for the store."""
+        """The result of a run that has one: serialised once for the answer and for the store, unless it is large."""
         assert self.record.result is not None, "it has no result"
-        return as_json(self.record.result)
+        if self._result_json is not None:
+            return self._result_json
+        text = as_json(self.record.result)
+        if len(text) <= _KEPT_JSON_BYTES:
+            self._result_json = text
+        return text
 
 
 class RunLifecycle:
