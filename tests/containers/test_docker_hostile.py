@@ -25,7 +25,12 @@ from belljar.host import files
 from belljar.host.docker_api import connected, list_containers
 from engines import FLAVOURS, IMAGE, backend_of, engines, nothing_left, run
 
-pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.engine,
+    pytest.mark.containers,
+    pytest.mark.second_try("an engine that is killed, flooded or counted may miss a deadline on a busy machine"),
+]
 ADDRESS = "127.0.0.78"  # a loopback address that nobody else listens on
 
 
@@ -335,7 +340,6 @@ time.sleep(60)
 """
 
 
-@pytest.mark.second_try("hundreds of connections are cancelled at once, and anyio then sets a future that is cancelled")
 @pytest.mark.parametrize("flavour", ["docker", "podman"])
 async def test_a_crowd_of_connections_takes_few_of_our_descriptors_and_closes_nobody_else_s_door(
     flavour: str, state_dir: Path
