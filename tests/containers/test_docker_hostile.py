@@ -362,7 +362,7 @@ async def test_a_crowd_of_connections_takes_few_of_our_descriptors_and_closes_no
         CROWD, backend=backend, net=["a.example"], on_stdout=meanwhile, cancel=cancel, timeout=60
     )
     assert result.status == "aborted"
-    assert int(result.stdout) > 200, result.stderr
+    assert 200 < int(result.stdout) <= 900, result.stderr
     assert said == ["403\n403\n403\n"], "its own list, and not that of its neighbour"
     assert taken[0] < 100
     assert list(state_dir.glob("*.sock")) == []
