@@ -243,6 +243,25 @@ held(f"{errno.errorcode[error]}") if value == -1 and error in WALLS else escaped
         held=_REFUSED,
     ),
     Attack(
+        name="sandbox's init", category="kernel",
+        tries="reads the code of bubblewrap's init through /proc: who can write there has it outlive Belljar",
+        payload="""
+init = open("/proc/1/comm").read().strip()
+if init != "bwrap":
+    held(f"process 1 is {init}, and it is not what ends the guest with Belljar")
+first = int(next(line for line in open("/proc/1/maps") if " r-xp " in line).split("-")[0], 16)
+def read(path):
+    fd = os.open(path, os.O_RDWR)
+    got = os.pread(fd, 16, first)
+    if not got:
+        raise OSError(0, "empty")
+    return got
+every("memory", [(path, lambda path=path: read(path)) for path in ("/proc/1/mem", "/proc/1/task/1/mem")])
+""",
+        held="its memory is masked",
+        control="none", uncontrolled="process 1 of a host is its own init; a test leaves out the mask instead",
+    ),
+    Attack(
         name="steal a descriptor", category="kernel", tries="takes an open file out of another process",
         payload="""
 pid = child()
