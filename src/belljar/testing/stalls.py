@@ -1,4 +1,4 @@
-"""Measures how long an event loop was busy with one thing alone; in CPU time, so that a loaded machine does not count."""
+"""Measures how long an event loop was busy with one thing alone, in CPU time: how busy the machine is counts not."""
 
 from __future__ import annotations
 
