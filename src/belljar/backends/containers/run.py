@@ -65,6 +65,8 @@ class DockerRun:
         self._delivered = False
         self._ended = False
         self._not_killed = False  # was it to be killed, and is it unknown whether that worked?
+        # What a kill puts an end to: a container that is dead, or has no order yet, can do nothing any more.
+        self._delivering = anyio.CancelScope()
         self._listening = anyio.CancelScope()
         self._waiting = anyio.CancelScope()  # for the engine to tell the container's end
         self._silent_since = time.perf_counter()  # infinite while what was heard is told
@@ -100,7 +102,11 @@ class DockerRun:
             watchers.start_soon(self._watch_clock)
             watchers.start_soon(self._watch_control)
             await self._deliver()
-            if self._job.relay and self._outcome.verdict is None:
+            if self._outcome.verdict:  # its end came before its beginning: it is never given its order
+                self._ended = True
+                watchers.cancel_scope.cancel()
+                return self._result(None, False)
+            if self._job.relay:
                 await watchers.start(self._serve_egress)
             watchers.start_soon(self._feed)
             watchers.start_soon(self._watch_exit)
@@ -118,11 +124,12 @@ class DockerRun:
 
     async def _deliver(self) -> None:
         try:
-            await self._job.deliver(self._standby)
+            with self._delivering:
+                await self._job.deliver(self._standby)
         except errors.BelljarError:
             if self._outcome.verdict is None:
                 raise
-        if self._outcome.verdict:  # its end came before its beginning
+        if self._outcome.verdict and not self._delivering.cancelled_caught:  # it may have come up after the kill
             await self._kill()
         elif self._standby.group:
             self._cpu_before = self._standby.group.usage().cpu_ms or 0.0
@@ -259,6 +266,7 @@ class DockerRun:
         else:
             self._not_killed = True
             self._listening.cancel()
+        self._delivering.cancel()
         self._waiting.cancel()
 
     def _result(self, code: int | None, oom_killed: bool) -> Result:
