@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import anyio
 from pydantic import TypeAdapter, ValidationError
 
+from belljar.client.connections import Unanswered
 from belljar.client.log_stream import LogFollower, event_of
-from belljar.client.transport import MAX_RETRY_AFTER_SECONDS, Transport, Unanswered
+from belljar.client.transport import MAX_RETRY_AFTER_SECONDS, Transport
 from belljar.control.callbacks import Listener
 from belljar.control.control import Control
 from belljar.core import errors
