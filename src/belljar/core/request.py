@@ -62,7 +62,7 @@ class Limits(Model):
 
     def named(self) -> dict[str, Any]:
         """Returns the limits that were set, by name."""
-        return self.model_dump(include=self.model_fields_set)
+        return self.model_dump(include=self.model_fields_set) if self.model_fields_set else {}
 
 
 class Egress(Model):
