@@ -16,9 +16,9 @@ from belljar.core.values import GIB, KIB, MIB, WORKSPACE, Bytes, EnvName, GuestP
 MAX_FILES, MAX_VARIABLES = 256, 1024
 
 
-def _pattern(text: str) -> str:
+def _patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     """`./out.txt` and `/workspace/out.txt` mean the topmost one; `out.txt` any of that name."""
-    return ("./" if text.startswith(("./", "/")) else "") + guest_path(text)
+    return tuple(("./" if p.startswith(("./", "/")) else "") + guest_path(p) for p in value)
 
 
 # The values of a request, as every surface checks them.
@@ -26,7 +26,7 @@ LanguageName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z
 Code = Annotated[Text, Field(max_length=16 * MIB)]
 Words = Annotated[tuple[Text, ...], Field(min_length=1, max_length=4096)]
 Input = Annotated[Bytes, Field(max_length=256 * MIB)]
-Patterns = Annotated[tuple[Annotated[str, AfterValidator(_pattern)], ...], Field(max_length=256)]
+Patterns = Annotated[tuple[str, ...], Field(max_length=256), AfterValidator(_patterns)]
 BackendName = Annotated[str, Field(min_length=1, max_length=64)]
 ImageName = Annotated[Text, Field(min_length=1, max_length=512)]
 RuntimeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,128}$")]
