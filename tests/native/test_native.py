@@ -122,6 +122,29 @@ async def test_a_session_works_in_a_granted_workspace(engine: Engine, open_folde
         assert (await session.run("import mine; mine.VALUE + 1")).results == ({"text/plain": "42"},)
 
 
+async def test_no_file_of_a_granted_folder_becomes_setuid_and_other_modes_are_left_alone(
+    engine: Engine, open_folder: Path
+) -> None:
+    os.chown(open_folder, 54_321, 54_321) if os.geteuid() == 0 else None
+    code = (
+        "import ctypes, os, stat\n"
+        "ways = {'opened': lambda: os.open('opened', os.O_CREAT | os.O_WRONLY, 0o4755),\n"
+        "        'setgid': lambda: os.open('setgid', os.O_CREAT | os.O_WRONLY, 0o2755),\n"
+        "        'node': lambda: os.mknod('node', stat.S_IFREG | 0o4755)}\n"
+        "for name, make in ways.items():\n"
+        "    try: make(); print(name, 'was made')\n"
+        "    except OSError: pass\n"
+        "os.close(os.open('plain', os.O_CREAT | os.O_WRONLY, 0o1755))\n"
+        "numbers = {'x86_64': 257, 'aarch64': 56}\n"
+        "openat = ctypes.c_long(numbers[os.uname().machine])\n"
+        "fd = ctypes.CDLL(None).syscall(openat, -100, b'/workspace/plain', os.O_RDONLY, 0o7777)\n"
+        "print('a mode without O_CREAT means nothing' if fd > 0 else 'it was taken for one')"
+    )
+    result = await belljar.arun(code, engine=engine, backend="native", workspace=str(open_folder), write=True)
+    assert result.stdout == "a mode without O_CREAT means nothing\n", result.stderr
+    assert {path.name: path.stat().st_mode & 0o7000 for path in open_folder.iterdir()} == {"plain": 0o1000}
+
+
 async def test_a_missing_workspace_is_a_clear_error_of_ours(engine: Engine) -> None:
     with pytest.raises(belljar.BelljarError, match="no-such-folder"):
         await engine.run(request(command=["true"], workspace="/tmp/no-such-folder"))
