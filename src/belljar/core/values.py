@@ -116,6 +116,11 @@ def _host(value: str) -> str:
     return host
 
 
+def covers(pattern: str, host: str) -> bool:
+    """Whether a pattern of an allowlist stands for a host, or for all that another pattern stands for."""
+    return host == pattern or (pattern.startswith("*.") and host.endswith(pattern[1:]))
+
+
 _ENCODED = {"type": "object", "properties": {"base64": {"type": "string"}}, "required": ["base64"]}
 _SIZES = {"anyOf": [{"type": "integer"}, {"type": "string", "examples": ["512M"]}]}
 Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(_SIZES, mode="validation")]
@@ -129,6 +134,14 @@ Bytes = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, _ENCODED | {"additionalProperties": False}]}),
 ]
 HostPattern = Annotated[str, AfterValidator(_host)]
+SET_NAME = "[a-z0-9][a-z0-9_-]{0,62}"
+
+
+def _host_or_set(value: str) -> str:
+    return value if re.fullmatch(f"@{SET_NAME}", value) else _host(value)
+
+
+HostGrant = Annotated[str, AfterValidator(_host_or_set)]  # what a caller may be granted: a host, or a set of them
 
 
 def _absolute(path: str) -> str:
