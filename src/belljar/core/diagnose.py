@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from belljar.core.request import Egress, Limits
 from belljar.core.result import ErrorType, Failure, Result, Status
 from belljar.core.tracebacks import READ_OUTPUT, SHELLS, ReportedError, find
-from belljar.core.values import covers, format_size
+from belljar.core.values import covers, few, format_size
 
 _E = ErrorType
 _MISSING = ErrorType.MISSING_PACKAGE
@@ -365,7 +365,7 @@ def _network_advice(egress: Egress, finding: ReportedError) -> tuple[str, dict[s
         return _OPEN, {}
     asked = _LOOKED_UP.search(finding.block) or _LOOKED_UP.search(finding.headline)
     if not asked:
-        return _LISTED, {"hosts": ", ".join(sorted(egress.hosts))}
+        return _LISTED, {"hosts": few(egress.hosts)}
     host = asked["host"].lower().rstrip(".")
     listed = any(covers(pattern, host) for pattern in egress.hosts)
     return _UNASKED if listed else _UNLISTED, {"host": host}

@@ -20,7 +20,7 @@ from anyio.abc import SocketStream, UNIXSocketStream
 
 from belljar.core.addresses import HTTPS_PORT, Address, Endpoint, forms, why_not_public
 from belljar.core.request import Egress
-from belljar.core.values import covers
+from belljar.core.values import covers, few
 from belljar.host.loops import accepted
 
 PORT = 3128
@@ -29,7 +29,6 @@ _PROXY = f"http://127.0.0.1:{PORT}"
 ENV = {name: _PROXY for word in ("http", "https", "all") for name in (f"{word}_proxy", f"{word}_proxy".upper())}
 ENV |= {"no_proxy": "localhost,127.0.0.1", "NO_PROXY": "localhost,127.0.0.1", "NODE_USE_ENV_PROXY": "1"}
 DENIALS = 20  # at most are in a result; all are events
-_NAMED_HOSTS = 10  # of a list, in a message
 _REASON_CHARACTERS = 400  # of an HTTP status line: many clients show it and nothing else
 _CONNECTIONS = 64
 _HEADER_SECONDS = 10.0
@@ -87,15 +86,9 @@ def judge(target: bytes, allowed: Egress, ports: Collection[int] = (HTTPS_PORT,)
         return found.refused("only host names can be reached, not addresses", "ask for a name of the list")
     if not any(covers(pattern, found.host) for pattern in allowed.hosts):
         return found.refused(
-            f"it is not on the list ({_few(allowed.hosts)})", f'allow it with net=["{found.host}"] (--net {found.host})'
+            f"it is not on the list ({few(allowed.hosts)})", f'allow it with net=["{found.host}"] (--net {found.host})'
         )
     return found if found.port in ports else found.refused(*_wrong_port(ports))
-
-
-def _few(hosts: Collection[str]) -> str:
-    shown = sorted(hosts)[:_NAMED_HOSTS]
-    more = f" and {len(hosts) - len(shown)} more" if len(hosts) > len(shown) else ""
-    return f"{', '.join(shown)}{more}" or "which is empty"
 
 
 def _wrong_port(ports: Collection[int]) -> tuple[str, str]:
