@@ -184,7 +184,8 @@ def _folders(guest: ContainerSpec) -> dict[str, str]:
     taken = {*guest.volumes.values(), *((WORKSPACE,) if guest.workspace else ())}
     # The image's own volumes among them: the engine would put those on its disk, writable and of any size.
     wanted = ("/tmp", WORKSPACE, *((INPUTS,) if guest.inputs else ()), *guest.declared)
-    options = f"rw,nosuid,nodev,exec,mode=1777,size={guest.limits.disk},nr_inodes={guest.limits.kept_inodes}"
+    options = f"rw,nosuid,nodev,exec,mode=1777,size={guest.limits.disk}"
+    options += f",nr_inodes={guest.limits.kept_inodes}" if guest.flavour.counts_files else ""
     return {path: options for path in wanted if path not in taken} | dict(guest.flavour.folders)
 
 
