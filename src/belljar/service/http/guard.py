@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from belljar.core import errors
 from belljar.core.settings import Settings
-from belljar.service.http.bodies import GONE, Bodies, Body, AsgiMessage, Receive
+from belljar.service.http.bodies import GONE, AsgiMessage, Bodies, Body, Receive
 
 Send = Callable[[AsgiMessage], Awaitable[None]]
 App = Callable[[AsgiMessage, Receive, Send], Awaitable[None]]
