@@ -149,14 +149,18 @@ def _type(name: str, options: ContainerSettings) -> ContainerType:
 
 
 def _over(base: Limits, kind: ContainerType) -> Limits:
-    return base.model_copy(update=kind.model_dump(include={"memory", "timeout"}, exclude_none=True))
+    changes = {"memory": kind.memory, "timeout": kind.timeout}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return base.model_copy(update=changes) if changes else base
 
 
 def limits(asked: Limits, defaults: Limits, caps: Caps) -> Limits:
     """The defaults, cut to the caps, with what the request names laid over; over a cap is a refusal."""
     named = asked.named()
+    if not named and all(getattr(defaults, name) <= cap for name, cap in caps):
+        return defaults
     values: dict[str, Any] = defaults.model_dump() | named
-    for name, cap in caps.model_dump().items():
+    for name, cap in caps:
         if values[name] <= cap:
             continue
         if name in named:

@@ -245,7 +245,7 @@ class Native:
                 uid, claim = self.uid_for(plan.workspace)
                 stack.callback(claim)
             host = NativeHost(
-                self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self.group_for,
+                self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self.group_for, self.group_to_keep,
                 *self._network,
             )  # fmt: skip
             box = NativeBox(host, plan, uid)
@@ -264,13 +264,25 @@ class Native:
         uid, claim = ownership.claim_uid(self.uids)
         return uid, claim.close
 
-    def group_for(self, limits: Limits) -> cgroups.Group | None:
+    def group_for(self, limits: Limits, around: cgroups.Group | None = None) -> cgroups.Group | None:
+        """Makes a control group for a command or a worker; `around`: of the box that it is in."""
         if self.groups is None:
             return None
         assert self._owner is not None
         own = limits.model_copy(update={"pids": limits.pids + _OWN_PROCESSES})
         device = cgroups.disk_of("/usr") if limits.io_bps or limits.io_iops else None
-        return self.groups.create(self._owner.next_name(), own, device)
+        name = self._owner.next_name()
+        return around.inside(name, own, device) if around else self.groups.create(name, own, device)
+
+    def group_to_keep(self, limits: Limits) -> cgroups.Group | None:
+        """Makes the control group of a box that is kept, for those of its commands."""
+        if self.groups is None:
+            return None
+        assert self._owner is not None
+        device = cgroups.disk_of("/usr") if limits.io_bps or limits.io_iops else None
+        group = self.groups.create(self._owner.next_name(), None, device)
+        group.hold(limits.memory)
+        return group
 
 
 def stamp(path: str | Path) -> list[str | int]:

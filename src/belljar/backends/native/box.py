@@ -34,6 +34,7 @@ from belljar.host import cgroups, egress, files, process
 from belljar.host.egress import Proxy, Resolve, Told
 
 _GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
+_HOLDER_PIDS = 16
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -44,7 +45,8 @@ class NativeHost(NamedTuple):
     state_dir: Path
     drops_uid: bool
     toolchains: Toolchains
-    group_for: Callable[[Limits], cgroups.Group | None]
+    group_for: Callable[[Limits, cgroups.Group | None], cgroups.Group | None]  # limits, and the group to be inside of
+    group_to_keep: Callable[[Limits], cgroups.Group | None]
     resolver: Resolve
     private_network: bool
 
@@ -63,6 +65,7 @@ class NativeBox:
         self._granted = self._copy_of_grant()
         self._one_at_a_time = anyio.Lock()
         self._current: NativeRun | None = None
+        self._group: cgroups.Group | None = None  # of the box, around those of its commands
 
     @property
     def copies(self) -> bool:
@@ -83,7 +86,22 @@ class NativeBox:
 
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
-        """Starts the process that keeps /workspace and /tmp mounted, and opens the first for us."""
+        """Keeps /workspace and /tmp, and one control group for all that the box has in memory, while the block runs."""
+        limits = self.plan.limits
+        self._group = group = self._host.group_to_keep(limits)
+        try:
+            inner = self._host.group_for(limits.model_copy(update={"pids": _HOLDER_PIDS}), group) if group else None
+            async with self._folders_held(inner):
+                yield
+        finally:
+            self._group = None
+            with anyio.CancelScope(shield=True):
+                if group and not await anyio.to_thread.run_sync(group.destroy):
+                    raise errors.CleanupFailed("a process of the sandbox did not die", fix="look at the kernel's log")
+
+    @asynccontextmanager
+    async def _folders_held(self, group: cgroups.Group | None) -> AsyncIterator[None]:
+        """Starts the process that keeps /workspace and /tmp mounted, and opens both for us."""
         state = self._host.state_dir
         space = jail.Space(workspace=str(state / "workspace"), tmp=str(state / "tmp"))
         ready_read, ready_write = os.pipe()
@@ -93,9 +111,10 @@ class NativeBox:
             for fd in (ready_read, status_read, hold_write):
                 fds.callback(os.close, fd)
             try:
-                args = ["--json-status-fd", str(status_write), *jail.holder_arguments(self.plan.limits.disk, space)]
+                args = ["--json-status-fd", str(status_write), *jail.holder_arguments(self.plan.limits, space)]
+                line = [*jail.unkillable(), *jail.launcher(group.join_files if group else (), self.uid, 0)]
                 child = process.Child(
-                    [*jail.launcher((), self.uid, 0), self._host.bubblewrap, *args],
+                    [*line, self._host.bubblewrap, *args],
                     stdin=hold_read, stdout=ready_write, stderr=ready_write, fds=(status_write,),
                 )  # fmt: skip
             finally:
@@ -164,11 +183,13 @@ class NativeBox:
             tool = await self._host.toolchains.tool_for(command.argv[0], command.language)
         walls = self._jail(command, limits, tool)
         placeholders = await anyio.to_thread.run_sync(self._clear_the_way, walls) if self._root >= 0 else ()
-        group = self._host.group_for(limits)  # last: from here on the run removes it, whatever happens
+        if self._group and limits.memory > self.plan.limits.memory:
+            self._group.hold(limits.memory)
+        group = self._host.group_for(limits, self._group)  # last: from here on the run removes it, whatever happens
         job = NativeJob(
             id=self.id, jail=walls, prefix=_rlimits(limits) if group is None else (), argv=self._argv(command.argv),
             stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
-            proxy=self._proxy if self.plan.egress.mode == "listed" else None,
+            around=self._group, proxy=self._proxy if self.plan.egress.mode == "listed" else None,
         )  # fmt: skip
         run = self._current = NativeRun(job, emit, control)
         try:
