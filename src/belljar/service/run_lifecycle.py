@@ -313,9 +313,11 @@ class RunLifecycle:
 
     async def _record_loss(self, record: RunRecord, error: errors.BelljarError) -> None:
         """Records that there was an end, where how it was cannot be told."""
-        fields = {"state": "failed", "started": record.started, "ended": record.ended, "problem": error.as_dict()}
         with suppress(errors.NotFound):
-            await self._store.change(record.id, patience=math.inf, **fields)
+            await self._store.change(
+                record.id, state="failed", started=record.started, ended=record.ended, problem=error.as_dict(),
+                patience=math.inf,
+            )  # fmt: skip
 
     def hurry(self, seconds: float) -> None:
         """Gives ends that could not be recorded yet so much time: the service is about to end."""
