@@ -2,7 +2,7 @@
 
 A real `belljar serve` with a key for each caller. A neighbour asks for `print(1)` on wasm, again and again: first with
 the service for itself, then while others flood it with outputs, half-sent bodies, sessions, files and queued runs, each
-by one caller, and last with outputs of ten callers. The floods come from a process of their own. Beside the times stands
+by one caller, and last with outputs of ten callers. The floods come from a process of their own. Beside the times is
 the most memory that the server had.
 """
 
