@@ -140,7 +140,7 @@ class Store:
         async for part in text.parts():
             number += 1
             put = partial(statements.put_part, id=id, number=number, part=part, outbox=self.outbox)
-            await self.write(put, patience)
+            await self._writer.ask(writer.Write(put, heavy=True), patience)
         return number
 
     async def run(self, id: str) -> RunRecord | None:

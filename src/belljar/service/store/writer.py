@@ -48,6 +48,7 @@ class Write:
         run: The run that ends with this write, whose buffered items go along.
         bytes: Of a change, which stays due even when its caller was told no. Others have none.
         quick: It takes so little time that everybody can wait for it.
+        heavy: It takes so much time that one of them in a transaction is enough: others wait for it.
     """
 
     work: Callable[[Connection], Any] | None = None
@@ -55,6 +56,7 @@ class Write:
     run: str = ""
     bytes: int = 0
     quick: bool = False
+    heavy: bool = False
 
     @property
     def is_mark(self) -> bool:
@@ -251,12 +253,23 @@ class Writer:
         return not self.status and self.buffer.count >= _MAX_ITEMS
 
     def _take(self) -> tuple[list[_Pending], list[Item]]:
-        writes = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_WRITES))]
+        writes = self._take_writes()
         ending = [pending.write.run for pending in writes if pending.write.run]
         items = [item for run in ending for item in self.buffer.take_run(run)]
         if self.buffer.count and (not writes or time.monotonic() - self.buffer.since > _STALE_SECONDS):
             items += self.buffer.take(_MAX_ITEMS)
         return writes, items
+
+    def _take_writes(self) -> list[_Pending]:
+        """Takes those that come first, but for a second one that is heavy: a run that begins does not wait for ten."""
+        taken: list[_Pending] = []
+        left: list[_Pending] = []
+        while self._waiting and len(taken) < _MAX_WRITES:
+            pending = self._waiting.popleft()
+            second = pending.write.heavy and any(other.write.heavy for other in taken)
+            (left if second else taken).append(pending)
+        self._waiting.extendleft(reversed(left))
+        return taken
 
     async def _commit(self, writes: list[_Pending], items: list[Item]) -> None:
         applied = False
