@@ -148,8 +148,8 @@ async def test_ends_of_runs_are_written_however_large_and_however_late(tmp_path:
 _LARGE = 20_000_000  # characters: four of them are more than the writer holds for callers who have given up
 
 
-async def _end(store: Store, id: str) -> None:
-    result = Result(status="success", stdout="x" * _LARGE)
+async def _end(store: Store, id: str, size: int = _LARGE) -> None:
+    result = Result(status="success", stdout="x" * size)
     await store.change(id, state="finished", ended=2.0, result=result, patience=math.inf)
 
 
@@ -193,6 +193,8 @@ async def test_postgresql_killed_and_started_again_loses_nothing_that_was_acknow
                     refused += 1
                     await anyio.sleep(0.05)
 
+        early = a_run(state="running")
+        await store.begin(early)
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as group:
                 for _ in range(10):
@@ -206,6 +208,7 @@ async def test_postgresql_killed_and_started_again_loses_nothing_that_was_acknow
                     assert time.monotonic() - begun < 7
                     assert "PostgreSQL" in told.value.fix
                     assert store.status
+                    group.start_soon(_end, store, early.id, 2_000_000)
                     store.add(*[a_line("bj-1", number) for number in range(1, 101)])
                     with pytest.raises(errors.NotAvailable):
                         await store.run("bj-1")
@@ -220,6 +223,8 @@ async def test_postgresql_killed_and_started_again_loses_nothing_that_was_acknow
         assert set(acknowledged) <= known
         assert "bj-refused" not in known
         assert refused > 0
+        over = await store.run(early.id)
+        assert over is not None and over.result is not None and len(over.result.stdout) == 2_000_000
 
 
 async def test_postgresql_that_hangs_keeps_nobody_waiting_for_ever(postgres: PostgresServer) -> None:
