@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -319,9 +320,31 @@ async def test_hostname_and_users_inside_are_the_guests_own(engine: Engine) -> N
     assert eventually(lambda: True)
 
 
-async def test_a_guest_that_seccomp_killed_is_in_the_log_where_the_kernel_tells(
+async def test_a_guest_that_sigsys_ended_is_in_the_log_and_nobody_is_said_to_have_sent_it(
     tmp_path: Path, state_dir: Path
 ) -> None:
     engine = Engine(load(state_dir=str(state_dir), audit_log=str(tmp_path / "log")))
     await engine.run(RunRequest(code="import os, signal; os.kill(os.getpid(), signal.SIGSYS)", backend="native"))
-    assert [line["kind"] for line in Audit(tmp_path / "log").lines()].count("seccomp") == 1
+    [line] = [line for line in Audit(tmp_path / "log").lines() if line["kind"] == "seccomp"]
+    assert "or sent by the guest itself" in line["message"]
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "told"),
+    [
+        ("import time; time.sleep(60)", {"timeout": 1}, "timeout: stopped after 1 s, the time limit of this run"),
+        ("b'x' * 2**30", {"memory": "64M"}, "memory: killed for using more than 64M of memory, the limit of this run"),
+        ("open('/tmp/x', 'wb').write(b'x' * 2**24)", {"disk": "4M"}, "disk: found no space left"),
+    ],
+    ids=("timeout", "memory", "disk"),
+)
+async def test_the_limit_that_ended_a_run_is_in_the_log(
+    code: str, limits: dict[str, Any], told: str, tmp_path: Path, state_dir: Path
+) -> None:
+    engine = Engine(load(state_dir=str(state_dir), audit_log=str(tmp_path / "log")))
+    result = await engine.run(request(code, backend="native", **limits))
+    assert not result.ok
+    lines = list(Audit(tmp_path / "log").lines())
+    assert [line["kind"] for line in lines] == ["created", "requested", "limit", "finished", "destroyed"]
+    assert lines[2]["message"].startswith(told)
+    assert lines[2]["run"] == lines[3]["run"]
