@@ -34,11 +34,10 @@ def _audit(log: Path | None) -> Audit:
     path = str(log or load().audit_log)
     if not path:
         raise errors.InvalidRequest("there is no audit log", fix="set BELLJAR_AUDIT_LOG or audit_log, or give --log")
-    if not Path(path).exists():
-        raise errors.InvalidRequest(
-            f"{path}: there is no such file", fix="check the path; a log begins with its first run"
-        )
-    return Audit(path)
+    audit = Audit(path)
+    if not audit.begun:
+        raise errors.InvalidRequest(f"{path}: there is no such log", fix="check the path; it begins with its first run")
+    return audit
 
 
 @app.command()
