@@ -19,7 +19,8 @@ from belljar.backends.wasm.folder import BoxFolder
 from belljar.backends.wasm.interpreter import WasmInterpreter
 from belljar.backends.wasm.profiles import Profile
 from belljar.backends.wasm.run import WasmRun
-from belljar.backends.wasm.worker_process import ENV, WorkerProcess
+from belljar.backends.wasm.store import ENV
+from belljar.backends.wasm.worker_process import WorkerProcess
 from belljar.control.control import Control
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits

@@ -35,6 +35,15 @@ class Facts(TypedDict):
     private: str  # its own folder
     env: dict[str, str]  # that every Python program finds, unless its request says otherwise
     plain: bool  # there is no jail around it
+    image: ImageFacts | None
+
+
+class ImageFacts(TypedDict):
+    """The copy of a memory in which the interpreter has started, and nothing was imported: a file of the store."""
+
+    path: str
+    size: int
+    pages: int
 
 
 class ProfileFacts(TypedDict):
