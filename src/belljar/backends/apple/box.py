@@ -20,7 +20,7 @@ from belljar.backends.apple import arguments, output
 from belljar.backends.apple.arguments import GuestLaunch, Machine
 from belljar.backends.apple.cli import Cli, CliCall, Said
 from belljar.backends.apple.run import AppleJob, AppleRun, MachineFigures, figures
-from belljar.backends.base import Emit
+from belljar.backends.base import Emit, ImageUsed
 from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers.spec import KEEPER
 from belljar.backends.granted import GrantedCopy
@@ -137,6 +137,10 @@ class AppleBox:
 
     def interpreter(self, env: Mapping[str, str], lifetime: float) -> PipeInterpreter:
         return PipeInterpreter(self, self.plan, env, lifetime)
+
+    async def image(self, language: str | None, kind: str | None) -> ImageUsed:
+        """Returns the machine's image: all its commands run in that one, or not at all."""
+        return ImageUsed(self.machine.image)
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
         """Runs a command to its end; another waits for it."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 import anyio.to_thread
 
-from belljar.backends.base import Emit
+from belljar.backends.base import Emit, ImageUsed
 from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers import spec
 from belljar.backends.containers.cleanup import Cleanup, Leftovers
@@ -54,6 +54,7 @@ class ContainerHost(NamedTuple):
     flavour: Flavour
     image_for: Callable[..., str]  # of a language, or of a type of work
     volumes_of: Callable[[str], Awaitable[tuple[str, ...]]]  # an image -> where it wants volumes
+    id_of: Callable[[str], Awaitable[str]]  # an image -> its id
     trusted: Callable[[str], Awaitable[str]]  # an image's name -> what to run, by the rules for images
     runtime: str | None
     owner: str
@@ -145,8 +146,15 @@ class DockerBox:
         )  # fmt: skip
 
     def _image(self, command: Command | None = None) -> str:
-        language, kind = (command.language, command.type) if command else (None, None)
+        return self._image_for(command.language, command.type) if command else self._image_for(None, None)
+
+    def _image_for(self, language: str | None, kind: str | None) -> str:
         return self.plan.image or self._host.image_for(language, kind or self.plan.type)
+
+    async def image(self, language: str | None, kind: str | None) -> ImageUsed:
+        """Returns the image for commands of a language and a type of work."""
+        name = self._image_for(language, kind)
+        return ImageUsed(name, await self._host.id_of(await self._host.trusted(name)))
 
     # --- files ---
 

@@ -246,7 +246,7 @@ class Native:
                 stack.callback(claim)
             host = NativeHost(
                 self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self.group_for,
-                self.groups is not None, *self._network,
+                *self._network,
             )  # fmt: skip
             box = NativeBox(host, plan, uid)
             if plan.packages:
