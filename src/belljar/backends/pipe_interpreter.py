@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from belljar.backends.base import Box, Emit
 from belljar.backends.turn import AGENT_ENV, TurnRecord, TurnRequest, agent_source
@@ -21,6 +20,9 @@ from belljar.core import errors
 from belljar.core.plan import Command, Plan
 from belljar.core.result import EventKind, Result, Status
 from belljar.core.values import MIB
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 _AGENT = ".belljar/session_agent.py"  # among the read-only inputs
 _MAX_FRAME_CHARACTERS = 32 * MIB

@@ -12,7 +12,7 @@ from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from belljar.core.request import Limits
-from belljar.core.result import STREAMS, MimeBundle, Result, Status, Stream
+from belljar.core.result import STREAMS, MimeBundle, Result, Status, StreamName
 from belljar.core.values import MIB
 from belljar.host.capture import Capture, scrub
 from belljar.host.egress import DENIALS
@@ -61,7 +61,7 @@ class TurnRecord:
         self.verdict: TurnVerdict | None = None
         self._box = box
         self._emit = emit
-        self._streams: dict[Stream, Capture] = {name: Capture(request.limits.output) for name in STREAMS}
+        self._streams: dict[StreamName, Capture] = {name: Capture(request.limits.output) for name in STREAMS}
         self._results: list[MimeBundle] = []
         self._room = MAX_RESULTS_BYTES
         self._dropped = False
