@@ -118,6 +118,13 @@ class Group:
             return [int(pid) for pid in (self.paths[0] / "cgroup.procs").read_text().split()]
         return []
 
+    def is_empty(self) -> bool:
+        """Whether it is known that nothing runs in it; a group that is gone is empty."""
+        try:
+            return not (self.paths[0] / "cgroup.procs").read_text().split()
+        except OSError as error:
+            return error.errno in (errno.ENOENT, errno.ENODEV)  # the second: it went while it was read
+
     def kill(self) -> None:
         """Ends everything in the group; called until `pids` is empty, since a fork may race one pass."""
         with suppress(OSError):
