@@ -139,7 +139,7 @@ def bundle(value: object) -> "dict[str, Any]":
     return {mime: shown for mime, shown in data.items() if isinstance(shown, str) or json_text(shown)}
 
 
-def json_text(value):
+def json_text(value: object) -> str:
     """Returns a value as JSON; nothing for what JSON cannot say, or what is too deep or too much for the host."""
     try:
         text = json.dumps(value)
@@ -149,7 +149,7 @@ def json_text(value):
     return text if small and is_shallow(value, DEPTH_LIMIT) else ""
 
 
-def is_shallow(value, depth):
+def is_shallow(value: object, depth: int) -> bool:
     """Says whether no more than so many lists and dicts are in each other."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return depth > 0 and all(is_shallow(item, depth - 1) for item in inner)

@@ -28,8 +28,8 @@ class Bodies:
     """The rules for bodies of one server, and what of them is in flight."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        self.limit = settings.request_size
-        self.patience = settings.body_patience
+        self.limit: int = settings.request_size
+        self.patience: float = settings.body_patience
         self._budget = ByteBudget("bodies that are on their way", 2 * self.limit, 3 * self.limit)
 
     def check_declared(self, length: str) -> None:
