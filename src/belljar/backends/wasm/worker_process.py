@@ -25,7 +25,7 @@ from belljar.backends.native import jail
 from belljar.backends.native.backend import Native
 from belljar.backends.wasm.bytecode import INSIDE, own_modules
 from belljar.backends.wasm.store import ENV, FRESH, CompiledStore, wasmtime_folder
-from belljar.backends.wasm.worker.messages import Facts, ImageFacts
+from belljar.backends.wasm.worker.messages import Facts, FreshImage, Request, SessionRequest
 from belljar.core import errors
 from belljar.core.plan import Plan
 from belljar.core.request import Limits, Workspace
@@ -130,7 +130,7 @@ class WorkerProcess:
 
     def _facts(self, places: Mapping[str, str], scripts: list[str]) -> str:
         kept = self._store.profiles().get(FRESH)
-        image: ImageFacts | None = None
+        image: FreshImage | None = None
         if kept and FRESH in places:
             image = {"path": places[FRESH], "size": kept["size"], "pages": kept["pages"]}
         facts: Facts = {
@@ -246,7 +246,7 @@ class WorkerProcess:
         return bool(data)
 
     async def ask(
-        self, request: Mapping[str, Any], seconds: float, fds: Sequence[int] = (), payload: bytes | None = None
+        self, request: Request | SessionRequest, seconds: float, fds: Sequence[int] = (), payload: bytes | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """Sends a request and yields what the worker says to it, to the frame with `done`.
 
@@ -258,7 +258,7 @@ class WorkerProcess:
         deadline = time.monotonic() + seconds
         self._asked += 1
         self._busy = True
-        message = {"run": self._asked, **request}
+        message: dict[str, Any] = {"run": self._asked, **request}
         if payload is not None:
             message["payload"] = len(payload)
         await self._send(json.dumps(message).encode() + b"\n" + (payload or b""), fds)
@@ -270,7 +270,9 @@ class WorkerProcess:
             if time.monotonic() > deadline:
                 raise TimeoutError
 
-    async def answer(self, request: Mapping[str, Any], seconds: float, fds: Sequence[int] = ()) -> dict[str, Any]:
+    async def answer(
+        self, request: Request | SessionRequest, seconds: float, fds: Sequence[int] = ()
+    ) -> dict[str, Any]:
         """Sends a request and returns the last frame of what the worker says to it.
 
         Raises:
