@@ -21,7 +21,13 @@ from bench import Part, add_part, at_most, err, machine, prepared, summary
 from belljar.backends.native.toolchains import find_bubblewrap
 
 # As `belljar` itself does, without a look for pydantic's plugins.
-_LIBRARIES = "import os; os.environ['PYDANTIC_DISABLE_PLUGINS'] = '__all__'; import asyncio, anyio, typer; from pydantic import BaseModel; type('A', (BaseModel,), {})"
+_LIBRARIES = """
+import os
+os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+import asyncio, anyio, typer
+from pydantic import BaseModel
+class One(BaseModel): pass
+"""
 _BELLJAR = str(Path(sys.executable).with_name("belljar"))
 _TARGET_MS = {"--help": 100, "native": 200, "wasm": 200}
 COMMANDS = {
