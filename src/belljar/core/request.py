@@ -1,7 +1,5 @@
 """What a caller asks for: one run, its limits, its network and the folder it is granted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import PurePosixPath

@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.core import errors
-from belljar.core.result import Stream
+from belljar.core.result import StreamName
 from belljar.host.engine_address import EngineAddress
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _UNREACHABLE = 900  # aiodocker's own status for "no connection"
 _CLOSE_SECONDS = 5
 _UPLOAD_BYTES = 1 << 20
 _SEND_BYTES = 1 << 18
-_NAMES: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+_NAMES: dict[int, StreamName] = {1: "stdout", 2: "stderr"}
 _NO_IMAGE = re.compile(
     r"manifest (?:for \S+ )?(?:unknown|not found)|not found: manifest|no such image|repository does not exist"
     r"|repository name not known|name unknown|pull access denied|does not exist or no pull access",
@@ -333,7 +333,7 @@ class ProgramStreams:
         with suppress(Exception):
             self._stream._resp.connection.transport.write_eof()
 
-    async def parts(self) -> AsyncIterator[tuple[Stream, bytes]]:
+    async def parts(self) -> AsyncIterator[tuple[StreamName, bytes]]:
         """Yields what the program writes, with the name of the stream, until it has ended."""
         while True:
             with translated("the program's output"):
