@@ -80,7 +80,7 @@ os._exit(3)
 
 async def test_a_guest_that_leaves_its_streams_full_and_non_blocking_keeps_its_exit_code(engine: Engine) -> None:
     async def slowly(_: str) -> None:
-        await anyio.sleep(0.1)
+        await anyio.sleep(0.03)
 
     result = await run(engine, FULL, on_stdout=slowly, timeout=15)
     assert (result.status, result.exit_code) == ("error", 3), result.duration_ms
