@@ -230,11 +230,21 @@ async def list_volumes(client: Docker, *, label: str) -> list[dict[str, Any]]:
     return [dict(row) for row in found.get("Volumes") or ()]
 
 
+@asynccontextmanager
+async def _answering(client: Docker, path: str, method: str = "GET", **options: Any) -> AsyncIterator[Any]:
+    """Makes a call and yields the response, however much of it is read; aiodocker itself leaves the connection open."""
+    async with client._query(path, method, **options) as response:
+        try:
+            yield response
+        finally:
+            response.release()
+
+
 async def status_of(client: Docker, method: str, path: str) -> int:
     """Makes a call for the sake of its HTTP status alone, and returns that, be it yes or no."""
     try:
         with refusals():
-            async with client._query(path, method=method) as response:
+            async with _answering(client, path, method) as response:
                 return int(response.status)
     except EngineRefusal as refusal:
         return refusal.status
@@ -244,7 +254,7 @@ async def container_stats(container: DockerContainer) -> Any:
     """Returns what an engine says now of a container's use of resources; None if that is not JSON."""
     # One shot: otherwise an engine looks twice, with a second in between. Podman does not say that it is JSON.
     path, once = f"containers/{container.id}/stats", {"stream": "0", "one-shot": "1"}
-    async with container.docker._query(path, params=once) as answer:
+    async with _answering(container.docker, path, params=once) as answer:
         said = await answer.content.readline()
     try:
         return json.loads(said)
@@ -274,10 +284,29 @@ async def building(client: Docker, params: Mapping[str, Any], context: IO[bytes]
     query = {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in params.items()}
     headers = {"content-type": "application/x-tar"}
     with refusals():
-        async with client._query(
-            "build", "POST", params=query, headers=headers, data=chunks(), timeout=aiohttp.ClientTimeout()
+        async with _answering(
+            client, "build", "POST", params=query, headers=headers, data=chunks(), timeout=aiohttp.ClientTimeout()
         ) as response:
             yield json_stream_stream(response)
+
+
+@asynccontextmanager
+async def pulling(client: Docker, image: str) -> AsyncIterator[Any]:
+    """Starts to pull an image and yields the engine's messages as they come.
+
+    aiodocker's own `pull` leaves the connection open when its messages are not read to the end.
+
+    Args:
+        client: Of the engine.
+        image: Its name, with a tag or a digest; with neither it is `latest`, where an engine would pull all tags.
+    """
+    import aiohttp
+    from aiodocker.jsonstream import json_stream_stream
+
+    whole = ":" in image.rpartition("/")[2] or "@" in image
+    params = {"fromImage": image if whole else f"{image}:latest"}
+    async with _answering(client, "images/create", "POST", params=params, timeout=aiohttp.ClientTimeout()) as response:
+        yield json_stream_stream(response)
 
 
 # --- streams ---
