@@ -22,6 +22,17 @@ _CLOSED = ("/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/var/run")
 _NEVER_GRANTED = (*_CLOSED, "/var/lib", "/root", "/usr")
 
 
+NO_SANDBOX = "none"  # the name of a backend that some callers ask for, and nobody gets
+
+
+def no_sandbox() -> errors.PolicyDenied:
+    """Returns what is said to whoever asks to run code without a sandbox."""
+    return errors.PolicyDenied(
+        "none: no sandbox was asked for",
+        fix="choose a backend (`belljar doctor` shows which work here): there is no execution without a sandbox",
+    )
+
+
 def decide(
     request: RunRequest, settings: Settings, *, keep_files: bool = False, language: Language | None = None
 ) -> Plan:
@@ -45,6 +56,13 @@ def decide(
             f"this project switched Belljar off ({settings.switched_off}: sandbox.enabled is false)",
             fix="set it to true, or work in another folder; nothing is ever run without a sandbox",
         )
+    backend = settings.backend if request.backend == "auto" else request.backend
+    if backend == NO_SANDBOX:
+        raise no_sandbox()
+    if request.image:
+        from belljar.core import image_name  # few requests name one
+
+        image_name.parse(request.image)
     if language:
         check_network(language, request.egress)
     return Plan(
@@ -59,7 +77,7 @@ def decide(
         runtime=request.runtime,
         type=request.type,
         seccomp_profile=language.seccomp_profile if language else "",
-        backend=settings.backend if request.backend == "auto" else request.backend,
+        backend=backend,
         command=request.command is not None,
         language=request.language if request.code is not None else None,
         deterministic=request.deterministic is not None,

@@ -14,6 +14,8 @@ from belljar.core.model import Model
 from belljar.core.values import GIB, KIB, MIB, WORKSPACE, Bytes, EnvName, GuestPath, HostPattern, Size, Text, guest_path
 
 MAX_FILES, MAX_VARIABLES = 256, 1024
+_LEAST_INODES = 1024
+_BYTES_FOR_INODE = 2 * KIB
 
 
 def _patterns(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -43,7 +45,7 @@ class Limits(Model):
     memory: Size = Field(512 * MIB, ge=8 * MIB, le=2**46)
     """Bytes of memory, or text such as "512M"."""
     disk: Size = Field(1 * GIB, ge=64 * KIB, le=2**46)
-    """The size of /workspace and of /tmp, each."""
+    """The size of /workspace and of /tmp, each; in a sandbox that is kept no more than `memory`."""
     pids: int = Field(100, ge=1, le=2**22)
     """The most processes and threads at once."""
     timeout: float = Field(30.0, gt=0, le=7 * 86400, description="seconds of wall clock")
@@ -59,6 +61,16 @@ class Limits(Model):
         if not math.isfinite(value):
             raise ValueError("must be a finite number")
         return value
+
+    @property
+    def kept_bytes(self) -> int:
+        """The size of /workspace and of /tmp, each, in a sandbox that is kept: its files are memory that it holds."""
+        return min(self.disk, self.memory)
+
+    @property
+    def kept_inodes(self) -> int:
+        """How many files and folders each of them may have: one takes about a kilobyte of the kernel's memory."""
+        return max(_LEAST_INODES, self.kept_bytes // _BYTES_FOR_INODE)
 
     def named(self) -> dict[str, Any]:
         """Returns the limits that were set, by name."""

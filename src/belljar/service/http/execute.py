@@ -52,7 +52,7 @@ async def execute(
     body: Execute, request: Request, service: TheService, caller: Runner, idempotency_key: Key = None
 ) -> Response:
     """Run a snippet or a command in a sandbox of its own. A guest that fails is an answer like any other."""
-    run = await service.submit(await service.asked(body), caller, key=idempotency_key or "", cached=body.cached)
+    run = await service.submit(await service.asked(body, caller), caller, key=idempotency_key or "", cached=body.cached)
     return await answer(run, request, wait=body.wait, key=idempotency_key)
 
 
