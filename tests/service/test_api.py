@@ -8,6 +8,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2
@@ -211,6 +212,37 @@ def test_no_path_leads_out_of_a_project(http: httpx2.Client, server: Server) -> 
     for body in ({}, {"project_path": str(mine), "code": "1"}, {"project_path": str(mine), "command": ["ls"]}):
         assert execute(http, path="plain", **body).status_code == 422
     assert execute(http, path="passwd", project_path="/etc").status_code == 403
+
+
+def test_a_turn_runs_a_file_of_its_sessions_project(http: httpx2.Client, server: Server) -> None:
+    mine = server.roots / "mine"
+    (mine / "turn.py").write_text(
+        "count = globals().get('count', 0) + 1; print(count, open('data.txt').read(), end='')"
+    )
+    (mine / "turn.sh").write_text("cat data.txt")
+    if not (mine / "link.py").is_symlink():
+        (mine / "link.py").symlink_to("/etc/passwd")
+
+    @contextmanager
+    def opened(**body: object) -> Iterator[str]:
+        id = str(http.post("/api/sandbox/sessions", json=body).json()["id"])
+        yield id
+        assert http.delete(f"/api/sandbox/sessions/{id}").status_code == 204
+
+    def turn(id: str, **body: object) -> httpx2.Response:
+        return http.post(f"/api/sandbox/sessions/{id}/run", json=body)
+
+    with opened(backend="native", project_path=str(mine)) as id:
+        told = [turn(id, path=path).json().get("stdout") for path in ("turn.py", "/workspace/turn.py")]
+        assert told == ["1 of the project\n", "2 of the project\n"]
+        for body in ({"path": "link.py"}, {"path": "no.py"}, {"path": "../x"}, {"path": "turn.py", "code": "1"}, {}):
+            answer = turn(id, **body)
+            assert (answer.status_code, answer.json()["kind"]) == (422, "invalid_request"), body
+            assert "root:" not in answer.text
+    with opened(backend="native", kind="sandbox", project_path=str(mine)) as id:
+        assert turn(id, path="turn.sh").json()["stdout"] == "of the project\n"
+    with opened(backend="native", kind="sandbox") as id:
+        assert "opened without one" in turn(id, path="turn.py").json()["detail"]
 
 
 # --- records ---

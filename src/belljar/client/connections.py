@@ -101,7 +101,7 @@ class Connections:
 
     @contextmanager
     def _translated_errors(self, *, sent: bool) -> Iterator[None]:
-        """Raises errors of the connection as `Unanswered`, outside of their frames: those hold the key."""
+        """Raises errors of the connection as `Unanswered`, without their frames: those hold the key."""
         broken = ""
         try:
             yield
@@ -109,9 +109,8 @@ class Connections:
             broken = str(error) or type(error).__name__
         if broken:
             url = self._address.url
-            raise Unanswered(
-                f"{url} did not answer: {broken}" if sent else f"no connection to {url}: {broken}", sent=sent
-            )
+            told = f"{url} did not answer: {broken}" if sent else f"no connection to {url}: {broken}"
+            raise Unanswered(told, sent=sent) from None
 
 
 class _Connection:

@@ -159,6 +159,7 @@ class Turn(RequestBody):
     """One run inside an open session or sandbox."""
 
     code: Text | None = None
+    path: GuestPath | None = Field(None, description="a file below the session's project_path to run instead of code")
     command: tuple[Text, ...] | None = None
     language: str | None = None
     timeout_seconds: Timeout | None = None

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from belljar.control.callbacks import Cancel, Listener
@@ -22,6 +23,7 @@ from belljar.core.values import MIB
 from belljar.engine import audit
 from belljar.protocol.records import Caller, RunRecord, SessionRecord, new_id
 from belljar.sandbox import AsyncSandbox
+from belljar.service import projects
 from belljar.service.claims import SessionClaims
 from belljar.service.queries import sees
 from belljar.service.run_lifecycle import Demand, Run
@@ -195,18 +197,48 @@ class Sessions:
     # --- using one ---
 
     async def run(
-        self, id: str, caller: Caller, *, code: str | None, command: list[str] | None, key: str = "", **options: Any
-    ) -> Run:
-        """One turn, with a record and lines of its own."""
-        if (code is None) == (command is None):
-            raise errors.InvalidRequest("code: give `code` or `command`, one of them")
+        self, id: str, caller: Caller, *, code: str | None, command: list[str] | None, path: str | None = None,
+        key: str = "", **options: Any,
+    ) -> Run:  # fmt: skip
+        """Starts one turn, with a record and lines of its own.
+
+        Args:
+            id: Of the session.
+            caller: Who asks.
+            code: What to run.
+            command: A command to run instead, in a sandbox.
+            path: A file to run instead, below the folder that the session was opened with.
+            key: An idempotency key: the same turn with the same key is run once.
+            **options: Of `AsyncSession.run`, `AsyncSandbox.run` or `AsyncSandbox.exec`. None: not given.
+
+        Raises:
+            InvalidRequest: There is not one thing to run, or the file cannot be read.
+        """
+        if [code, command, path].count(None) != 2:
+            raise errors.InvalidRequest("code: give `code`, `command` or `path`, one of them")
         options = {name: value for name, value in options.items() if value is not None}
-        turn, name = _TurnWork(code, command, options), new_id()
+        turn, name = _TurnWork(code, command, path, options), new_id()
 
         async def take() -> Run:
-            return await self._take(name, self.get(id, caller), caller, turn)
+            held = self.get(id, caller)
+            return await self._take(name, held, caller, await self._with_code(held, turn))
 
         return await self._service.repeats.once(caller, key, turn.fingerprint(id) if key else "", name, take)
+
+    async def _with_code(self, held: Held, turn: _TurnWork) -> _TurnWork:
+        """Returns a turn with the code of the file that it names."""
+        if turn.path is None:
+            return turn
+        folder, _ = held.grant
+        if folder is None:
+            raise errors.InvalidRequest(
+                "path: is a file below project_path, and this was opened without one", fix="send the code itself"
+            )
+        code = await anyio.to_thread.run_sync(projects.read_code, folder, turn.path)
+        if isinstance(held.handle, AsyncSession) or "language" in turn.options:
+            return turn._replace(code=code)
+        language = self._service.engine.languages.of_file(turn.path).name
+        return turn._replace(code=code, options=turn.options | {"language": language})
 
     async def _take(self, name: str, held: Held, caller: Caller, turn: _TurnWork) -> Run:
         if turn.command is not None and isinstance(held.handle, AsyncSession):
@@ -285,6 +317,7 @@ class Sessions:
 class _TurnWork(NamedTuple):
     code: str | None
     command: list[str] | None
+    path: str | None
     options: dict[str, Any]
 
     @property
@@ -297,7 +330,7 @@ class _TurnWork(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def fingerprint(self, session: str) -> str:
-        asked = repr((session, self.code, self.command, sorted(self.options.items())))
+        asked = repr((session, self.code, self.command, self.path, sorted(self.options.items())))
         return hashlib.sha256(asked.encode()).hexdigest()
 
     async def carry_out(self, handle: AsyncSession | AsyncSandbox, **rest: Any) -> Result:

@@ -29,7 +29,7 @@ from pydantic import ValidationError
 
 from belljar.core import errors
 from belljar.core.settings import Settings
-from belljar.protocol.records import Caller, Key, Scope
+from belljar.protocol.records import SCOPES, Caller, Key, Scope
 
 LOCAL_USER = "local user"
 SUBPROTOCOL = "belljar"
@@ -41,7 +41,7 @@ _KEY = re.compile(r"bj_([0-9a-f]{12})_([0-9a-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.@ -]{0,62}[A-Za-z0-9])?")  # no colon: that is what "jwt:" has
 _RATE = re.compile(r"\d{1,9} ?(/|per) ?(second|minute|hour|day)")
 _NOBODY = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
-_EVERYTHING: frozenset[Scope] = frozenset(("run", "read", "sessions", "files", "admin"))
+_LOCAL = Caller(name=LOCAL_USER, scopes=frozenset(SCOPES))
 _CREATE = "create one with `belljar keys create NAME --scope run`"
 _log = logging.getLogger("belljar")
 _FORWARDED = frozenset(
@@ -104,7 +104,7 @@ class Access:
             raise errors.Unauthorized("without a key this service answers on loopback only", fix=_CREATE)
         if any(name.lower() in _FORWARDED for name in headers):
             raise errors.Unauthorized("without a key this service does not answer through a proxy", fix=_CREATE)
-        return Caller(name=LOCAL_USER, scopes=_EVERYTHING)
+        return _LOCAL
 
     async def _holder(self, credential: str) -> Caller:
         """A credential is looked at even where none is needed: nobody is taken for somebody else."""

@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.telemetry import TelemetryConfig
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -38,6 +39,7 @@ from belljar.service.sessions import Sessions
 _log = logging.getLogger("belljar")
 _MCP = find_spec("mcp") is not None
 _TOLD = 20  # mistakes of one request
+_NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}  # the spans and figures are ours
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": what, "content": {"application/problem+json": {}}}
     for status, what in (
@@ -63,7 +65,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = Documented(
         title="Belljar", version=__version__, lifespan=lifespan, responses=_PROBLEMS,
-        docs_url=None, redoc_url=None, openapi_url="/openapi.json",
+        docs_url=None, redoc_url=None, openapi_url="/openapi.json", telemetry=_NO_TELEMETRY,
         description="Runs code that nobody has read yet, where it can do no harm, and returns a typed answer.",
     )  # fmt: skip
     execute.add_route(app)
