@@ -70,7 +70,7 @@ class WorkerKind(NamedTuple):
     @classmethod
     def of(cls, plan: Plan) -> WorkerKind:
         asked = plan.limits
-        return cls(asked.disk, asked.memory, asked.cpus, asked.io_bps, asked.io_iops, plan.workspace)
+        return cls(asked.kept_bytes, asked.memory, asked.cpus, asked.io_bps, asked.io_iops, plan.workspace)
 
 
 class WorkerProcess:
