@@ -29,7 +29,7 @@ from belljar.core.plan import Plan
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Status, Usage
 from belljar.core.values import MIB, WORKSPACE
-from belljar.host import files, process, procfs
+from belljar.host import files, process, procfs, tmpfs
 
 ENV = {
     "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONTZPATH": "", "MPLCONFIGDIR": "/tmp/matplotlib",
@@ -117,6 +117,9 @@ class WorkerProcess:
                 self._init = json.loads((await process.read_some(status)).splitlines()[0])["child-pid"]
             inside = f"/proc/{self._init}/root/tmp"
         self.tmp = self._fds.enter_context(files.opened(inside))
+        if self._native:
+            with suppress(OSError):  # where we may not, the control group counts what files cost
+                tmpfs.limit_files(self.tmp, Limits(disk=self.kind.disk, memory=self.kind.memory).kept_inodes)
         self._resting = (figures.memory or 0) if (figures := self.figures()) else 0
 
     def _facts(self, places: dict[str, str], scripts: list[str]) -> str:

@@ -24,20 +24,19 @@ with open(f"{folder}/{time.time_ns()}", "wb", buffering=0) as file:
         file.write(bytes(1 << 20))
 """
 _LOOK = """
-facts = [os.statvfs(folder) for folder in ("/workspace", "/tmp")] if hasattr(os, "statvfs") else []
-held_bytes = sum((one.f_blocks - one.f_bfree) * one.f_frsize for one in facts)
+held_bytes = sum(one.stat().st_size for folder in ("/workspace", "/tmp") for one in os.scandir(folder))
 if held_bytes > 160 << 20:
     escaped(f"{held_bytes >> 20} MB")
 held(f"{held_bytes >> 20} MB")
 """
 _TOUCH = """
 import time
-for number in range(40_000):
+for number in range(12_000):
     os.close(os.open(f"{time.time_ns()}-{number}", os.O_CREAT | os.O_WRONLY))
 """
 _COUNT = """
 count = sum(1 for _ in os.scandir("."))
-if count > 100_000:
+if count > 50_000:
     escaped(f"{count} files")
 held(f"{count} files")
 """
@@ -104,7 +103,7 @@ KEPT_BOXES = (
     ),
     Attack(
         name="inodes across commands", category="resources",
-        tries="makes 40,000 empty files in each of six commands of a kept sandbox, with 64 MB of memory and 16 of disk",
+        tries="makes 12,000 empty files in each of six commands of a kept sandbox, with 64 MB of memory and 16 of disk",
         payload=_TOUCH, held="the number of files is limited, or the memory that they cost",
         options={"memory": "64M", "disk": "16M"}, scenario=_again_and_again(_COUNT),
         ends=FULL, control="none", uncontrolled=_UNCONTROLLED,
