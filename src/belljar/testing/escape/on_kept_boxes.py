@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from belljar.core import errors
 from belljar.core.result import Result
 from belljar.session.session import AsyncSession
@@ -13,6 +11,7 @@ from belljar.testing.escape.scenarios import Range, escaped_by
 from belljar.testing.stalls import Stalls
 
 _COMMANDS = 6
+_MANY_FILES = 50_000
 _STALL_SECONDS = 1.0  # of CPU
 _UNCONTROLLED = "it would fill the host's own disk, which outlives every command by nature"
 
@@ -31,14 +30,11 @@ held(f"{held_bytes >> 20} MB")
 """
 _TOUCH = """
 import time
-for number in range(12_000):
-    os.close(os.open(f"{time.time_ns()}-{number}", os.O_CREAT | os.O_WRONLY))
-"""
-_COUNT = """
-count = sum(1 for _ in os.scandir("."))
-if count > 50_000:
-    escaped(f"{count} files")
-held(f"{count} files")
+os.makedirs("many", exist_ok=True)  # not among the modules, which wasm would list for minutes
+for number in range(1, 12_001):
+    os.close(os.open(f"many/{time.time_ns()}-{number}", os.O_CREAT | os.O_WRONLY))
+    if number % 1000 == 0:
+        print(number, flush=True)
 """
 # A frame that takes seconds to parse, into whatever leads to the host: a pipe, or a function of the interpreter's.
 _FRAMES = """
@@ -67,17 +63,25 @@ else:
 """
 
 
-def _again_and_again(then: str) -> Callable[[Range], Awaitable[Result]]:
-    """Runs the payload in one sandbox, command after command, and looks at what has become of it."""
+async def _many_files(range_: Range) -> Result:
+    """Runs the payload in one sandbox, command after command, and looks at how much it holds then."""
+    async with range_.sandbox() as box:
+        for _ in range(_COMMANDS):
+            ended = await box.run(range_.payload)
+        after = await box.run(range_.ready(_LOOK))
+    return after if "HELD" in after.stdout or "ESCAPED" in after.stdout else ended
 
-    async def scenario(range_: Range) -> Result:
-        async with range_.sandbox() as box:
-            for _ in range(_COMMANDS):
-                ended = await box.run(range_.payload)
-            after = await box.run(range_.ready(then))
-        return after if "HELD" in after.stdout or "ESCAPED" in after.stdout else ended
 
-    return scenario
+async def _many_inodes(range_: Range) -> Result:
+    """The same, but each command says how far it came: listing so many files would take the guest too long."""
+    made = 0
+    async with range_.sandbox() as box:
+        for _ in range(_COMMANDS):
+            ended = await box.run(range_.payload)
+            made += max(map(int, ended.stdout.split()), default=0)
+    if made > _MANY_FILES:
+        return escaped_by(ended, f"{made} files")
+    return ended.model_copy(update={"stdout": f"HELD {made} files\n"})
 
 
 async def _flood_of_frames(range_: Range) -> Result:
@@ -98,14 +102,14 @@ KEPT_BOXES = (
         name="files across commands", category="resources",
         tries="fills a kept sandbox with 40 MB in each of six commands, with 64 MB of memory", payload=_FILL,
         held="it holds no more than its memory, however many commands there were",
-        options={"memory": "64M", "disk": "1G"}, scenario=_again_and_again(_LOOK),
+        options={"memory": "64M", "disk": "1G"}, scenario=_many_files,
         ends=FULL, control="none", uncontrolled=_UNCONTROLLED,
     ),
     Attack(
         name="inodes across commands", category="resources",
         tries="makes 12,000 empty files in each of six commands of a kept sandbox, with 64 MB of memory and 16 of disk",
         payload=_TOUCH, held="the number of files is limited, or the memory that they cost",
-        options={"memory": "64M", "disk": "16M"}, scenario=_again_and_again(_COUNT),
+        options={"memory": "64M", "disk": "16M"}, scenario=_many_inodes,
         ends=FULL, control="none", uncontrolled=_UNCONTROLLED,
     ),
     Attack(
