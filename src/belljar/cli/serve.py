@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import anyio
 import typer
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from belljar.service.service import Service
 
 _HEADERS_SECONDS, _HEADERS_BYTES = 20.0, 64 * 1024  # of a request
+_SWITCH_SECONDS = 0.0005  # that the event loop waits for a thread that writes records or a large result
 _LAST_SECONDS = 3  # for answers under way when all runs have ended, and then for who does not read
 Json = Annotated[bool, typer.Option("--json", help="Print the address as one line of JSON.")]
 
@@ -54,6 +55,7 @@ def serve(
             f"the service needs a package that is not installed: {error.name}", fix="pip install 'belljar[service]'"
         ) from None
     tracing.turn_on()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     listen(create_app(settings), settings, as_json)
 
 
@@ -84,13 +86,15 @@ def _patient() -> type[asyncio.Protocol]:
     any number of them."""
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+    from belljar.service.http.joined_writes import JoinedWrites
+
     class Patient(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
         _heads = 0
         _upgraded = False
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            super().connection_made(cast(asyncio.Transport, JoinedWrites(transport, self.loop)))
             self._deadline = self.loop.call_later(_HEADERS_SECONDS, transport.abort)
 
         def data_received(self, data: bytes) -> None:

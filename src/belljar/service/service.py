@@ -33,6 +33,7 @@ from belljar.protocol.requests import Execute
 from belljar.service import projects, recovery
 from belljar.service.admission.queue import Admission
 from belljar.service.auth.access import Access
+from belljar.service.auth.hosts import check_hosts
 from belljar.service.drain import ENDING_SECONDS, Drain
 from belljar.service.instances import ServerInstance
 from belljar.service.publisher import Publisher
@@ -53,7 +54,7 @@ class Service:
     _tasks: TaskGroup
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        settings = self.settings = _with_service_caps(settings)
         self.publisher: Publisher = Publisher(settings)
         self.sinks: Sinks = Sinks([Sink("events", self.publisher.event, kinds=("started", "limit", "denied"))])
         self.engine: Engine = Engine(settings, sinks=[self.sinks.hear], on_box=self._on_box)
@@ -69,8 +70,7 @@ class Service:
         self.grants: projects.Grants = projects.Grants(settings.service.projects)
         self.lifecycle: RunLifecycle = RunLifecycle(
             self.store, self.admission, self.metrics, self.refusals, self.publisher, self.instance,
-            spawn=self.start_soon, log_memory=settings.service.log_memory,
-            request_size=settings.service.request_size,
+            spawn=self.start_soon, folder=settings.data_dir, settings=settings.service,
         )  # fmt: skip
         self.drain: Drain = Drain(self.lifecycle, self.admission, settings.service.drain)
         self.queries: RunQueries = RunQueries(self.store, self.lifecycle, self.publisher, self.drain)
@@ -105,6 +105,7 @@ class Service:
 
     async def _finish(self) -> None:
         await self.drain.finish()
+        self.lifecycle.hurry(ENDING_SECONDS)
         self._tasks.cancel_scope.cancel()
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
@@ -126,7 +127,7 @@ class Service:
             PolicyDenied: It was turned away; Busy says for how long.
             NotAvailable: It could not be recorded.
         """
-        request = await self.check_folders(request)
+        request = await self.check(request, caller)
         record = self._new_record(request, caller)
         if cached and (found := await self.repeats.kept(record)):
             await self.admission.count(caller)
@@ -141,15 +142,20 @@ class Service:
         with self.grants.given((request.packages, False), (folder.path, folder.write) if folder else (None, False)):
             return await self.engine.run(request, listener=listener, control=control, id=id)
 
-    async def check_folders(self, request: RunRequest) -> RunRequest:
-        """Returns the request with the real names of the folders it asks for, or raises PolicyDenied."""
+    async def check(self, request: RunRequest, caller: Caller) -> RunRequest:
+        """Returns the request with the real names of the folders it asks for.
+
+        Raises:
+            PolicyDenied: The caller may not have one of its folders or hosts.
+        """
         try:
+            check_hosts(request.egress, caller, self.settings.service.egress)
             return projects.check(request, self.settings.service.projects)
         except errors.PolicyDenied as refusal:
             await self.refusals.record(refusal, **audit.asked(request))
             raise
 
-    async def asked(self, body: Execute) -> RunRequest:
+    async def asked(self, body: Execute, caller: Caller) -> RunRequest:
         """Returns the run that a body asks for, with the code of the file that its `path` names.
 
         Raises:
@@ -159,7 +165,7 @@ class Service:
         request = body.request()
         if body.path is None:
             return request
-        granted = (await self.check_folders(request)).workspace
+        granted = (await self.check(request, caller)).workspace
         assert granted is not None  # else the body would have been refused
         code = await anyio.to_thread.run_sync(projects.read_code, granted.path, body.path)
         named = body.language if "language" in body.model_fields_set else self.engine.languages.of_file(body.path).name
@@ -228,6 +234,12 @@ class Service:
             if not measured.over:
                 self.metrics.alerted(measured.kind)
             self.publisher.alert(measured)
+
+
+def _with_service_caps(settings: Settings) -> Settings:
+    """Returns the settings with the caps that hold for whoever asks the service: outputs are in its memory."""
+    output = min(settings.caps.output, settings.service.output)
+    return settings.model_copy(update={"caps": settings.caps.model_copy(update={"output": output})})
 
 
 def _fingerprint(request: RunRequest) -> str:

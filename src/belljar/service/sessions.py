@@ -114,8 +114,8 @@ class Sessions:
     # --- opening and closing ---
 
     async def open(self, caller: Caller, kind: Kind, *, idle: float, lifetime: float, **options: Any) -> SessionRecord:
-        wanted = request(**options)
-        folder = (await self._service.check_folders(wanted)).workspace
+        wanted = await self._service.check(request(**options), caller)
+        folder = wanted.workspace
         record = _record(caller, kind, lifetime)
         asked = options | {"engine": self._service.engine, "id": record.id, "workspace": folder}
         if kind == "session":

@@ -19,6 +19,7 @@ from belljar.backends.native.box import NativeBox, NativeHost
 from belljar.backends.native.toolchains import Toolchains, find_bubblewrap
 from belljar.control.control import Control
 from belljar.core import errors
+from belljar.core.addresses import Endpoint
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN, Language
 from belljar.core.plan import Command, Plan
@@ -45,7 +46,7 @@ class Native:
         spoken: Sequence[Language] | None = None,
         use_cgroups: bool = True,
         resolver: Resolve = egress.resolve,
-        private_network: bool = False,
+        private: Sequence[Endpoint] = (),
     ) -> None:
         """Remembers what it is told; nothing is looked at yet.
 
@@ -56,7 +57,7 @@ class Native:
             spoken: the languages to run; None: the built-in ones.
             use_cgroups: False: limits are kept without control groups.
             resolver: looks up the names of hosts that guests may reach.
-            private_network: whether those names may lead to private addresses; only in tests.
+            private: addresses of private networks that those names may lead to.
         """
         self.state_dir = state_dir
         as_root = sys.platform == "linux" and os.geteuid() == 0
@@ -64,7 +65,7 @@ class Native:
         known = BUILTIN.values() if spoken is None else spoken
         self.toolchains: Toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
         self.bubblewrap: str = ""
-        self._network = (resolver, private_network)
+        self._network = (resolver, private)
         self.groups: cgroups.Cgroups | None = None
         self.no_groups = "" if use_cgroups else "control groups were switched off"
         self._owner: ownership.Owner | None = None

@@ -26,6 +26,7 @@ from belljar.backends.native.toolchains import Grant, Tool, Toolchains
 from belljar.backends.pipe_interpreter import PipeInterpreter
 from belljar.control.control import Control
 from belljar.core import errors
+from belljar.core.addresses import Endpoint
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Collected, Entry, File, Result, Usage
@@ -48,7 +49,7 @@ class NativeHost(NamedTuple):
     group_for: Callable[[Limits, cgroups.Group | None], cgroups.Group | None]  # limits, and the group to be inside of
     group_to_keep: Callable[[Limits], cgroups.Group | None]
     resolver: Resolve
-    private_network: bool
+    private: Sequence[Endpoint]  # what listed hosts may lead to in private networks
 
 
 class NativeBox:
@@ -224,7 +225,7 @@ class NativeBox:
         return [self.packages.python if self.packages and first in ("python", "python3") else first, *rest]
 
     def _proxy(self, told: Told) -> Proxy:
-        return Proxy(self.plan.egress, told, resolver=self._host.resolver, private=self._host.private_network)
+        return Proxy(self.plan.egress, told, resolver=self._host.resolver, private=self._host.private)
 
     def _jail(self, command: Command, limits: Limits, tool: Tool | None) -> jail.Jail:
         grants: list[str] = []
