@@ -70,6 +70,11 @@ class Limits(Model):
         """How many files and folders each of them may have: one takes about a kilobyte of the kernel's memory."""
         return max(_LEAST_INODES, self.kept_bytes // _BYTES_FOR_INODE)
 
+    @property
+    def kept_box_bytes(self) -> int:
+        """How much memory a sandbox that is kept may take: its own, and that of files which others put into it."""
+        return self.memory + self.kept_bytes
+
     def named(self) -> dict[str, Any]:
         """Returns the limits that were set, by name."""
         return self.model_dump(include=self.model_fields_set) if self.model_fields_set else {}

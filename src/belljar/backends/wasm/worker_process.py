@@ -31,7 +31,7 @@ from belljar.core.plan import Plan
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Status, Usage
 from belljar.core.values import MIB, WORKSPACE
-from belljar.host import files, process, procfs
+from belljar.host import files, process, procfs, tmpfs
 
 _OVERHEAD_BYTES = 64 * MIB  # that wasmtime, the worker and the next guest's interpreter may take beside the guest
 _START_SECONDS = 30.0
@@ -79,7 +79,7 @@ class WorkerKind(NamedTuple):
     @classmethod
     def of(cls, plan: Plan) -> WorkerKind:
         asked = plan.limits
-        return cls(asked.disk, asked.memory, asked.cpus, asked.io_bps, asked.io_iops, plan.workspace)
+        return cls(asked.kept_bytes, asked.memory, asked.cpus, asked.io_bps, asked.io_iops, plan.workspace)
 
 
 class WorkerProcess:
@@ -126,6 +126,9 @@ class WorkerProcess:
                 self._init = json.loads((await process.read_some(status)).splitlines()[0])["child-pid"]
             inside = f"/proc/{self._init}/root/tmp"
         self.tmp = self._fds.enter_context(files.opened(inside))
+        if self._native:
+            with suppress(OSError):  # where we may not, the control group counts what files cost
+                tmpfs.limit_files(self.tmp, Limits(disk=self.kind.disk, memory=self.kind.memory).kept_inodes)
         self._resting = (figures.memory or 0) if (figures := self.figures()) else 0
 
     def _facts(self, places: Mapping[str, str], scripts: list[str]) -> str:
