@@ -19,17 +19,17 @@ import posixpath
 import shlex
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
 import anyio
 import anyio.lowlevel
 
+from belljar.backends import inputs
 from belljar.backends.base import Emit
 from belljar.backends.outcome import Ending, Outcome
 from belljar.control.control import Control
-from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN
 from belljar.core.plan import Command, Plan
@@ -235,11 +235,19 @@ class FakeBox:
         return outcome
 
     async def put(self, files: Sequence[File]) -> None:
-        try:
-            for file in files:
-                self.store(f"{WORKSPACE}/{file.path}", file)
-        except OSError as error:
-            raise errors.ExecutionFailed(f"the file could not be written: {error.strerror}") from None
+        inputs.check_writable(self.plan, files)
+        for file in files:
+            self.store(f"{WORKSPACE}/{file.path}", file)
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        if path in self.links:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        if own := inputs.reading(self.plan, path):
+            return own
+        for file in self._files():
+            if file.path == path:
+                return inputs.whole(file.content)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     def store(self, where: str, file: File) -> None:
         """/workspace and /tmp have a disk each, of the size that the plan allows."""
@@ -259,7 +267,7 @@ class FakeBox:
         entries = {Entry(file.path, "file", len(file.content)) for file in self._files()}
         entries |= {Entry(name, "link", len(target)) for name, target in self.links.items()}
         folders = {str(folder) for entry in entries for folder in PurePosixPath(entry.path).parents} - {"."}
-        return tuple(sorted(entries | {Entry(name, "folder", 0) for name in folders}))
+        return inputs.listed(self.plan, sorted(entries | {Entry(name, "folder", 0) for name in folders}))
 
     def _files(self) -> Iterator[File]:
         """What was written to /workspace, in the order of names."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio.to_thread
 
 from belljar.core.request import Workspace
-from belljar.core.result import Collected, FileTree, Result
-from belljar.host import files
+from belljar.core.result import Result
+from belljar.host import tree_copy
+from belljar.host.tree_copy import CopiedTree, TreeNode
 
 
 class GrantedCopy:
     """Copies a granted folder into a sandbox, and what the guest changed back to the host.
 
-    What comes back is written by us, file by file, following no link.
+    The copy has all that the folder has: links, permissions, times, empty folders. A folder of which that cannot be
+    said is refused. What comes back is written by us, entry by entry, following no link.
     """
 
     def __init__(
@@ -22,31 +24,31 @@ class GrantedCopy:
         workspace: Workspace,
         limit: int,
         *,
-        put: Callable[[FileTree], Awaitable[None]],
-        get: Callable[[], Awaitable[Collected]],
+        put: Callable[[Sequence[TreeNode]], Awaitable[None]],
+        get: Callable[[], Awaitable[CopiedTree]],
     ) -> None:
         """Remembers how to copy; nothing is done yet.
 
         Args:
             workspace: the folder, and whether the guest may change it.
             limit: how many bytes may be copied in.
-            put: writes the files into the sandbox.
-            get: reads all files of the copy out of the sandbox.
+            put: writes the entries into the sandbox.
+            get: reads all entries of the copy out of the sandbox.
         """
         self._workspace = workspace
         self._limit = limit
         self._put = put
         self._get = get
-        self._before: FileTree = ()
+        self._before: Sequence[TreeNode] = ()
 
     async def copy_in(self) -> None:
-        """Puts the folder's regular files into the sandbox.
+        """Puts all that the folder holds into the sandbox.
 
         Raises:
-            PolicyDenied: the folder holds more than the limit.
+            PolicyDenied: the folder holds more than the limit, or what cannot be copied as it is.
         """
         path, limit = self._workspace.path, self._limit
-        self._before = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
+        self._before = await anyio.to_thread.run_sync(lambda: tree_copy.read_tree(path, limit=limit))
         await self._put(self._before)
 
     async def copy_back(self) -> tuple[str, ...]:
@@ -54,8 +56,8 @@ class GrantedCopy:
         if not self._workspace.write:
             return ()
         after = await self._get()
-        before, self._before = self._before, after.files
-        return await anyio.to_thread.run_sync(files.bring_back, after, before, self._workspace.path)
+        before, self._before = self._before, after.nodes
+        return await anyio.to_thread.run_sync(tree_copy.bring_back, before, after, self._workspace.path)
 
     async def finish(self, result: Result) -> Result:
         """Copies back after a run; returns its result with what was left out added to it."""

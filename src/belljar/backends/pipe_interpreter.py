@@ -15,14 +15,14 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from belljar.backends.base import Box, Emit
-from belljar.backends.turn import AGENT_ENV, TurnRecord, TurnRequest, agent_source
+from belljar.backends.turn import AGENT_ENV, AGENT_FOLDER, TurnRecord, TurnRequest, agent_source
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
 from belljar.core.result import EventKind, Result, Status
 from belljar.core.values import MIB
 
-_AGENT = ".belljar/session_agent.py"  # among the read-only inputs
+_AGENT = f"{AGENT_FOLDER}/session_agent.py"  # among the read-only inputs
 _MAX_FRAME_CHARACTERS = 32 * MIB
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 1.0  # that a turn has after its timeout to end by itself, before the interpreter is ended

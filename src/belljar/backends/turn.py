@@ -20,6 +20,7 @@ from belljar.host.egress import DENIALS
 if TYPE_CHECKING:
     from belljar.backends.base import Emit
 
+AGENT_FOLDER = ".belljar"  # where the agent lies, among the read-only inputs
 AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib"}
 MAX_RESULTS = 64
 MAX_RESULTS_BYTES = 32 * MIB  # of all results of a turn together, as the guest sent them
