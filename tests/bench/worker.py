@@ -70,7 +70,7 @@ def walls(facts: dict[str, Any]) -> Contenders:
     stack = ExitStack()  # its descriptors stay open as long as this process
     space = jail.Jail(
         env=ENV, cwd="/workspace", disk=1 << 30, files={"main.py": CODE.encode()}, inputs="/workspace", grants=(),
-        workspace=None, space=jail.Space(), grouped=True,
+        workspace=None, space=jail.Space(),
     )  # fmt: skip
     args, fds = jail.arguments(space, stack)
     line = [facts["bubblewrap"], *args, "--", facts["python"], "main.py"]

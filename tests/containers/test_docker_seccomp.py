@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import stat
 import subprocess
 import zipfile
@@ -34,14 +35,20 @@ LEAST = {
 NAMESPACES = {f"CLONE_NEW{name}": bit for name, bit in
               (("NS", 1 << 17), ("CGROUP", 1 << 25), ("UTS", 1 << 26), ("IPC", 1 << 27), ("USER", 1 << 28),
                ("PID", 1 << 29), ("NET", 1 << 30))}  # fmt: skip
+CREATING = (os.O_CREAT, os.O_TMPFILE)
+NODES = [kind | 0o600 for kind in (stat.S_IFBLK, stat.S_IFCHR)]
+NODES += [kind | bit | 0o755 for kind in (stat.S_IFREG, stat.S_IFIFO) for bit in (stat.S_ISUID, stat.S_ISGID)]
 # Where the profile looks at arguments: what to try, of which it must refuse the rest.
 ASKED: dict[str, list[tuple[int, ...]]] = {
     "clone": [(bit | 17, 0, 0, 0, 0) for bit in NAMESPACES.values()],
     "chmod": [(-1, 0o4755), (-1, 0o2755)],
     "fchmod": [(-1, 0o4755), (-1, 0o2755)],
     "fchmodat": [(-1, -1, 0o4755), (-1, -1, 0o2755)],
-    "mknod": [(-1, kind | 0o600, 0x800) for kind in (stat.S_IFBLK, stat.S_IFCHR)],
-    "mknodat": [(-1, -1, kind | 0o600, 0x800) for kind in (stat.S_IFBLK, stat.S_IFCHR)],
+    "creat": [(-1, 0o4755), (-1, 0o2755)],
+    "open": [(-1, flags, mode) for flags in CREATING for mode in (0o4755, 0o2755)],
+    "openat": [(-1, -1, flags, mode) for flags in CREATING for mode in (0o4755, 0o2755)],
+    "mknod": [(-1, kind, 0x800) for kind in NODES],
+    "mknodat": [(-1, -1, kind, 0x800) for kind in NODES],
     "socket": [(family, kind, 0) for family in range(46) for kind in (1, 2, 3)] + [(16, 3, n) for n in range(1, 22)],
     "personality": [(0x40000,), (0x400000,), (4,)],
 }

@@ -18,6 +18,7 @@ from belljar.backends.containers.backend import Containers
 from belljar.core import errors
 from belljar.core.labels import LABEL, RUN_LABEL
 from belljar.core.request import Egress
+from belljar.engine.audit import Audit
 from belljar.engine.engine import Engine
 from belljar.host.docker_api import connected
 from belljar.host.seccomp.guest_profile import PROFILE_PATH
@@ -373,3 +374,15 @@ async def test_the_preferred_engine_is_taken_first() -> None:
     for name in SHARED_KERNEL:
         engine = engine_with(name, engine=name)
         assert (await belljar.arun_in_container(["true"], engine=engine)).backend == name
+
+
+async def test_the_image_that_a_run_had_is_in_the_audit_log_by_name_and_id(flavour: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    engine = engines().engine(flavour, audit_log=str(log), container={"images": {"execution": IMAGE}})
+    assert (await run(engine, "print(1)")).ok
+    backend = engine.backend(engine.settings.backend)
+    assert isinstance(backend, Containers)
+    async with connected(backend.address) as client:
+        id = (await client.images.inspect(IMAGE))["Id"]
+    [line] = [line for line in Audit(log).lines() if line["kind"] == "requested"]
+    assert (line["image"], line["image_id"]) == (IMAGE, id)

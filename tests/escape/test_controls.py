@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from belljar import settings
+from belljar.backends.native import jail
 from belljar.core import display
 from belljar.engine.engine import Engine
 from belljar.testing import escape
@@ -70,6 +71,15 @@ async def test_a_command_line_that_shows_output_as_it_is_lets_escape_sequences_t
     verdict = await escape.carry_out(_named("escape sequences"), bait, "native", engine)
     assert not verdict.held
     assert "0x1b" in verdict.detail
+
+
+async def test_a_jail_without_its_mask_lets_the_memory_of_its_init_through(
+    bait: escape.Bait, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jail, "_INIT_MASKS", ())
+    verdict = await escape.carry_out(_named("sandbox's init"), bait, "native", engine)
+    assert not verdict.held
+    assert "/proc/1/mem gave" in verdict.detail
 
 
 def _has(capability: int) -> bool:

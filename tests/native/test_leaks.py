@@ -16,6 +16,7 @@ import belljar
 from belljar.control.control import Control
 from belljar.core.options import request
 from belljar.engine.engine import Engine
+from init_takeover import GUEST, KILLER
 from witness import Traces, eventually
 
 pytestmark = pytest.mark.anyio
@@ -106,6 +107,12 @@ async def test_after_kill_9_of_belljar_its_guests_are_gone(traces: Traces) -> No
         belljar_process.kill()
         belljar_process.wait()
         assert eventually(lambda: not traces.processes()), "a guest outlived Belljar"
+
+
+async def test_a_guest_that_goes_for_process_1_does_not_outlive_a_killed_belljar(traces: Traces) -> None:
+    killer = [sys.executable, "-c", KILLER, GUEST, traces.word]
+    done = subprocess.run(killer, env=_environment(traces), stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["process 1 is as before", "0 left"]
 
 
 async def test_whatever_kill_9_left_at_any_moment_of_the_start_the_next_start_cleans_up(traces: Traces) -> None:

@@ -8,12 +8,14 @@ import shutil
 import site
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import belljar
+from init_takeover import GUEST, KILLER
 from witness import eventually, interpreter_for
 
 UID = 54321
@@ -76,6 +78,11 @@ def test_every_attack_holds_without_root(as_nobody: Run) -> None:
     assert [attack for attack in attacks if not attack["held"]] == []
     assert len(attacks) >= 60
     assert done.returncode == 0
+
+
+def test_a_guest_that_goes_for_process_1_does_not_outlive_a_killed_belljar_without_root(as_nobody: Run) -> None:
+    done = as_nobody("-c", KILLER, GUEST, f"takeover{uuid.uuid4().hex}")
+    assert done.stdout.splitlines() == ["process 1 is as before", "0 left"], done.stderr
 
 
 def test_nothing_is_left_of_an_ordinary_users_sandboxes(as_nobody: Run) -> None:

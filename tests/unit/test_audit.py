@@ -7,19 +7,23 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import belljar
 from belljar.backends.fake import Fake
 from belljar.core import errors
 from belljar.core.request import RunRequest
-from belljar.engine import audit
-from belljar.engine.audit import Audit, Head
+from belljar.engine import audit, audit_chain
+from belljar.engine.audit import Audit
+from belljar.engine.audit_chain import AuditReport, Head
 from belljar.engine.engine import Engine
 from belljar.settings import load
 from belljar.testing.conformance import scripts
@@ -37,7 +41,7 @@ async def filled(path: Path, lines: int = 5) -> Audit:
 async def test_a_log_that_nobody_touched_is_whole_and_tells_its_head(tmp_path: Path) -> None:
     log = await filled(tmp_path / "log")
     verdict = log.verify()
-    assert (verdict.problems, verdict.torn, verdict.head.number) == ((), 0, 5)
+    assert (verdict.problems, verdict.torn, verdict.head.number) == ((), False, 5)
     assert [line["run"] for line in log.lines()] == [f"bj-{number}" for number in range(5)]
     assert (tmp_path / "log").stat().st_mode & 0o077 == 0
     assert log.verify(Head.parse(str(verdict.head))).problems == ()
@@ -72,8 +76,7 @@ def put_one_in(lines: list[str]) -> list[str]:
 def change_and_hash_anew(lines: list[str]) -> list[str]:
     line = json.loads(lines[3]) | {"run": "bj-9"}
     del line["hash"]
-    line["hash"] = audit._hash(line)
-    return [*lines[:3], json.dumps(line), lines[4]]
+    return [*lines[:3], audit_chain._written(line)[0].decode().rstrip("\n"), lines[4]]
 
 
 @pytest.mark.parametrize(
@@ -101,13 +104,154 @@ async def test_a_log_that_is_gone_while_its_head_is_there_is_missing(tmp_path: P
     assert log.verify().problems == ("5 lines are missing at the end",)
 
 
-async def test_a_line_that_a_crash_cut_short_does_not_break_the_chain(tmp_path: Path) -> None:
+async def test_a_line_that_a_crash_cut_short_is_told_of_and_does_not_break_the_chain(tmp_path: Path) -> None:
     log = await filled(tmp_path / "log")
     with log.path.open("a") as file:
         file.write('{"number":6,"at":1,"kind":"requ')
+    verdict = log.verify()
+    assert (verdict.problems, verdict.torn, verdict.head.number) == ((), True, 5)
     await log.record("limit", run="bj-after")
     verdict = log.verify()
-    assert (verdict.problems, verdict.torn, verdict.head.number) == ((), 1, 6)
+    assert (verdict.problems, verdict.torn, verdict.head.number) == ((), False, 7)
+    resumed = list(log.lines())[5]
+    assert (resumed["kind"], resumed["torn_bytes"], resumed["head"][:2]) == ("resumed", 31, "5:")
+
+
+async def test_a_crash_between_a_line_and_its_head_is_told_of_and_is_no_problem(tmp_path: Path) -> None:
+    log = await filled(tmp_path / "log", 4)
+    head = (tmp_path / "log.head").read_bytes()
+    await log.record("limit", run="bj-4")
+    (tmp_path / "log.head").write_bytes(head)
+    verdict = log.verify()
+    assert (verdict.problems, verdict.unconfirmed, verdict.head.number) == ((), True, 5)
+    await log.record("limit", run="bj-5")
+    verdict = log.verify()
+    assert (verdict.problems, verdict.unconfirmed, verdict.head.number) == ((), False, 7)
+    assert [line["kind"] for line in log.lines()][5] == "resumed"
+
+
+async def test_a_last_line_that_lacks_only_its_end_is_reported(tmp_path: Path) -> None:
+    log = await filled(tmp_path / "log")
+    log.path.write_bytes(log.path.read_bytes()[:-1])
+    assert log.verify().problems == ("line 5: it was changed, or its end is missing",)
+
+
+# --- a hostile hand ---
+
+LINES = 6
+
+
+@pytest.fixture(scope="module")
+def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log that nobody touched; tests change copies of it."""
+    path = tmp_path_factory.mktemp("audit") / "log"
+    anyio.run(filled, path, LINES)
+    return path
+
+
+def changed(genuine: Path, content: bytes, head: bytes | None = None) -> AuditReport:
+    """What `verify` says of other bytes in the place of a log, beside its own head or another one."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "log").write_bytes(content)
+        (Path(folder) / "log.head").write_bytes(genuine.with_name("log.head").read_bytes() if head is None else head)
+        return Audit(Path(folder) / "log").verify()
+
+
+@given(data=st.data())
+def test_whatever_bytes_are_changed_is_found(genuine: Path, data: st.DataObject) -> None:
+    before = genuine.read_bytes()
+    start = data.draw(st.integers(0, len(before)), label="start")
+    end = data.draw(st.one_of(st.integers(start, len(before)), st.just(start), st.just(start + 1)), label="end")
+    piece = data.draw(st.one_of(st.binary(max_size=40), st.sampled_from(before.split(b","))), label="piece")
+    after = before[:start] + piece + before[end:]
+    report = changed(genuine, after)
+    if after == before:
+        assert (report.problems, report.torn) == ((), False)
+    elif after.startswith(before):  # words without an end after the last line are what a crash leaves
+        assert report.problems or report.torn
+    else:
+        assert report.problems
+
+
+@given(data=st.data())
+def test_a_torn_end_hides_no_change_of_what_comes_before_it(genuine: Path, data: st.DataObject) -> None:
+    whole = genuine.read_bytes()
+    torn = data.draw(st.sampled_from(whole.splitlines()).flatmap(lambda line: st.just(line[: len(line) // 2])))
+    place = data.draw(st.integers(0, len(whole) - 1), label="place")
+    other = data.draw(st.integers(0, 255).filter(lambda byte: byte != whole[place]), label="byte")
+    assert changed(genuine, whole + torn) == (Head.parse(genuine.with_name("log.head").read_text()), (), True, False)
+    assert changed(genuine, whole[:place] + bytes([other]) + whole[place + 1 :] + torn).problems
+
+
+def without_hash(lines: list[bytes]) -> list[bytes]:
+    return [*lines, b'{"number":7,"kind":"requested","run":"bj-forged"}\n']
+
+
+def without_hash_or_end(lines: list[bytes]) -> list[bytes]:
+    return [*lines, b'{"number":7,"kind":"requested","run":"bj-forged"}']
+
+
+def with_a_key_twice(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:2], lines[2].replace(b"{", b'{"run":"bj-forged",', 1), *lines[3:]]
+
+
+def in_another_order(lines: list[bytes]) -> list[bytes]:
+    turned = dict(reversed(json.loads(lines[2]).items()))
+    return [*lines[:2], json.dumps(turned, separators=(",", ":")).encode() + b"\n", *lines[3:]]
+
+
+def with_spaces(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:2], lines[2].replace(b":", b": ", 1), *lines[3:]]
+
+
+def with_words_between(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:2], b'{"number":3,"kind":"requ\n', *lines[2:]]
+
+
+def with_empty_lines(lines: list[bytes]) -> list[bytes]:
+    return [*lines, b"\n"]
+
+
+def with_made_up_lines(lines: list[bytes]) -> list[bytes]:
+    seventh, head = audit_chain.sealed(audit_chain.head_of(lines[-1]) or Head(), {"kind": "requested"})
+    return [*lines, seventh, audit_chain.sealed(head, {"kind": "finished"})[0]]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        without_hash, without_hash_or_end, with_a_key_twice, in_another_order, with_spaces, with_words_between,
+        with_empty_lines, with_made_up_lines,
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_line_and_was_not_written_so_is_found(
+    attack: Callable[[list[bytes]], list[bytes]], genuine: Path
+) -> None:
+    lines = genuine.read_bytes().splitlines(keepends=True)
+    report = changed(genuine, b"".join(attack(lines)))
+    assert report.problems
+    assert not report.torn
+
+
+@pytest.mark.parametrize("head", [b"", b"\n", b"5", b"6:abc", "٦:".encode() + b"0" * 64])
+def test_a_head_that_cannot_be_read_is_reported(head: bytes, genuine: Path) -> None:
+    lines = genuine.read_bytes().splitlines(keepends=True)
+    assert changed(genuine, b"".join(lines), head).problems
+    assert changed(genuine, b"".join(lines[:-2]), head).problems
+
+
+@pytest.mark.parametrize("head", [None, b""])
+async def test_a_cut_end_is_found_after_the_head_was_taken_and_more_was_recorded(
+    head: bytes | None, tmp_path: Path
+) -> None:
+    log = await filled(tmp_path / "log")
+    log.path.write_bytes(b"".join(log.path.read_bytes().splitlines(keepends=True)[:3]))
+    (tmp_path / "log.head").unlink() if head is None else (tmp_path / "log.head").write_bytes(head)
+    assert "head is missing" in log.verify().problems[0]
+    await log.record("limit", run="bj-9")
+    await log.record("limit", run="bj-10")
+    [problem] = log.verify().problems
+    assert problem.startswith("line 4: when it was written the head was missing")
 
 
 async def test_several_processes_write_one_log(tmp_path: Path) -> None:
@@ -203,6 +347,12 @@ def test_the_command_verifies_shows_and_exports(tmp_path: Path) -> None:
     assert said("export", "--log", str(path))[1] == path.read_text()
     path.write_text(path.read_text().replace("bj-1", "bj-7"))
     assert said("verify", "--log", str(path))[0] == 1
+    code, text = said("show", "--log", str(path), "--run", "bj-3")
+    assert code == 0
+    assert "NOT VERIFIED (it was changed): {" in text, "a changed line is shown whatever run it says it is of"
+    assert text.count("bj-3") == 1
+    marks = json.loads(subprocess.run([*base, "show", "--log", str(path), "--json"], stdout=-1, check=True).stdout)
+    assert [line["verified"] for line in marks] == [True, False, True, True, True]
     assert said("verify", "--log", str(tmp_path / "none"))[0] == 125
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from anyio.abc import TaskGroup
 
@@ -118,6 +118,31 @@ class Interpreting(Box, Protocol):
         Args:
             env: variables that its code finds.
             lifetime: seconds after which the caller will stop it; it may end by itself then.
+        """
+        ...
+
+
+class ImageUsed(NamedTuple):
+    """The image that a command runs in.
+
+    Attributes:
+        name: as it was asked for, or as the settings say.
+        id: of what the engine has under that name; empty where it does not tell.
+    """
+
+    name: str
+    id: str = ""
+
+
+@runtime_checkable
+class Imaged(Box, Protocol):
+    """A box whose commands run in an image."""
+
+    async def image(self, language: str | None, kind: str | None) -> ImageUsed:
+        """Returns the image for commands of a language and a type of work.
+
+        Raises:
+            BelljarError: there is none, and such a command would fail for that.
         """
         ...
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+import anyio
 import anyio.to_thread
 
 from belljar.core.request import Workspace
 from belljar.core.result import Result
 from belljar.host import tree_copy
 from belljar.host.tree_copy import CopiedTree, TreeNode
+
+_CLOSING_SECONDS = 60.0
 
 
 class GrantedCopy:
@@ -40,6 +43,7 @@ class GrantedCopy:
         self._put = put
         self._get = get
         self._before: Sequence[TreeNode] = ()
+        self._changed = False
 
     async def copy_in(self) -> None:
         """Puts all that the folder holds into the sandbox.
@@ -51,8 +55,19 @@ class GrantedCopy:
         self._before = await anyio.to_thread.run_sync(lambda: tree_copy.read_tree(path, limit=limit))
         await self._put(self._before)
 
+    def note_change(self) -> None:
+        """Remembers that the caller has changed the copy: it is brought back even if no run follows."""
+        self._changed = True
+
+    async def close(self) -> None:
+        """Copies back what the caller changed since the last run."""
+        if self._changed:
+            with anyio.move_on_after(_CLOSING_SECONDS, shield=True):
+                await self.copy_back()
+
     async def copy_back(self) -> tuple[str, ...]:
         """Writes what the guest changed to the host, if it may change the folder; returns what was left out."""
+        self._changed = False
         if not self._workspace.write:
             return ()
         after = await self._get()

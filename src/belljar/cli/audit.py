@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ import typer
 from belljar.cli import terminal
 from belljar.cli.options import Json
 from belljar.core import errors
-from belljar.engine.audit import Audit, Head
+from belljar.engine.audit import Audit
+from belljar.engine.audit_chain import AuditEntry, Head
 from belljar.settings import load
 
 app: typer.Typer = typer.Typer(
@@ -21,6 +23,9 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None,
     help="The audit log: show it, export it, prove that nothing was changed.",
 )
+
+_SHOWN_BYTES = 2000  # of a line that is not Belljar's
+_BESIDE = ("number", "at", "kind", "caller", "before", "hash")  # what is said already, or to nobody
 
 Log = Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Instead of the setting audit_log.")]
 
@@ -42,16 +47,18 @@ def verify(
     head: Annotated[str | None, typer.Option(metavar="NUMBER:HASH", help="A head that was kept elsewhere.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Look at every line; exit code 1 if one was changed or is missing."""
+    """Look at every line; exit code 1 if one was changed or is missing, or the head is."""
     verdict = _audit(log).verify(Head.parse(head) if head else None)
     if as_json:
-        told = {"whole": not verdict.problems, "head": str(verdict.head), "torn": verdict.torn}
-        terminal.print_json(told | {"problems": verdict.problems})
+        told = {"whole": not verdict.problems, "head": str(verdict.head), "problems": verdict.problems}
+        terminal.print_json(told | {"torn": verdict.torn, "unconfirmed": verdict.unconfirmed})
     else:
         for problem in verdict.problems:
             terminal.warn(problem)
         if verdict.torn:
-            terminal.warn(f"{verdict.torn} lines were cut short by a crash: what they were about was never run")
+            terminal.warn("the last line was cut short by a crash: what it was about was never run")
+        if verdict.unconfirmed:
+            terminal.warn("the last line is newer than the head: a crash came between the two, or somebody added it")
         if not verdict.problems:
             terminal.say(f"{verdict.head.number} lines, none changed, none missing\nhead: {verdict.head}")
     raise typer.Exit(1 if verdict.problems else 0)
@@ -65,26 +72,51 @@ def show(
     last: Annotated[int, typer.Option("--last", min=1, help="At most so many, the latest.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """What happened, oldest first."""
-    chosen = [
-        line
-        for line in _audit(log).lines()
-        if run in (None, line.get("run"), line.get("session")) and kind in (None, line.get("kind"))
-    ]
+    """What happened, oldest first. What is not as Belljar wrote it is marked, whatever run or kind it says it is of."""
+    chosen = deque[AuditEntry](maxlen=last)
+
+    def take(entry: AuditEntry) -> None:
+        if not entry.verified or _is_of(entry.facts, run, kind):
+            chosen.append(entry)
+
+    verdict = _audit(log).verify(each=take)
     if as_json:
-        terminal.print_json(chosen[-last:])
-        return
-    for line in chosen[-last:]:
-        terminal.say(_sentence(line))
+        terminal.print_json([_marked(entry) for entry in chosen])
+    else:
+        for entry in chosen:
+            terminal.say(terminal.escape(_sentence(entry)))
+    if verdict.problems:
+        terminal.warn("NOT VERIFIED: this log was changed or is not whole; `belljar audit verify` says where")
 
 
-def _sentence(line: dict[str, Any]) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(line.get("at", 0))))
-    rest = {
-        key: value for key, value in line.items() if key not in ("number", "at", "kind", "caller", "before", "hash")
-    }
-    facts = " ".join(f"{key}={value}" for key, value in rest.items())
-    return terminal.escape(f"{when} {line.get('kind'):10} {line.get('caller')} {facts}")
+def _is_of(facts: dict[str, Any], run: str | None, kind: str | None) -> bool:
+    return run in (None, facts.get("run"), facts.get("session")) and kind in (None, facts.get("kind"))
+
+
+def _problem(entry: AuditEntry) -> str:
+    return "it was cut short by a crash" if entry.torn else entry.problem
+
+
+def _marked(entry: AuditEntry) -> dict[str, Any]:
+    if entry.verified:
+        return entry.facts | {"verified": True}
+    return {"verified": False, "problem": _problem(entry), "raw": entry.raw[:_SHOWN_BYTES].decode("utf-8", "replace")}
+
+
+def _sentence(entry: AuditEntry) -> str:
+    if not entry.verified:
+        text = entry.raw[:_SHOWN_BYTES].decode("utf-8", "replace").rstrip("\n")
+        return f"NOT VERIFIED ({_problem(entry)}): {text}"
+    facts = {name: value for name, value in entry.facts.items() if name not in _BESIDE}
+    told = " ".join(f"{name}={value}" for name, value in facts.items())
+    return f"{_time(entry.facts.get('at'))} {entry.facts.get('kind')!s:10} {entry.facts.get('caller')} {told}"
+
+
+def _time(at: object) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at if isinstance(at, int | float) else 0))
+    except (OverflowError, ValueError, OSError):
+        return str(at)
 
 
 @app.command()

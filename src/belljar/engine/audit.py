@@ -9,49 +9,55 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import anyio.to_thread
 
 from belljar.core import errors
 from belljar.core.request import RunRequest
+from belljar.engine.audit_chain import (
+    RESUMED,
+    AuditEntry,
+    AuditReport,
+    Head,
+    conclude,
+    examine,
+    head_of,
+    is_torn,
+    sealed,
+)  # fmt: skip
 
-_FIRST = "0" * 64
-_LONGEST = 1 << 20  # bytes that a line has at most
+_MAX_LINE_BYTES = 1 << 20  # what is longer is read in parts, and cannot be verified
+_TAIL_BYTES = 1 << 12  # of the end of a log, where the last line is looked for first
+_APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 caller: ContextVar[str] = ContextVar("caller")  # who asks, where a service knows better than the operating system
 
 
-class Head(NamedTuple):
-    """The last line: its number and its hash."""
+class _End(NamedTuple):
+    """Where a log goes on: from which line, and what has to be done about what comes after that one.
 
-    number: int = 0
-    hash: str = _FIRST
+    Attributes:
+        last: the line to go on from.
+        kept: the head beside the log; None if there is none that can be read.
+        torn: how many bytes at the end a crash left of a line.
+        open: whether the end of the last line is missing.
+    """
 
-    def __str__(self) -> str:
-        return f"{self.number}:{self.hash}"
-
-    @classmethod
-    def parse(cls, text: str) -> Head:
-        number, _, digest = text.strip().partition(":")
-        if not number.isdigit() or len(digest) != 64:
-            raise errors.InvalidRequest(f"{text[:80]!r} is no head of an audit log", fix="write it as NUMBER:HASH")
-        return cls(int(number), digest)
-
-
-class AuditReport(NamedTuple):
-    head: Head
-    problems: tuple[str, ...]  # none: every line is what it was, and none is missing
-    torn: int  # lines that a crash cut short: what they were about never ran
+    last: Head
+    kept: Head | None
+    torn: int
+    open: bool
 
 
 class Audit:
+    """An audit log: a file, those that it was rotated to, and its head."""
+
     def __init__(self, path: str | Path) -> None:
         self.path: Path = Path(path)
         self._head = self.path.with_name(f"{self.path.name}.head")
@@ -68,26 +74,47 @@ class Audit:
             ) from None
 
     def _append(self, facts: Mapping[str, Any]) -> None:
-        with self._locked() as fd:
-            last, whole = self._last(fd)
-            line = {"number": last.number + 1, "at": round(time.time(), 3), **facts, "before": last.hash}
-            digest = _hash(line)
-            text = json.dumps(line | {"hash": digest}, separators=(",", ":"), ensure_ascii=True) + "\n"
-            rest = (text if whole else f"\n{text}").encode()
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._locked(_APPEND, fcntl.LOCK_EX) as fd:
+            if not os.fstat(fd).st_size and self._kept() is None:
+                self._keep(Head())  # before the first line: a head that is missing later was taken away
+            end = self._end(fd)
+            _mend(fd, end)
+            last = end.last
+            if end.torn or end.kept != last:
+                last = self._add(fd, last, _resumption(end, facts))
+            self._add(fd, last, facts)
+
+    def _add(self, fd: int, last: Head, facts: Mapping[str, Any]) -> Head:
+        """Writes a line and its head to the disk, or nothing."""
+        size = os.fstat(fd).st_size
+        rest, head = sealed(last, facts)
+        try:
             while rest:  # a disk that is nearly full takes a part
                 rest = rest[os.write(fd, rest) :]
             os.fsync(fd)
-            draft = self._head.with_suffix(".draft")
-            draft.write_text(f"{Head(last.number + 1, digest)}\n")
-            draft.replace(self._head)
+            self._keep(head)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(fd, size)
+            raise
+        return head
+
+    def _keep(self, head: Head) -> None:
+        """Writes the head in place, always of the same length: a disk that is full has room for that."""
+        fd = os.open(self._head, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.pwrite(fd, f"{head.number:020}:{head.hash}\n".encode(), 0)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def _locked(self, flags: int, lock: int) -> Iterator[int]:
         while True:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(self.path, flags | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                fcntl.flock(fd, lock)
                 if self._is_current(fd):
                     yield fd
                     return
@@ -102,63 +129,67 @@ class Audit:
 
     def rotate(self) -> Path | None:
         """Moves what there is to a file of its own; the chain goes on. None: there was nothing."""
-        with self._locked() as fd:
-            last, _ = self._last(fd)
+        with self._locked(_APPEND, fcntl.LOCK_EX) as fd:
+            end = self._end(fd)
+            _mend(fd, end)
             if not os.fstat(fd).st_size:
                 return None
-            old = self.path.with_name(f"{self.path.name}.{last.number:012}")
+            old = self.path.with_name(f"{self.path.name}.{end.last.number:012}")
             self.path.replace(old)
             return old
 
-    def _last(self, fd: int) -> tuple[Head, bool]:
-        """The line to go on from, and whether nothing comes after it.
+    def _end(self, fd: int) -> _End:
+        """Looks for the line to go on from.
 
-        Where the head knows of later ones, they were moved away by `rotate`, or taken: going on from the head keeps
+        Where the head knows of later lines, they were moved away by `rotate`, or taken: going on from the head keeps
         the first in one chain, and lets `verify` find the second."""
-        kept = self._kept() or Head()
-        size = os.fstat(fd).st_size
-        tail = os.pread(fd, _LONGEST, max(0, size - _LONGEST))
-        for line in reversed(tail.split(b"\n")):
-            if head := _head_of(line):
-                return max(head, kept), tail.endswith(b"\n")
-        return kept, not tail or tail.endswith(b"\n")
+        kept, size, lines, last, torn = self._kept(), os.fstat(fd).st_size, list[bytes](), None, 0
+        for reach in (_TAIL_BYTES, 2 * _MAX_LINE_BYTES):
+            lines = _tail(fd, size, reach)
+            torn = len(lines.pop()) if lines and is_torn(lines[-1]) else 0
+            if last := _newest(lines):
+                break
+        last = max(last or Head(), kept or Head(), key=lambda head: head.number)
+        return _End(last, kept, torn, open=bool(lines) and not lines[-1].endswith(b"\n"))
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """What was recorded, oldest first; lines that cannot be read are left out (`verify` tells of them)."""
-        for line in self.raw():
-            with suppress(ValueError):
-                yield json.loads(line)
+        return (entry.facts for entry in examine(self.raw()) if entry.facts)
 
     def raw(self) -> Iterator[bytes]:
-        for path in (*sorted(self.path.parent.glob(f"{self.path.name}.{'[0-9]' * 12}")), self.path):
-            with suppress(FileNotFoundError), path.open("rb") as file:
-                yield from file
+        """The lines as they are in the files, up to the last one that is there now."""
+        with self._opened() as (lines, _):
+            yield from lines
 
-    def verify(self, known: Head | None = None) -> AuditReport:
-        """Looks at every line; `known` is a head that was kept elsewhere."""
-        last, torn, problems = Head(), 0, list[str]()
-        seen: dict[int, str] = {}
-        wanted = [head for head in (known, self._kept()) if head]
-        for place, line in enumerate(self.raw(), 1):
-            head = _head_of(line)
-            if head is None:
-                torn += 1
-            elif (wrong := _wrong(json.loads(line), last)) and len(problems) < 20:
-                problems.append(f"line {place}: {wrong}")
-            if head:
-                last = head
-                if any(head.number == each.number for each in wanted):
-                    seen[head.number] = head.hash
-        for each in wanted:
-            if each.number and each.number > last.number:
-                problems.append(f"{each.number - last.number} lines are missing at the end")
-            elif each.number and seen.get(each.number) != each.hash:
-                problems.append(f"line number {each.number} is not what it was when its head was kept")
-        return AuditReport(last, tuple(dict.fromkeys(problems)), torn)
+    def verify(self, known: Head | None = None, each: Callable[[AuditEntry], object] | None = None) -> AuditReport:
+        """Looks at every line, and at the head.
+
+        Args:
+            known: a head that was kept elsewhere.
+            each: is called with every line, oldest first.
+        """
+        with self._opened() as (lines, kept):
+            return conclude(examine(lines), kept, known, each)
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Iterator[bytes], Head | None]]:
+        """All lines and the head, of one moment: whoever writes meanwhile is not kept waiting."""
+        with ExitStack() as stack:
+            with ExitStack() as lock:
+                with suppress(FileNotFoundError):
+                    lock.enter_context(self._locked(os.O_RDONLY, fcntl.LOCK_SH))
+                files = [stack.enter_context(path.open("rb")) for path in self._files()]
+                sizes = [os.fstat(file.fileno()).st_size for file in files]
+                kept = self._kept()
+            yield chain.from_iterable(map(_lines, files, sizes)), kept
+
+    def _files(self) -> list[Path]:
+        old = sorted(self.path.parent.glob(f"{self.path.name}.{'[0-9]' * 12}"))
+        return [*old, self.path] if self.path.exists() else old
 
     def _kept(self) -> Head | None:
-        with suppress(OSError, errors.InvalidRequest):
-            return Head.parse(self._head.read_text())
+        with suppress(OSError, ValueError, errors.InvalidRequest):
+            return Head.parse(self._head.read_text("ascii"))
         return None
 
 
@@ -176,24 +207,38 @@ def asked(request: RunRequest) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _head_of(line: bytes) -> Head | None:
-    with suppress(ValueError, KeyError, TypeError):
-        said = json.loads(line)
-        return Head(int(said["number"]), str(said["hash"]))
-    return None
+def _resumption(end: _End, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The line that tells that a log did not end as its head says, before the next one is written."""
+    kept = str(end.kept) if end.kept else None
+    return {"kind": RESUMED, "caller": facts["caller"], "head": kept, "torn_bytes": end.torn}
 
 
-def _wrong(line: dict[str, Any], last: Head) -> str:
-    told = line.pop("hash", None)
-    if told != _hash(line):
-        return "it was changed"
-    if line.get("before") != last.hash or line.get("number") != last.number + 1:
-        return "lines before it are missing, or were put in another order"
-    return ""
+def _mend(fd: int, end: _End) -> None:
+    """Takes away what a crash left of a line, or ends a line that lacks its end."""
+    if end.torn:
+        os.ftruncate(fd, os.fstat(fd).st_size - end.torn)
+    if end.open:
+        os.write(fd, b"\n")
 
 
-def _hash(line: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(line, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def _tail(fd: int, size: int, reach: int) -> list[bytes]:
+    """The last lines of a file, as many as begin within the reach of its end."""
+    start = max(0, size - reach)
+    *whole, rest = os.pread(fd, reach, start).split(b"\n")
+    lines = [*(line + b"\n" for line in whole), *((rest,) if rest else ())]
+    return lines[1:] if start else lines
+
+
+def _newest(lines: Sequence[bytes]) -> Head | None:
+    """The last line that is Belljar's; it may lack its end."""
+    return next((head for line in reversed(lines) if (head := head_of(line.removesuffix(b"\n") + b"\n"))), None)
+
+
+def _lines(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """The lines of a file up to this size."""
+    while line := file.readline(min(size, _MAX_LINE_BYTES)):
+        size -= len(line)
+        yield line
 
 
 def _user() -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
 
 from belljar.backends.base import Backend, Preparable, Rememberable
+from belljar.backends.outcome import WENT_ON
 from belljar.control.callbacks import Listener, notify
 from belljar.control.control import Control
 from belljar.core import errors, policy, routing
@@ -18,7 +19,7 @@ from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.languages import Languages
 from belljar.core.plan import Plan
 from belljar.core.request import RunRequest
-from belljar.core.result import Event, Result
+from belljar.core.result import Event, Result, Status
 from belljar.core.routing import Choice
 from belljar.core.settings import CONTAINER_ENGINES, Settings
 from belljar.engine import audit, language_file
@@ -31,6 +32,10 @@ from belljar.engine.tracing import span
 from belljar.settings import load as load_settings
 
 _ALWAYS_AVAILABLE = ("python", "bash")
+_SIGSYS = "ended by SIGSYS: of a seccomp profile that kills (ours answers with an error), or sent by the guest itself"
+_LIMIT_NAMES = {  # what is told of output and processes is recorded while a run goes on
+    Status.TIMEOUT: "timeout", Status.OOM_KILLED: "memory", Status.FUEL_EXHAUSTED: "fuel", Status.DISK_LIMIT: "disk",
+}  # fmt: skip
 
 
 def _log_setup(step: str) -> None:
@@ -261,8 +266,11 @@ class Engine:
             raise
 
     async def record_result(self, result: Result, **about: str) -> None:
+        """In the audit log: what struck, and how the run ended."""
         if result.error and result.error.context.get("signal") == "SIGSYS":
-            await self._record_late("seccomp", **about, message="ended by the kernel for a system call that is closed")
+            await self._record_late("seccomp", **about, message=_SIGSYS)
+        for message in _struck(result):
+            await self._record_late("limit", **about, message=message)
         failure = result.error.error_type if result.error else None
         await self._record_late(
             "finished", **about, status=result.status, exit_code=result.exit_code, error=failure,
@@ -330,6 +338,14 @@ def _in_order(names: Sequence[str], preferred: str) -> tuple[str, ...]:
     engines = [name for name in names if name in CONTAINER_ENGINES]
     order = iter(sorted(engines, key=lambda name: name != preferred))
     return tuple(next(order) if name in engines else name for name in names)
+
+
+def _struck(result: Result) -> Iterator[str]:
+    """The limits that ended a run, or a process of its own."""
+    if name := _LIMIT_NAMES.get(result.status):
+        yield f"{name}: {result.error.message if result.error else result.status}"
+    if WENT_ON in result.warnings:
+        yield f"memory: {WENT_ON}"
 
 
 def _resolved(request: RunRequest) -> RunRequest:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from belljar.backends.base import Box, Emit
+from belljar.backends.base import Box, Emit, Imaged
 from belljar.control.callbacks import Listener
 from belljar.control.control import Control
 from belljar.core import errors, policy, routing
@@ -100,7 +101,16 @@ class Lease:
         if not self.engine.audited:
             return
         facts = audit.asked(request) | {"limits": self.limits(request).model_dump(exclude_none=True)}
-        await self.engine.record("requested", **self._about(run), backend=self.capabilities.backend, **facts)
+        facts |= {"backend": self.capabilities.backend} | await self._image(request)
+        await self.engine.record("requested", **self._about(run), **facts)
+
+    async def _image(self, request: RunRequest) -> dict[str, str]:
+        """The image that the request runs in, where there is one; a run that cannot have one says so itself."""
+        if isinstance(self.box, Imaged):
+            with suppress(errors.BelljarError):
+                name, id = await self.box.image(self._language(request) or None, request.type)
+                return {"image": name, "image_id": id} if id else {"image": name}
+        return {}
 
     def limits(self, request: RunRequest) -> Limits:
         language = None if request.code is None else self.engine.languages.get(request.language)

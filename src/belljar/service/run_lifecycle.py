@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
@@ -22,11 +21,12 @@ from belljar.control.callbacks import Listener
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.result import Result, Status
-from belljar.core.values import KIB, MIB
+from belljar.core.values import KIB
 from belljar.engine import audit
 from belljar.engine.tracing import span
 from belljar.protocol.records import Caller, RunRecord
 from belljar.service.admission.queue import Admission
+from belljar.service.budget import ByteBudget, Share
 from belljar.service.instances import ServerInstance
 from belljar.service.publisher import Publisher
 from belljar.service.refusals import Refusals
@@ -37,7 +37,6 @@ from belljar.service.telemetry.metrics import Metrics
 
 Work = Callable[[Listener, Control], Awaitable[Result]]
 Spawn = Callable[..., None]  # starts a task beside everything else: a function, and its arguments
-_MAX_REQUEST_BYTES = 256 * MIB  # of one caller's requests that run or wait: a queue is bounded by what it holds, too
 _KEPT_JSON_BYTES = 256 * KIB  # of a result: a larger one is serialised again, rather than held twice
 _ANSWER_FIRST_SECONDS = 0.01  # between an answer and its record
 _log = logging.getLogger("belljar")
@@ -54,9 +53,10 @@ class Demand(NamedTuple):
 class Run:
     """One run, as the process that carries it out knows it."""
 
-    def __init__(self, record: RunRecord, live: Live) -> None:
+    def __init__(self, record: RunRecord, live: Live, request: Share) -> None:
         self.record: RunRecord = record
         self.live = live
+        self.request = request  # what it holds of memory to be run
         self.control: Control = Control()
         self.scope: anyio.CancelScope = anyio.CancelScope()
         self.admitted: anyio.Event = anyio.Event()  # it has a place, or one in the queue, or was turned away
@@ -137,7 +137,7 @@ class RunLifecycle:
 
     def __init__(
         self, store: Store, admission: Admission, metrics: Metrics, refusals: Refusals, publisher: Publisher,
-        instance: ServerInstance, *, spawn: Spawn, log_memory: int,
+        instance: ServerInstance, *, spawn: Spawn, log_memory: int, request_size: int,
     ) -> None:  # fmt: skip
         self.runs: dict[str, Run] = {}
         self._store = store
@@ -148,18 +148,13 @@ class RunLifecycle:
         self._instance = instance
         self._spawn = spawn
         self._log_memory = log_memory
-        self._request_bytes: Counter[str] = Counter()  # by caller
+        self._requests = ByteBudget("requests that run or wait", 2 * request_size, 3 * request_size)
 
     def new_run(self, record: RunRecord, log_memory: int | None = None) -> Run:
         """Returns a run for a record, which is not started yet."""
         room = self._log_memory if log_memory is None else log_memory
-        return Run(record, Live(record.id, self._store, self._publisher.line, room))
-
-    def check_room(self, caller: Caller, request_bytes: int) -> None:
-        """Raises Busy if the requests of this caller that run or wait are too large together with one more."""
-        held = self._request_bytes[caller.name]
-        if held and held + request_bytes > _MAX_REQUEST_BYTES:
-            raise errors.Busy("your requests that run or wait are as large as they may be", retry_after=5)
+        live = Live(record.id, self._store, self._publisher.line, room)
+        return Run(record, live, self._requests.share(record.caller))
 
     async def start(self, record: RunRecord, caller: Caller, work: Work, demand: Demand) -> Run:
         """Starts a run; returns when it is recorded, and runs or waits.
@@ -175,8 +170,12 @@ class RunLifecycle:
             NotAvailable: It could not be recorded.
         """
         run = self.new_run(record)
+        try:
+            run.request.add(demand.request_bytes)
+        except errors.Busy as refusal:
+            await self._refusals.record(refusal, run=run.id)
+            raise
         self.runs[run.id] = run
-        self._request_bytes[caller.name] += demand.request_bytes
         self._spawn(self._carry_out, run, caller, work, demand)
         try:
             await run.admitted.wait()
@@ -204,9 +203,7 @@ class RunLifecycle:
             run.fail(_our_bug(run, error))
             run.refusal = run.refusal or run.error
         finally:
-            self._request_bytes[caller.name] -= demand.request_bytes
-            if not self._request_bytes[caller.name]:
-                del self._request_bytes[caller.name]
+            run.request.close()
             with anyio.CancelScope(shield=True):
                 await self._end(run)
 

@@ -70,6 +70,7 @@ class Service:
         self.lifecycle: RunLifecycle = RunLifecycle(
             self.store, self.admission, self.metrics, self.refusals, self.publisher, self.instance,
             spawn=self.start_soon, log_memory=settings.service.log_memory,
+            request_size=settings.service.request_size,
         )  # fmt: skip
         self.drain: Drain = Drain(self.lifecycle, self.admission, settings.service.drain)
         self.queries: RunQueries = RunQueries(self.store, self.lifecycle, self.publisher, self.drain)
@@ -131,7 +132,6 @@ class Service:
             await self.admission.count(caller)
             return await self.repeats.serve(found, record)
         demand = self._demand(request)
-        self.lifecycle.check_room(caller, demand.request_bytes)
         work = partial(self._run_request, request, record.id)
         start = partial(self.lifecycle.start, record, caller, work, demand)
         return await self.repeats.once(caller, key, _fingerprint(request) if key else "", record.id, start)

@@ -21,7 +21,7 @@ from belljar.backends.apple import arguments, output
 from belljar.backends.apple.arguments import GuestLaunch, Machine
 from belljar.backends.apple.cli import Cli, CliCall, Said
 from belljar.backends.apple.run import AppleJob, AppleRun, MachineFigures, figures
-from belljar.backends.base import Emit
+from belljar.backends.base import Emit, ImageUsed
 from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers import file_stream
 from belljar.backends.containers.inside import as_os_error
@@ -86,6 +86,8 @@ class AppleBox:
                 if self._granted:
                     await self._granted.copy_in()
                 yield
+                if self._granted:
+                    await self._granted.close()
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._close(call)
@@ -142,6 +144,10 @@ class AppleBox:
     def interpreter(self, env: Mapping[str, str], lifetime: float) -> PipeInterpreter:
         return PipeInterpreter(self, self.plan, env, lifetime)
 
+    async def image(self, language: str | None, kind: str | None) -> ImageUsed:
+        """Returns the machine's image: all its commands run in that one, or not at all."""
+        return ImageUsed(self.machine.image)
+
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
         """Runs a command to its end; another waits for it."""
         async with self._one_at_a_time:
@@ -192,6 +198,8 @@ class AppleBox:
         if said.code and (error := as_os_error(said.code, said.words.strip(), names[0])):
             raise error
         _fit(said, "the file")
+        if self._granted:
+            self._granted.note_change()
 
     @asynccontextmanager
     async def reading(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:

@@ -186,8 +186,8 @@ class Containers:
             return knowledge.options_for(plan, self._options, images.language(language))
 
         return ContainerHost(
-            client, address.flavour, images.image_for, partial(images.volumes_of, client), images.trusted,
-            runtime, ownership.name_of(os.getpid()), self.cleanup,
+            client, address.flavour, images.image_for, partial(images.volumes_of, client),
+            partial(images.id_of, client), images.trusted, runtime, ownership.name_of(os.getpid()), self.cleanup,
             self._open_pool(facts) if pooled else None, self._proxy, self._state_dir,
             address.local, own_kernel,
             small_buffers=facts.cgroup == "cgroup v1" and address.local and not own_kernel, copies=copies,

@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends import inputs
-from belljar.backends.base import Emit
+from belljar.backends.base import Emit, ImageUsed
 from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers import inside, spec
 from belljar.backends.containers.cleanup import Cleanup, Leftovers
@@ -51,6 +51,7 @@ class ContainerHost(NamedTuple):
     flavour: Flavour
     image_for: Callable[..., str]  # of a language, or of a type of work
     volumes_of: Callable[[str], Awaitable[tuple[str, ...]]]  # an image -> where it wants volumes
+    id_of: Callable[[str], Awaitable[str]]  # an image -> its id
     trusted: Callable[[str], Awaitable[str]]  # an image's name -> what to run, by the rules for images
     runtime: str | None
     owner: str
@@ -124,6 +125,7 @@ class DockerBox:
                 self._holder = holder
                 if self._granted:
                     await self._granted.copy_in()
+                    stack.push_async_callback(self._granted.close)
                 yield
         finally:
             self._holder = None
@@ -145,8 +147,15 @@ class DockerBox:
         )  # fmt: skip
 
     def _image(self, command: Command | None = None) -> str:
-        language, kind = (command.language, command.type) if command else (None, None)
+        return self._image_for(command.language, command.type) if command else self._image_for(None, None)
+
+    def _image_for(self, language: str | None, kind: str | None) -> str:
         return self.plan.image or self._host.image_for(language, kind or self.plan.type)
+
+    async def image(self, language: str | None, kind: str | None) -> ImageUsed:
+        """Returns the image for commands of a language and a type of work."""
+        name = self._image_for(language, kind)
+        return ImageUsed(name, await self._host.id_of(await self._host.trusted(name)))
 
     # --- files ---
 
@@ -158,6 +167,8 @@ class DockerBox:
             await self._inside(docker_files.REPLACE, docker_files.archive(files_in), names, what="the file")
         except inside.FailedInside as failure:
             raise inside.as_os_error(failure.code, failure.words, names[0]) or failure from None
+        if self._granted:
+            self._granted.note_change()
 
     def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Opens a file of /workspace as the guest would."""

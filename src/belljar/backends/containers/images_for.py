@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from belljar.core import errors
 from belljar.core.languages import Language, Languages
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 _TRUSTED_SECONDS = 60.0  # that an image's lock, signature and scan need not be looked at again
 _REMEMBERED_SECONDS = 10.0  # that a name is taken to mean the same image
+
+
+class _Found(NamedTuple):
+    id: str = ""
+    volumes: tuple[str, ...] = ()
 
 
 class ImagesFor:
@@ -45,7 +50,7 @@ class ImagesFor:
         self._images = images
         self.languages: Languages = languages or Languages()
         self._trusted: dict[str, tuple[float, str]] = {}  # image -> until when it counts, and its id
-        self._volumes: dict[str, tuple[float, tuple[str, ...]]] = {}  # image -> until when it counts, and its volumes
+        self._found: dict[str, tuple[float, _Found]] = {}  # image -> until when it counts, and what it is
 
     # --- choosing ---
 
@@ -119,11 +124,20 @@ class ImagesFor:
 
     async def volumes_of(self, client: Docker, image: str) -> tuple[str, ...]:
         """Returns the folders that an image declares as volumes: the engine would put those on its disk."""
-        until, known = self._volumes.get(image, (0.0, ()))
+        return (await self._look(client, image)).volumes
+
+    async def id_of(self, client: Docker, image: str) -> str:
+        """Returns the id of what the engine has under an image's name; empty if it has nothing."""
+        return (await self._look(client, image)).id
+
+    async def _look(self, client: Docker, image: str) -> _Found:
+        until, known = self._found.get(image, (0.0, _Found()))
         if time.monotonic() > until:
+            known = _Found()
             with suppress(errors.ImageNotFound):  # which its container's creation says with a remedy
                 async with asking("the image", errors.StartFailed):
-                    config = (await client.images.inspect(image)).get("Config") or {}
-                known = tuple(sorted({os.path.normpath(path) for path in config.get("Volumes") or {}}))
-                self._volumes[image] = (time.monotonic() + _REMEMBERED_SECONDS, known)
+                    facts = await client.images.inspect(image)
+                volumes = (facts.get("Config") or {}).get("Volumes") or {}
+                known = _Found(str(facts.get("Id") or ""), tuple(sorted({os.path.normpath(path) for path in volumes})))
+                self._found[image] = (time.monotonic() + _REMEMBERED_SECONDS, known)
         return known

@@ -250,8 +250,7 @@ class Native:
                 uid, claim = self.uid_for(plan.workspace)
                 stack.callback(claim)
             host = NativeHost(
-                self.bubblewrap, self.state_dir, self.place, self.toolchains, self.group_for,
-                self.groups is not None, *self._network,
+                self.bubblewrap, self.state_dir, self.place, self.toolchains, self.group_for, *self._network,
             )  # fmt: skip
             box = NativeBox(host, plan, uid)
             if plan.packages:

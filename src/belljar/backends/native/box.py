@@ -45,7 +45,6 @@ class NativeHost(NamedTuple):
     place: str
     toolchains: Toolchains
     group_for: Callable[[Limits], cgroups.Group | None]
-    grouped: bool
     resolver: Resolve
     private_network: bool
 
@@ -231,7 +230,6 @@ class NativeBox:
             env=_joined(env | {"PATH": path}, command.env), cwd=command.cwd, disk=limits.disk,
             files=dict(self.plan.files) | dict(command.files), inputs=self.plan.inputs,
             grants=tuple(dict.fromkeys(grants)), workspace=workspace, space=self._space, online=online,
-            grouped=self._host.grouped,
         )  # fmt: skip
 
     async def list(self) -> tuple[Entry, ...]:

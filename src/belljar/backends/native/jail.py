@@ -38,8 +38,7 @@ _ETC_FILES = {
     "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
 }
 _MASKED_FILES = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats")
-# bubblewrap's init, of the guest's own uid: written to, it could forget to die with Belljar. Where there is a control
-# group, whatever it forgets is found by that.
+# bubblewrap's init has the guest's own uid. Whoever could write to its memory could have it forget to die with Belljar.
 _INIT_MASKS = tuple(part for name in ("1/mem", "1/task/1/mem") for part in ("--ro-bind", "/dev/null", f"/proc/{name}"))
 _MASKED_FOLDERS = ("acpi", "asound", "scsi")
 
@@ -64,7 +63,6 @@ class Jail(NamedTuple):
     workspace: Workspace | None
     space: Space
     online: bool = False
-    grouped: bool = False  # is there a control group around it?
     binds: Mapping[str, str] = {}  # inside -> a file of the host
     texts: Mapping[str, bytes] = {}  # inside -> content
 
@@ -120,7 +118,7 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
         args += ["--perms", "0444", "--file", data(content), f"/etc/{name}"]
     if jail.online and os.path.isdir(_CERTIFICATES):
         args += ["--ro-bind", _CERTIFICATES, _CERTIFICATES]
-    args += ["--proc", "/proc", *_proc_masks(), *(() if jail.grouped else _INIT_MASKS)]
+    args += ["--proc", "/proc", *_proc_masks(), *_INIT_MASKS]
     args += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
     args += _writable(jail)
     for folder in jail.grants:  # after /tmp, below which one may lie

@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -29,7 +30,7 @@ from belljar.service.auth import gate
 from belljar.service.health import Health
 from belljar.service.http import execute, runs
 from belljar.service.http import sessions as api_sessions
-from belljar.service.http.guard import Guard, problem
+from belljar.service.http.guard import Guard, problem, retry_header
 from belljar.service.http.openapi import Documented
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
@@ -76,6 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(errors.BelljarError, _refuse)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _bug)
     app.add_middleware(_Authentication)  # behind the guard
     app.add_middleware(Guard, settings=settings)
@@ -93,9 +95,7 @@ class _Authentication:
             try:
                 scope["caller"] = await gate.known(scope["app"].state.service, Headers(scope=scope))
             except errors.BelljarError as error:
-                answer = _answer(error)
-                answer.headers["Connection"] = "close"  # the rest of the body is not read
-                await answer(scope, receive, send)
+                await _answer(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -110,9 +110,9 @@ def _models(service: Service, sessions: Sessions) -> AbstractAsyncContextManager
 
 
 def _answer(error: errors.BelljarError) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, errors.Unauthorized) else {}
-    if isinstance(error, errors.Busy):
-        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    headers = {name.decode(): value.decode() for name, value in retry_header(error)}
+    if isinstance(error, errors.Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(problem(error), error.http_status, headers=headers, media_type="application/problem+json")
 
 
@@ -137,6 +137,11 @@ async def _http(request: Request, error: Exception) -> Response:
     told = Problem(title=error.detail, status=error.status_code, detail=error.detail, kind="http")
     body = told.model_dump(mode="json")
     return JSONResponse(body, error.status_code, headers=error.headers, media_type="application/problem+json")
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Nobody reads this: the client hung up, or the guard has answered. The guard has logged it."""
+    return Response(status_code=400)
 
 
 async def _bug(request: Request, error: Exception) -> Response:

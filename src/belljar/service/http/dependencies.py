@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
-from fastapi import Depends, Header, HTTPException, Request, Response
+from fastapi import Depends, Header, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.requests import HTTPConnection
 
 from belljar.core import errors
 from belljar.protocol.records import Caller, RunRecord, Scope
@@ -56,28 +57,10 @@ async def read_body(request: Request) -> bytes:
     Raises:
         InvalidRequest: It holds more structure than any request has: 64 MB of brackets would be gigabytes of lists.
     """
-    try:
-        body = await request.body()
-    except ClientDisconnect:
-        raise HTTPException(400, "the connection was closed before the whole body was there") from None
+    body = await request.body()
     if len(body) > _STRUCTURE_BYTES and len(_STRINGS.sub(b"", body)) > _STRUCTURE_BYTES:
         raise errors.InvalidRequest("the body is no request: more of it is structure than any has")
     return body
-
-
-class BoundedRoute(APIRoute):
-    """A route that takes JSON, and looks at the size of its structure before FastAPI parses it."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns what Starlette calls for each request."""
-        handle = super().get_route_handler()
-
-        async def bounded(request: Request) -> Response:
-            if request.method == "POST":
-                await read_body(request)
-            return await handle(request)
-
-        return bounded
 
 
 class Allowed:
@@ -90,6 +73,31 @@ class Allowed:
         caller = connection.scope.get("caller") or await gate.known(service, connection.headers)
         await gate.require(service, caller, self._scope)
         return cast(Caller, caller)
+
+
+class BoundedRoute(APIRoute):
+    """A route that takes JSON: asks whether the caller may, and looks at the body, before FastAPI parses it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns what Starlette calls for each request."""
+        handle, checks = super().get_route_handler(), list(_checks(self.dependant))
+
+        async def bounded(request: Request) -> Response:
+            if request.method == "POST":
+                for check in checks:
+                    await check(request, request.app.state.service)
+                await read_body(request)
+            return await handle(request)
+
+        return bounded
+
+
+def _checks(dependant: Dependant) -> Iterator[Allowed]:
+    """Yields what a route's parameters ask of its caller."""
+    for part in dependant.dependencies:
+        if isinstance(part.call, Allowed):
+            yield part.call
+        yield from _checks(part)
 
 
 Runner = Annotated[Caller, Depends(Allowed("run"))]

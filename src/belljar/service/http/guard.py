@@ -6,7 +6,7 @@ Host      must be a name of loopback or one of `service.hosts`: a page whose nam
 Origin    where there is one, must be what was asked (same host and port) or one of `service.origins`, which then get
           CORS answers. There are no cookies, so no credentials are allowed to go along by themselves.
 Fetch     `Sec-Fetch-Site` of another site counts on whatever changes something, even without an Origin.
-Body      is counted as it comes; Content-Length is believed only when it says "too much".
+Body      is counted and timed as it comes (`bodies`); Content-Length is believed only when it says "too much".
 Answers   carry headers that keep browsers from running, framing, guessing at or keeping what guests made.
 
 WebSockets are held to the same before they are accepted: browsers let any page open one.
@@ -15,15 +15,14 @@ WebSockets are held to the same before they are accepted: browsers let any page 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from belljar.core import errors
 from belljar.core.settings import Settings
+from belljar.service.http.bodies import GONE, Bodies, Body, Message, Receive
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
@@ -77,7 +76,7 @@ class Guard:
 
     def __init__(self, app: App, settings: Settings) -> None:
         self._app = app
-        self._limit = settings.service.request_size
+        self._bodies = Bodies(settings.service)
         self._hosts = frozenset(_listed_host(text) for text in settings.service.hosts)
         self._origins = frozenset(_listed_origin(text) for text in settings.service.origins)
 
@@ -141,29 +140,30 @@ class Guard:
         return headers
 
     async def _serve(self, scope: Message, receive: Receive, answer: _Answer) -> None:
-        """The app sees a body that ends with a disconnect where it gets too long, and what it says then is not sent."""
-        declared = _only(scope["headers"], b"content-length")
-        if declared.isdecimal() and int(declared[:20]) > self._limit:
-            await answer.refuse(_too_large(self._limit), status=413)
+        """The app sees a body that ends with a disconnect where we refuse it, and what it says then is not sent."""
+        length = _only(scope["headers"], b"content-length")
+        try:
+            self._bodies.check_declared(length)
+        except errors.InvalidRequest as refusal:
+            await answer.refuse(refusal)
             return
-        total = 0
+        chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+        body = answer.body = Body(scope, receive, self._bodies, has_body=chunked or length not in ("", "0"))
 
-        async def counted() -> Message:
-            nonlocal total
-            if answer.refused:
-                return {"type": "http.disconnect"}
-            message = await receive()
-            total += len(message.get("body", b""))
-            if total <= self._limit:
-                return message
-            await answer.refuse(_too_large(self._limit), status=413)
-            return {"type": "http.disconnect"}
+        async def bounded() -> Message:
+            try:
+                return GONE if answer.refused else await body.receive()
+            except errors.BelljarError as refusal:
+                await answer.refuse(refusal)
+                return GONE
 
         try:
-            await self._app(scope, counted, answer.send)
+            await self._app(scope, bounded, answer.send)
         except Exception:
             if not answer.refused:  # else it is the disconnect that it stumbled over, and the answer is out
                 raise
+        finally:
+            body.close()
 
 
 class _Asked:
@@ -202,13 +202,17 @@ class _Answer:
         self._can_explain = not self._websocket or "websocket.http.response" in (scope.get("extensions") or {})
         self._started = False
         self.refused = False
+        self.body: Body | None = None
 
     async def send(self, message: Message) -> None:
         if self.refused:
             return
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
             self._started = True
-            message = {**message, "headers": self._with_ours(message.get("headers") or [])}
+            headers = self._with_ours(message.get("headers") or [])
+            if self.body is not None and self.body.is_unread:
+                headers = [*(pair for pair in headers if pair[0] != b"connection"), (b"connection", b"close")]
+            message = {**message, "headers": headers}
         await self._send(message)
 
     def _with_ours(self, given: Any) -> Headers:
@@ -220,19 +224,21 @@ class _Answer:
         replaced = {name for name, _ in ours} - {b"vary"}
         return [pair for pair in theirs if pair[0] not in replaced] + ours
 
-    async def refuse(self, error: errors.BelljarError, status: int | None = None) -> None:
+    async def refuse(self, error: errors.BelljarError) -> None:
         """Where the answer has begun, all that is left is to end it early, which the server does by hanging up."""
         if not self._started:
-            await (self._explain(problem(error, status)) if self._can_explain else self._close())
+            await (self._explain(error) if self._can_explain else self._close())
         self.refused = True
 
-    async def _explain(self, told: dict[str, Any]) -> None:
+    async def _explain(self, error: errors.BelljarError) -> None:
+        told = problem(error)
         body = json.dumps(told).encode()
         kind = "websocket.http.response" if self._websocket else "http.response"
         headers = [
             (b"content-type", b"application/problem+json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),  # the rest of the body is not read
+            *retry_header(error),
         ]
         await self.send({"type": f"{kind}.start", "status": told["status"], "headers": headers})
         await self.send({"type": f"{kind}.body", "body": body})
@@ -241,19 +247,19 @@ class _Answer:
         await self.send({"type": "websocket.close", "code": 1008, "reason": "refused"})
 
 
-def problem(error: errors.BelljarError, status: int | None = None) -> dict[str, Any]:
+def problem(error: errors.BelljarError) -> dict[str, Any]:
     """An error as `application/problem+json`."""
     return {
-        "type": "about:blank", "title": error.kind.replace("_", " "), "status": status or error.http_status,
+        "type": "about:blank", "title": error.kind.replace("_", " "), "status": error.http_status,
         "detail": error.message, "kind": error.kind, "fix": error.fix, "context": error.context,
     }  # fmt: skip
 
 
-def _too_large(limit: int) -> errors.InvalidRequest:
-    return errors.InvalidRequest(
-        f"the request has more than {limit} bytes", fix="send less, or raise service.request_size",
-        context={"setting": "service.request_size", "limit": limit},
-    )  # fmt: skip
+def retry_header(error: errors.BelljarError) -> Headers:
+    """Returns the header that says when to ask again, for an error that says so."""
+    if not isinstance(error, errors.Busy):
+        return []
+    return [(b"retry-after", str(max(1, round(error.retry_after))).encode())]
 
 
 def _only(headers: Headers, name: bytes) -> str:

@@ -19,6 +19,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -56,12 +57,13 @@ class McpApp:
         except errors.BelljarError as error:
             await _refuse(error, send)
             return
+        scope["caller"] = caller  # who is charged for the body
         token = AccessToken(token="", client_id=f"{caller.name}\0{caller.key}", scopes=sorted(caller.scopes))
         known = {**scope, _CALLER: caller, "user": AuthenticatedUser(token)}
         if scope["method"] == "GET":
             await self._listen(known, receive, send)
-        else:
-            await self.transport.handle_request(known, receive, send)
+        elif whole := await _read_whole(known, receive):
+            await self.transport.handle_request(known, whole, send)
 
     async def _listen(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A client that only listens does so for hours: it must not hold up a server that wants to leave, nor outlive
@@ -112,6 +114,19 @@ def _caller_of(ctx: Context[Any, Any]) -> Caller:
     if caller is None:  # every request was authenticated before
         raise errors.Unauthorized("nobody knows who asks", fix="please report this")
     return cast(Caller, caller)
+
+
+async def _read_whole(scope: Scope, receive: Receive) -> Receive | None:
+    """Reads a body, and returns what gives it to the library; None if the client hung up: that takes it for a bug."""
+    try:
+        told: list[Message] = [{"type": "http.request", "body": await Request(scope, receive).body()}]
+    except ClientDisconnect:
+        return None
+
+    async def replay() -> Message:
+        return told.pop() if told else await receive()
+
+    return replay
 
 
 async def _refuse(error: errors.BelljarError, send: Send) -> None:

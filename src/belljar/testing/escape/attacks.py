@@ -130,8 +130,9 @@ if sys.platform == "wasi":
 # x86_64, aarch64 (None: that machine has no such call)
 NUMBERS = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280), "capset": (126, 91),
-    "chroot": (161, 51), "clone": (56, 220), "clone3": (435, 435), "fanotify_init": (300, 262),
-    "fsopen": (430, 430), "init_module": (175, 105), "io_setup": (206, 0), "io_uring_setup": (425, 425),
+    "chroot": (161, 51), "clone": (56, 220), "clone3": (435, 435), "creat": (85, None),
+    "fanotify_init": (300, 262), "fsopen": (430, 430), "init_module": (175, 105), "io_setup": (206, 0),
+    "io_uring_setup": (425, 425),
     "ioperm": (173, None), "kcmp": (312, 272), "kexec_load": (246, 104), "keyctl": (250, 219),
     "memfd_secret": (447, 447), "mount": (165, 40), "mount_setattr": (442, 442), "msgget": (68, 186),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "open_tree": (428, 428),

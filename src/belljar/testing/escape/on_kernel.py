@@ -92,17 +92,37 @@ held("none that works")
         held="no_new_privs is set, or there are none",
     ),
     Attack(
-        name="make a setuid file", category="privileges", tries="gives a file of its own the setuid bit",
+        name="make a setuid file", category="privileges",
+        tries="gives a file of its own the setuid or setgid bit, afterwards or by creating it so",
         payload="""
 import stat
 open("mine", "w").close()
-def mark():
-    os.chmod("mine", 0o4755)
-    mode = os.stat("mine").st_mode
-    if not mode & stat.S_ISUID:
-        raise OSError(0, "the mode did not change")
+def open_with(bits, flags=os.O_CREAT | os.O_RDWR, name="opened"):
+    os.close(os.open(name, flags, bits | 0o755))
+def unnamed(bits):
+    fd = os.open(".", os.O_TMPFILE | os.O_RDWR, bits | 0o755)
+    os.link(f"/proc/self/fd/{fd}", "unnamed", follow_symlinks=True)
+def creat(bits):
+    if call("creat", b"creat", bits | 0o755)[0] == -1:
+        raise OSError(0, "refused")
+ways = {
+    "mine": lambda bits: os.chmod("mine", bits | 0o755),
+    "opened": open_with,
+    "creat": creat,
+    "node": lambda bits: os.mknod("node", stat.S_IFREG | bits | 0o755),
+    "unnamed": unnamed,
+}
+if not hasattr(os, "mknod"):  # WebAssembly
+    ways = {name: ways[name] for name in ("mine", "opened") if name == "opened" or hasattr(os, "chmod")}
+def mark(name, bits):
+    ways[name](bits)
+    mode = os.stat(name).st_mode
+    os.unlink(name) if name != "mine" else None
+    if not mode & (stat.S_ISUID | stat.S_ISGID):
+        raise OSError(0, "the mode has no such bit")
     return oct(mode)
-refused("chmod", mark)
+every("made", [(f"{name} {bits:o}", lambda name=name, bits=bits: mark(name, bits))
+               for name in ways for bits in (stat.S_ISUID, stat.S_ISGID)])
 """,
         held=_REFUSED,
     ),
@@ -241,6 +261,25 @@ os.kill(pid, 9)
 held(f"{errno.errorcode[error]}") if value == -1 and error in WALLS else escaped(f"read {value} bytes")
 """,
         held=_REFUSED,
+    ),
+    Attack(
+        name="sandbox's init", category="kernel",
+        tries="reads the code of bubblewrap's init through /proc: who can write there has it outlive Belljar",
+        payload="""
+init = open("/proc/1/comm").read().strip()
+if init != "bwrap":
+    held(f"process 1 is {init}, and it is not what ends the guest with Belljar")
+first = int(next(line for line in open("/proc/1/maps") if " r-xp " in line).split("-")[0], 16)
+def read(path):
+    fd = os.open(path, os.O_RDWR)
+    got = os.pread(fd, 16, first)
+    if not got:
+        raise OSError(0, "empty")
+    return got
+every("memory", [(path, lambda path=path: read(path)) for path in ("/proc/1/mem", "/proc/1/task/1/mem")])
+""",
+        held="its memory is masked",
+        control="none", uncontrolled="process 1 of a host is its own init; a test leaves out the mask instead",
     ),
     Attack(
         name="steal a descriptor", category="kernel", tries="takes an open file out of another process",

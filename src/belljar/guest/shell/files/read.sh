@@ -11,14 +11,16 @@ rest=$1
 while :; do
     [ -x "$at" ] || no 13
     at=$at/${rest%%/*}
-    [ -L "$at" ] && no 40
-    [ -e "$at" ] || no 2
     case $rest in
     */*) rest=${rest#*/} ;;
     *) break ;;
     esac
+    [ -L "$at" ] && no 20
+    [ -e "$at" ] || no 2
     [ -d "$at" ] || no 20
 done
+[ -L "$at" ] && no 40
+[ -e "$at" ] || no 2
 [ -d "$at" ] && no 21
 [ -f "$at" ] || no 22
 [ -r "$at" ] || no 13
