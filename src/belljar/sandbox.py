@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar, Self, Unpack
@@ -371,6 +371,10 @@ class Sandbox(portal.Blocking[AsyncSandbox]):
     def read(self, path: str) -> bytes:
         """Returns the content of a file of the sandbox, or raises the OSError that its guest would get."""
         return portal.call(self._core.read, path)
+
+    def reading(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
+        """Opens a file as `read` does, for one that is too large to be held: `with box.reading("big") as pieces`."""
+        return portal.reading(self._core.reading(path))
 
     def list(self) -> tuple[Entry, ...]:
         """Returns what lies below /workspace: path, kind and size of each entry."""

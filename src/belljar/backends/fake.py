@@ -93,10 +93,11 @@ class FakeProcess:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return file.content
 
-    def write(self, path: str, content: bytes, *, executable: bool = False) -> None:
+    def write(self, path: str, content: bytes, *, executable: bool = False, read_only: bool = False) -> None:
         """Writes a file of /workspace or /tmp. A full disk is an OSError, and `disk_limit` if it is let out."""
         where = self._writable(path)
-        self._box.store(where, File(path=posixpath.relpath(where, WORKSPACE), content=content, executable=executable))
+        name = posixpath.relpath(where, WORKSPACE)
+        self._box.store(where, File(path=name, content=content, executable=executable, read_only=read_only))
 
     def link(self, path: str, target: str) -> None:
         """A symbolic link in /workspace; nothing here ever follows it."""
@@ -237,11 +238,25 @@ class FakeBox:
     async def put(self, files: Sequence[File]) -> None:
         inputs.check_writable(self.plan, files)
         for file in files:
-            self.store(f"{WORKSPACE}/{file.path}", file)
+            self._check_kind(file.path)
+            old = self.disk.get(f"{WORKSPACE}/{file.path}")
+            if old and old.read_only:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file.path)
+            kept = file.model_copy(update={"executable": True}) if old and old.executable else file
+            self.store(f"{WORKSPACE}/{file.path}", kept)
+
+    def _check_kind(self, path: str) -> None:
+        """Raises what opening a folder, or a name below a file, gives."""
+        names = [file.path for file in self._files()]
+        if any(name.startswith(f"{path}/") for name in names):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if any(path.startswith(f"{name}/") for name in names):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
     def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         if path in self.links:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        self._check_kind(path)
         if own := inputs.reading(self.plan, path):
             return own
         for file in self._files():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import ClassVar, Self, Unpack
 
@@ -349,6 +349,10 @@ class Session(portal.Blocking[AsyncSession]):
     def read(self, path: str) -> bytes:
         """Returns the content of a file of the session, or raises the OSError that its guest would get."""
         return portal.call(self._core.read, path)
+
+    def reading(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
+        """Opens a file as `read` does, for one that is too large to be held: `with box.reading("big") as pieces`."""
+        return portal.reading(self._core.reading(path))
 
     def list(self) -> tuple[Entry, ...]:
         """Returns what lies below /workspace: path, kind and size of each entry."""

@@ -10,7 +10,7 @@ import random
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from typing import NamedTuple
 
 import anyio
@@ -201,9 +201,12 @@ class AppleBox:
         if self._granted:
             self._granted.note_change()
 
-    @asynccontextmanager
-    async def reading(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Opens a file of /workspace as the guest would."""
+        return inputs.reading(self.plan, path) or self._reading(path)
+
+    @asynccontextmanager
+    async def _reading(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
         with ExitStack() as fds:
             call = self._cli.start(arguments.inside(self.id, self._uid, docker_files.READ, WORKSPACE, path), fds)
             try:

@@ -173,7 +173,7 @@ class DockerBox:
     def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Opens a file of /workspace as the guest would."""
         argv = ["/bin/sh", "-c", docker_files.READ, WORKSPACE, path]
-        return inside.reading(self._keeper(), argv, self.uid, path)
+        return inputs.reading(self.plan, path) or inside.reading(self._keeper(), argv, self.uid, path)
 
     async def get(self, patterns: Sequence[str]) -> Collected:
         """Reads the regular files of /workspace that match."""

@@ -31,9 +31,10 @@ class FailedInside(errors.ExecutionFailed):
     """A program of ours failed in a container: with this exit code, and with these last words."""
 
     def __init__(self, what: str, code: int | None, words: str) -> None:
-        super().__init__(f"{what} could not be moved: {words or f'exit code {code}'}")
-        self.code = code
-        self.words = words
+        first = next(iter(words.splitlines()), f"exit code {code}")  # the last only says that there was another
+        super().__init__(f"{what} could not be moved: {first}")
+        self.code: int | None = code
+        self.words: str = words
 
 
 async def execute(
@@ -61,15 +62,15 @@ async def execute(
                 tasks.cancel_scope.cancel()
         code = (await call.inspect()).get("ExitCode")
     if strict and code != 0:
-        said = complaint.decode("utf-8", "replace").strip().splitlines()
-        raise FailedInside(what, code, said[-1] if said else "")
+        raise FailedInside(what, code, complaint.decode("utf-8", "replace").strip())
     return bytes(out)
 
 
 def as_os_error(code: int | None, words: str, path: str) -> OSError | None:
     """Returns what the end of a program means for the file at a path; None if that cannot be told."""
-    known = [code] if code in _BY_NUMBER else [n for n in _BY_TEXT if words.lower().endswith(os.strerror(n).lower())]
-    return OSError(known[0], os.strerror(known[0] or 0), path) if known else None
+    text = words.lower()
+    number = code if code in _BY_NUMBER else next((n for n in _BY_TEXT if os.strerror(n).lower() in text), None)
+    return OSError(number, os.strerror(number), path) if number else None
 
 
 @asynccontextmanager

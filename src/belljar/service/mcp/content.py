@@ -187,10 +187,10 @@ class FileWindow:
     """Looks at a file as it passes by, and keeps what one answer takes of it."""
 
     def __init__(self, offset: int) -> None:
-        self.offset = offset
-        self.size = 0
-        self.part = bytearray()  # from the offset on
-        self.head = bytearray()  # the whole file, if it may be a picture that is small enough
+        self.offset: int = offset
+        self.size: int = 0
+        self.part: bytearray = bytearray()  # from the offset on
+        self.head: bytearray = bytearray()  # the whole file, if it may be a picture that is small enough
         self._checker: codecs.IncrementalDecoder | None = codecs.getincrementaldecoder("utf-8")()
 
     def take(self, piece: bytes) -> None:
