@@ -304,9 +304,10 @@ def with_names(flavour: str, state_dir: Path) -> Containers:
     async def resolver(host: str, port: int) -> Sequence[str]:
         return [ADDRESS]
 
-    settings = engines().engine(flavour, state_dir=str(state_dir)).settings
+    own = {"state_dir": str(state_dir), "egress": {"private": [f"{ADDRESS}:443"]}}
+    settings = engines().engine(flavour, **own).settings
     name = "podman" if flavour == "podman" else "docker"
-    return containers(name, settings, resolver=resolver, private_network=True)
+    return containers(name, settings, resolver=resolver)
 
 
 BREAK = """

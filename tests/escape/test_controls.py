@@ -37,9 +37,8 @@ async def test_without_its_wall_gets_through(one: escape.Attack, bait: escape.Ba
     verdict = await escape.carry_out(one, bait, leaky, Engine(engine.settings, extra=(leaky,)))
     if verdict.held and any(sign in verdict.detail for sign in ABSENT):
         pytest.skip(f"NOT SHOWN: this host has no such door even without walls: {verdict.detail}")
-    assert not verdict.held, f"held without any wall, so it cannot fail: {verdict.detail}"
+    assert verdict.status == "through", f"{verdict.status} without any wall, so it shows nothing: {verdict.detail}"
     # A control that merely breaks shows nothing; except where breaking the collector is what the attack is after.
-    assert not verdict.detail.startswith(("no verdict", "no answer")), verdict.detail
     assert one.name in BREAKS or not verdict.detail.startswith("it broke"), verdict.detail
 
 
@@ -48,7 +47,7 @@ async def test_a_reader_of_settings_that_takes_caps_from_a_project_lets_the_sett
 ) -> None:
     monkeypatch.setattr(settings, "_PROJECT_KEYS", {"backend", "defaults", "caps"})
     verdict = await escape.carry_out(_named("settings file"), bait, "native", engine)
-    assert not verdict.held
+    assert verdict.status == "through"
     assert "caps" in verdict.detail
 
 
@@ -60,7 +59,7 @@ async def test_an_engine_that_takes_a_grant_by_its_name_lets_a_granted_folder_be
     verdict = await escape.carry_out(
         _named("granted folder becomes a link"), bait, leaky, Engine(engine.settings, extra=(leaky,))
     )
-    assert not verdict.held
+    assert verdict.status == "through"
     assert "the host's /etc is the workspace" in verdict.detail
 
 
@@ -69,7 +68,7 @@ async def test_a_command_line_that_shows_output_as_it_is_lets_escape_sequences_t
 ) -> None:
     monkeypatch.setattr(display, "neutralise", lambda text: text)
     verdict = await escape.carry_out(_named("escape sequences"), bait, "native", engine)
-    assert not verdict.held
+    assert verdict.status == "through"
     assert "0x1b" in verdict.detail
 
 

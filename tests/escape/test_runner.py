@@ -1,17 +1,21 @@
-"""The suite as a whole, and the judge: what is not clearly held got through."""
+"""The suite as a whole, and the judge: what is neither clearly held nor clearly through is inconclusive."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
+from belljar.core.plan import Plan
 from belljar.engine.engine import Engine
 from belljar.testing import escape
-from leaky import Leaky
+from leaky import Leaky, LeakyBox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 
@@ -56,18 +60,18 @@ def test_no_word_of_the_bait_is_left_unfilled(bait: escape.Bait) -> None:
 
 async def test_a_payload_that_says_escaped_got_through(bait: escape.Bait, engine: Engine) -> None:
     verdict = await escape.carry_out(_attack("escaped('it was easy')"), bait, "native", engine)
-    assert (verdict.held, verdict.detail) == (False, "it was easy")
+    assert (verdict.status, verdict.detail) == ("through", "it was easy")
 
 
 async def test_a_payload_that_says_both_got_through(bait: escape.Bait, engine: Engine) -> None:
     verdict = await escape.carry_out(_attack("print('HELD x'); print('ESCAPED y')"), bait, "native", engine)
-    assert not verdict.held
+    assert verdict.status == "through"
 
 
 @pytest.mark.parametrize("payload", ["raise ValueError('broken')", "os.kill(os.getpid(), 9)", "", "print('HELDX')"])
-async def test_a_payload_without_a_verdict_got_through(payload: str, bait: escape.Bait, engine: Engine) -> None:
+async def test_a_payload_without_a_verdict_is_inconclusive(payload: str, bait: escape.Bait, engine: Engine) -> None:
     verdict = await escape.carry_out(_attack(payload), bait, "native", engine)
-    assert not verdict.held
+    assert (verdict.status, verdict.held) == ("inconclusive", False)
     assert verdict.detail.startswith("no verdict")
 
 
@@ -82,12 +86,12 @@ async def test_a_backend_that_does_what_it_says_it_cannot_got_no_wall_for_it(bai
 
     liar = Liar("bare")
     verdict = await escape.carry_out(_attack("held('x')"), bait, liar, Engine(extra=(liar,)))
-    assert (verdict.held, verdict.detail) == (False, "not refused, though leaky does not speak python")
+    assert (verdict.status, verdict.detail) == ("through", "not refused, though leaky does not speak python")
 
 
 async def test_a_secret_in_the_output_got_through_whatever_the_payload_says(bait: escape.Bait, engine: Engine) -> None:
     verdict = await escape.carry_out(_attack(f"print({bait.secret!r}); held('x')"), bait, "native", engine)
-    assert (verdict.held, verdict.detail) == (False, "the host's secret came back")
+    assert (verdict.status, verdict.detail) == ("through", "the host's secret came back")
 
 
 async def test_a_secret_in_a_collected_file_got_through(bait: escape.Bait, engine: Engine) -> None:
@@ -95,7 +99,7 @@ async def test_a_secret_in_a_collected_file_got_through(bait: escape.Bait, engin
         name="x", category="outputs", tries="-", held="-", options={"collect": ("*",)},
         payload=f"open('out.bin', 'w').write({bait.secret!r}); held('x')",
     )  # fmt: skip
-    assert not (await escape.carry_out(one, bait, "native", engine)).held
+    assert (await escape.carry_out(one, bait, "native", engine)).status == "through"
 
 
 async def test_verdicts_come_in_the_order_of_the_attacks_and_are_told_as_they_fall(engine: Engine) -> None:
@@ -104,9 +108,49 @@ async def test_verdicts_come_in_the_order_of_the_attacks_and_are_told_as_they_fa
     verdicts = await escape.attack(
         "native", engine=engine, attacks=made_up, on_verdict=lambda verdict: told.append(verdict.name)
     )
-    assert [(verdict.name, verdict.held) for verdict in verdicts] == [("one", True), ("two", False), ("three", False)]
+    statuses = {verdict.name: verdict.status for verdict in verdicts}
+    assert list(statuses.items()) == [("one", "held"), ("two", "through"), ("three", "inconclusive")]
     assert sorted(told) == ["one", "three", "two"]
-    assert set(verdicts[0].as_dict()) == {"name", "category", "held", "detail"}
+    assert set(verdicts[0].as_dict()) == {"name", "category", "status", "detail"}
+
+
+class Starving(Leaky):
+    """A backend that fails each attack while another one is under way, as one that is too busy does."""
+
+    def __init__(self) -> None:
+        super().__init__("bare")
+        self.opened = self.under_way = 0
+
+    @asynccontextmanager
+    async def open(self, plan: Plan) -> AsyncIterator[LeakyBox]:
+        self.opened += 1
+        self.under_way += 1
+        number, crowded = self.opened, self.under_way > 1
+        try:
+            await anyio.sleep(0.1)
+            if crowded or self.opened > number:
+                raise errors.BackendTimeout("too much at once")
+            async with super().open(plan) as box:
+                yield box
+        finally:
+            self.under_way -= 1
+
+
+async def test_an_attack_without_a_verdict_is_tried_once_more_and_alone() -> None:
+    starving = Starving()
+    attacks = [_attack("held('a')", "one"), _attack("escaped('b')", "two")]
+    verdicts = await escape.attack(starving, engine=Engine(extra=(starving,)), attacks=attacks)
+    first = "(its second try: the backend failed: BackendTimeout: too much at once)"
+    assert [(one.status, one.detail) for one in verdicts] == [("held", f"a {first}"), ("through", f"b {first}")]
+
+
+async def test_what_says_nothing_twice_is_inconclusive_and_what_got_through_has_no_second_try() -> None:
+    leaky = Leaky("bare")
+    attacks = [_attack("1/0", "nothing"), _attack("escaped('x')", "through")]
+    nothing, through = await escape.attack(leaky, engine=Engine(extra=(leaky,)), attacks=attacks)
+    assert (nothing.status, nothing.held) == ("inconclusive", False)
+    assert nothing.detail.endswith("ZeroDivisionError: division by zero (its second try)")
+    assert (through.status, through.detail) == ("through", "x")
 
 
 async def test_only_takes_names_and_categories_and_refuses_what_it_does_not_know(engine: Engine) -> None:

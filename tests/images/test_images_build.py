@@ -10,9 +10,9 @@ import pytest
 
 from belljar import __version__
 from belljar.core import errors
+from belljar.core.image_name import parse
 from belljar.images.build import LANGUAGES
 from belljar.images.progress import Progress
-from belljar.images.references import parse
 from engines import IMAGE, engines
 from image_engine import ImageEngine, base_for, belljar, socket_of
 from witness import eventually

@@ -130,9 +130,17 @@ def test_without_a_key_nothing_but_loopback_is_listened_on() -> None:
 # --- with keys ---
 
 
+HOSTS = """
+[service.egress]
+hosts = ["listed.example"]
+[service.egress.sets]
+packages = ["index.example", "*.files.example"]
+"""
+
+
 @pytest.fixture(scope="module")
 def keyed() -> Iterator[Server]:
-    with served(start=False, MAX_CONTAINERS="4", config="[service]\ndrain = 1\n") as server:
+    with served(start=False, MAX_CONTAINERS="4", config=f"[service]\ndrain = 1\n{HOSTS}") as server:
         server.keys = {  # type: ignore[attr-defined]
             "ada": create(server, "ada", "run", "read"),
             "bob": create(server, "bob", "run", "read", "sessions"),
@@ -140,6 +148,7 @@ def keyed() -> Iterator[Server]:
             "admin": create(server, "admin", "admin"),
             "slow": create(server, "slow", "run", "read", rate="2/minute"),
             "one": create(server, "one", "run", "read", concurrency="1"),
+            "wide": create(server, "wide", "run", net="@packages"),
             "short": create(server, "short", "run", "read", expires="5s"),
         }
         server.start()
@@ -169,6 +178,24 @@ def test_a_key_can_do_what_its_scopes_say_and_no_more(keyed: Server) -> None:
         assert told(http.post("/api/sandbox/execute", json={"code": "1"})) == (403, "policy_denied")
     with of(keyed, "ada") as http:
         assert told(http.post("/api/sandbox/sessions", json={})) == (403, "policy_denied")
+
+
+def test_a_key_may_ask_for_the_hosts_that_the_administrator_lists_or_for_its_own(keyed: Server) -> None:
+    def ask(name: str, host: str, path: str = "execute", **body: Any) -> httpx2.Response:
+        with of(keyed, name) as http:
+            return http.post(f"/api/sandbox/{path}", json={"backend": "native", "net": [host], **body})
+
+    run = {"code": "print(1)"}
+    assert ask("ada", "listed.example", **run).json()["stdout"] == "1\n"
+    assert ask("wide", "a.files.example", **run).json()["stdout"] == "1\n"
+    assert ask("admin", "other.example", **run).json()["stdout"] == "1\n", "who lists them needs no list"
+    for name, host in (("ada", "other.example"), ("ada", "index.example"), ("wide", "listed.example")):
+        refused = ask(name, host, **run)
+        assert told(refused) == (403, "policy_denied")
+        assert host in refused.json()["detail"] and "service.egress" in refused.json()["fix"]
+    assert "only listed.example" in ask("ada", "*.example", **run).json()["detail"]
+    session = ask("bob", "other.example", "sessions", kind="sandbox")
+    assert (session.status_code, session.json()["context"]["host"]) == (403, "other.example")
 
 
 def test_a_key_sees_its_own_runs_and_sessions_and_the_administrator_all(keyed: Server) -> None:

@@ -144,7 +144,11 @@ def test_a_guest_s_failure_is_an_answer_and_not_an_error(http: httpx2.Client) ->
         ({"code": "1", "limits": {"memory": "64G"}}, 403, "policy_denied"),
         ({"code": "1", "timeout_seconds": 3000}, 403, "policy_denied"),
         ({"code": "1", "project_path": "/etc"}, 403, "policy_denied"),
-        ({"code": "1", "backend": "none"}, 503, "not_available"),
+        ({"code": "1", "backend": "none"}, 403, "policy_denied"),
+        *(
+            ({"code": "1", "backend": "docker", "image": image}, 422, "invalid_request")
+            for image in ("Not An Image", "UPPER/case", "-v", "a:b:c", "x@sha256:12", "../up", "/")
+        ),
         ({"code": "1", "language": "cobol"}, 422, "invalid_request"),
     ],
 )

@@ -268,6 +268,6 @@ def test_the_client_sends_what_got_no_answer_again_and_it_is_done_once(
 
 
 def _unanswered() -> errors.BelljarError:
-    from belljar.client.transport import Unanswered
+    from belljar.client.connections import Unanswered
 
     return Unanswered("the answer was lost", sent=True)

@@ -311,6 +311,20 @@ def test_a_main_limit_that_cannot_be_set_is_an_error_and_leaves_no_group(
     assert groups.create("me-2", LIMITS).remove()
 
 
+def test_a_group_is_empty_when_that_is_known_and_only_then(tmp_path: Path) -> None:
+    group = Group(1, {"memory": tmp_path / "group"})
+    assert group.is_empty(), "it is gone"
+    (tmp_path / "group").mkdir()
+    listed = tmp_path / "group" / "cgroup.procs"
+    listed.write_text("17\n")
+    assert not group.is_empty()
+    listed.write_text("")
+    assert group.is_empty()
+    listed.unlink()
+    listed.mkdir()
+    assert not group.is_empty(), "what cannot be read may hold anything"
+
+
 def test_removing_twice_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     group = Group(2, {"memory": tmp_path / "x"})

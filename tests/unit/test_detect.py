@@ -110,18 +110,18 @@ def test_on_this_system_apple_says_what_it_needs() -> None:
 async def test_the_backend_none_is_known_by_name_and_every_call_is_refused() -> None:
     none = Backends(load())["none"]
     offer = await none.probe()
-    assert (offer.available, offer.why_not) == (False, "no sandbox was asked for")
+    assert (offer.available, offer.why_not) == (False, "none: no sandbox was asked for")
     for call in (none.languages(), none.reap()):
-        with pytest.raises(errors.NotAvailable, match="no sandbox was asked for"):
+        with pytest.raises(errors.PolicyDenied, match="no sandbox was asked for"):
             await call
-    with pytest.raises(errors.NotAvailable, match="no execution without a sandbox"):
+    with pytest.raises(errors.PolicyDenied, match="no execution without a sandbox"):
         async with none.open(Plan()):
             pytest.fail("it was opened")
 
 
 def test_asking_for_none_runs_nothing_and_says_why(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
-    with pytest.raises(errors.NotAvailable) as caught:
+    with pytest.raises(errors.PolicyDenied) as caught:
         belljar.run(f"open({str(mark)!r}, 'w')", backend="none")
     assert "no sandbox was asked for" in caught.value.message
     assert "belljar doctor" in caught.value.fix

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from belljar import settings
 from belljar.core import errors
+from belljar.core.image_name import Reference, parse
 from belljar.core.settings import ImageSettings
 from belljar.host.docker_api import EngineRefusal, translate
 from belljar.images import reports
@@ -22,7 +23,7 @@ from belljar.images import rules as images_rules
 from belljar.images.lock import MAX_LOCK_BYTES, Lock, Pin, write_lock
 from belljar.images.pinned import Distrusted, run_pinned
 from belljar.images.records import ImageRecords, new_pin
-from belljar.images.references import ImageFacts, Reference, digests_of, parse
+from belljar.images.references import ImageFacts, digests_of
 from belljar.images.rules import ScanRecord
 
 D1, D2, D3 = (f"sha256:{digit * 64}" for digit in "123")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from belljar.core.image_name import parse
 from belljar.core.settings import ImageSettings
 from belljar.images.engine import EngineTraits, network_of
 from belljar.images.records import ImageRecords
-from belljar.images.references import parse
 from belljar.images.rules import SignatureRecord, still_signed
 from belljar.images.trust import Trust
 

@@ -10,11 +10,12 @@ import pytest
 
 from belljar.backends.containers import spec
 from belljar.core.request import Limits, Workspace
+from belljar.core.settings import Caps
 from belljar.core.values import MIB
 from belljar.host.engine_address import PODMAN
 from belljar.host.seccomp.guest_profile import PROFILE_PATH
 from belljar.socket_proxy import bodies, calls
-from belljar.socket_proxy.rules import CallRefused, ProxyRules
+from belljar.socket_proxy.rules import MAX_PIDS, CallRefused, ProxyRules
 from container_bodies import body, told
 
 OURS = "a" * 64
@@ -43,7 +44,11 @@ def changed(path: str, value: Any) -> bytes:
         {"volumes": {"bj-1-tmp": "/tmp", "bj-1-workspace": "/workspace"}, "locked": ("/workspace",)},
         {"beside": OURS},
         {"limits": Limits(io_bps=MIB, io_iops=100), "options": spec.Options(disk="/dev/sda", io_weight=100)},
-        {"options": spec.Options(cpu_shares=512, writable_root=True, capabilities=("CHOWN",))},
+        {"options": spec.Options(cpu_shares=512, capabilities=("CHOWN",))},
+        {"limits": Limits(pids=Caps().pids), "own_kernel": True},
+        {"limits": Limits(pids=Caps().pids, disk=Caps().disk), "flavour": PODMAN},
+        {"limits": Limits(io_bps=MIB), "options": spec.Options(disk="/dev/mapper/vg0-data")},
+        {"limits": Limits(io_bps=MIB), "options": spec.Options(disk="/dev/nvme0n1p2")},
         {"options": spec.Options(security=("apparmor=belljar", "label=type:container_t"))},
         {"options": spec.Options(network="belljar-sandbox", dns=("192.0.2.53",))},
     ],
@@ -61,6 +66,9 @@ def test_the_volumes_that_belljar_makes_are_let_through_and_those_of_the_host_ar
         {"type": "none", "device": "/", "o": "bind"},
         {"type": "tmpfs", "device": "tmpfs", "o": "bind,nosuid"},
         {"type": "tmpfs", "device": "tmpfs", "o": "nosuid,nodev,suid"},
+        {"type": "tmpfs", "device": "tmpfs", "o": "nosuid,nodev"},
+        {"type": "tmpfs", "device": "tmpfs", "o": "nosuid,nodev,nr_blocks=0"},
+        {"type": "tmpfs", "device": "tmpfs", "o": "nosuid,nr_blocks=1"},
         {"type": "nfs", "device": ":/", "o": "addr=192.0.2.1,nosuid"},
     ):
         with pytest.raises(CallRefused):
@@ -70,7 +78,38 @@ def test_the_volumes_that_belljar_makes_are_let_through_and_those_of_the_host_ar
             bodies.check_body("volume_create", json.dumps(asked | change).encode(), ProxyRules())
 
 
+def test_what_only_some_administrators_want_has_to_be_said_to_the_proxy() -> None:
+    asked = json.dumps(body(options=spec.Options(writable_root=True), limits=Limits(pids=Caps().pids * 4))).encode()
+    for rules in (ProxyRules(), ProxyRules(writable_root=True), ProxyRules(max_pids=Caps().pids * 4)):
+        with pytest.raises(CallRefused, match=r"--writable-root|--max-pids"):
+            bodies.check_body("create", asked, rules)
+    assert bodies.check_body("create", asked, ProxyRules(writable_root=True, max_pids=Caps().pids * 4))
+    assert Caps().pids == MAX_PIDS
+
+
 HOSTILE: list[tuple[str, Any]] = [
+    *(("HostConfig.Tmpfs", {"/tmp": options}) for options in (
+        "", "rw", "rw,suid,dev,exec,size=1k", "rw,nosuid,nodev", "rw,nosuid,nodev,size=0",
+        "rw,nosuid,nodev,nr_blocks=0", "rw,nosuid,nodev,size=1k,size=0", "rw,nosuid,nodev,size=1k,nr_inodes=0",
+        "rw,nosuid,size=1k", "rw,nodev,size=1k", "ro,rw,size=1k", "rw,nosuid,nodev,size=1k,mpol=bind:0",
+        "rw,nosuid,nodev,size=1k,huge=always",
+        "rw,nosuid,nodev,size=50%", "rw,nosuid,nodev,size=1k,shared", "rw,nosuid,nodev,size=1k,mode=4777",
+    )),
+    *(("HostConfig.Tmpfs", {path: "rw,nosuid,nodev,size=1k"})
+      for path in ("/", "tmp", "/tmp/../etc", "//tmp", "/tmp/")),
+    ("HostConfig.ReadonlyRootfs", False), ("HostConfig.ReadonlyRootfs", 0), ("HostConfig.ReadonlyRootfs", None),
+    ("HostConfig.PidsLimit", 10**9), ("HostConfig.PidsLimit", 0), ("HostConfig.PidsLimit", 2.0**60),
+    *(("HostConfig.Ulimits", rows) for rows in (
+        [], None, [{"Name": "nofile", "Soft": 1024, "Hard": 1024}], [{"Name": "core", "Soft": -1, "Hard": -1}],
+        [{"Name": "core", "Soft": 0, "Hard": 2**40}], [{"Name": "core", "Soft": 2**40, "Hard": 2**40}],
+        [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "core", "Soft": -1, "Hard": -1}],
+        [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "memlock", "Soft": -1, "Hard": -1}],
+        [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 10**6, "Hard": 10**6}],
+        [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nproc", "Soft": -1, "Hard": -1}],
+    )),
+    *((f"HostConfig.BlkioDevice{way}", [{"Path": path, "Rate": 1}])
+      for way in ("ReadBps", "WriteIOps")
+      for path in ("/etc/shadow", "/dev/../etc/shadow", "/dev/fd/3", "/dev/shm/x", "sda", "/dev/a/b/c", "", 7)),
     *((f"HostConfig.{name}", True) for name in ("Privileged", "privileged", "PRIVILEGED", "PublishAllPorts")),
     ("HostConfig.Privileged", 1), ("HostConfig.Privileged", "true"), ("HostConfig.Privileged", None),
     *((f"HostConfig.{name}", "host") for name in ("NetworkMode", "PidMode", "IpcMode", "UTSMode", "UsernsMode")),

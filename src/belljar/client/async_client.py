@@ -29,6 +29,7 @@ from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, Session
 from belljar.protocol.responses import BackendLanguage
 
 TIMEOUT_SECONDS, RETRIES = 30.0, 5
+_LANGUAGES = Languages()
 
 
 class AsyncClient:
@@ -90,7 +91,7 @@ class AsyncClient:
         Raises:
             BelljarError: as `belljar.run` does, and `Unauthorized` or `Busy` where the server says so.
         """
-        asked = request(backend=backend, **await with_code(code, path, options, Languages()))
+        asked = request(backend=backend, **await with_code(code, path, options, _LANGUAGES))
         control = control_for(cancel) if cancel else None
         return await self.execute(
             asked, listener=listening(on_event, on_stdout, on_stderr), control=control, cached=cached
@@ -117,7 +118,7 @@ class AsyncClient:
 
         Leaving the block early ends the guest.
         """
-        asked = request(backend=backend, **await with_code(code, path, options, Languages()))
+        asked = request(backend=backend, **await with_code(code, path, options, _LANGUAGES))
         async with streaming(partial(self.execute, asked)) as handle:
             yield handle
 

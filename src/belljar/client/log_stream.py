@@ -14,7 +14,8 @@ from typing import Any
 import anyio
 from pydantic import ValidationError
 
-from belljar.client.transport import Transport, Unanswered, refusal
+from belljar.client.connections import Answer, Unanswered
+from belljar.client.transport import Transport, refusal
 from belljar.core import errors
 from belljar.core.result import Event
 from belljar.core.values import MIB
@@ -119,7 +120,7 @@ class LogFollower:
         refused = ended = False
         try:
             with self.transport.translated_errors(), lone_errors():
-                async with self.transport.pool.websocket(
+                async with self.transport.streams.websocket(
                     self._path, params={"after": self.number}, max_message_size_bytes=_MAX_MESSAGE_BYTES,
                     keepalive_ping_interval_seconds=20.0, keepalive_ping_timeout_seconds=_QUIET_SECONDS,
                 ) as socket:  # fmt: skip
@@ -162,10 +163,10 @@ class LogFollower:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(self.number)}
         timeout = httpx2.Timeout(self.transport.timeout, read=_QUIET_SECONDS)
         with self.transport.translated_errors():
-            async with self.transport.pool.stream("GET", self._path, headers=headers, timeout=timeout) as response:
+            async with self.transport.streams.stream("GET", self._path, headers=headers, timeout=timeout) as response:
                 if not response.is_success:
-                    await response.aread()
-                    raise refusal(response, self.transport.url)
+                    content = await response.aread()
+                    raise refusal(Answer(response.status_code, response.headers, content), self.transport.url)
                 async for event in httpx2.EventSource(response, max_event_size=_MAX_MESSAGE_BYTES):
                     if event.event == "end" and event.data in FINAL:
                         return

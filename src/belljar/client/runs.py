@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
 from pydantic import TypeAdapter, ValidationError
 
+from belljar.client.connections import Unanswered
 from belljar.client.log_stream import LogFollower, event_of
-from belljar.client.transport import MAX_RETRY_AFTER_SECONDS, Transport, Unanswered
+from belljar.client.transport import MAX_RETRY_AFTER_SECONDS, Transport
 from belljar.control.callbacks import Listener
 from belljar.control.control import Control
 from belljar.core import errors
@@ -55,7 +57,17 @@ def path_part(id: str) -> str:
 
 def opening(asked: RunRequest) -> dict[str, Any]:
     """Returns the body that opens a sandbox: only what was asked for."""
+    return _of_sandbox(asked, asked.model_dump(mode="json", exclude_unset=True))
+
+
+def execution(asked: RunRequest) -> dict[str, Any]:
+    """Returns the body that executes a run."""
     said = asked.model_dump(mode="json", exclude_unset=True)
+    rest = ("language", "code", "command", "stdin", "collect", "packages", "profile", "retry", "deterministic")
+    return _of_sandbox(asked, said) | {name: said[name] for name in rest if said.get(name) is not None}
+
+
+def _of_sandbox(asked: RunRequest, said: Mapping[str, Any]) -> dict[str, Any]:
     if asked.egress.mode == "open" or asked.workdir != WORKSPACE:
         what = "egress" if asked.egress.mode == "open" else "workdir"
         raise errors.InvalidRequest(f"{what}: a server does not take this", fix="leave it out, or run it here")
@@ -67,13 +79,6 @@ def opening(asked: RunRequest) -> dict[str, Any]:
     if asked.workspace:
         body |= {"project_path": asked.workspace.path, "write": asked.workspace.write}
     return body
-
-
-def execution(asked: RunRequest) -> dict[str, Any]:
-    """Returns the body that executes a run."""
-    said = asked.model_dump(mode="json", exclude_unset=True)
-    rest = ("language", "code", "command", "stdin", "collect", "packages", "profile", "retry", "deterministic")
-    return opening(asked) | {name: said[name] for name in rest if said.get(name) is not None}
 
 
 class Sending:

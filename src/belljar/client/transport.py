@@ -1,81 +1,72 @@
-"""One server over HTTP: its address, its key, and how often a broken connection is tried again.
-
-A key goes over TLS or to this machine, never in the clear through a network. It is in no repr and no message.
-"""
+"""One server over HTTP: how a request is sent, how often it is sent again, and what its answer means."""
 
 from __future__ import annotations
 
-import ipaddress
-import json
+import json as json_codec
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode
 from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.lowlevel
-from pydantic import SecretStr
 
+from belljar.client.address import CONNECT_SECONDS, Address, Headers
+from belljar.client.connections import Answer, Connections, Question, Unanswered
 from belljar.core import errors
 
 if TYPE_CHECKING:
     import httpx2
 
-CONNECT_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
 MAX_RETRY_AFTER_SECONDS = 30.0  # that a server may ask us to wait; more is the caller's decision
 _GATEWAYS = frozenset((502, 503, 504))
-
-
-class Unanswered(errors.NotAvailable):
-    """The connection broke before there was an answer. `sent`: the server may have heard the question."""
-
-    def __init__(self, message: str, *, sent: bool, fix: str = "") -> None:
-        super().__init__(message, fix=fix or "is it running, and is this its address?")
-        self.sent: bool = sent
 
 
 class Transport:
     """Sends requests to one server, and repeats those that got no answer."""
 
     def __init__(self, url: str, key: str | None, *, timeout: float, retries: int, insecure: bool) -> None:
-        self.url: str = _checked(url, key, insecure)
+        self._address = Address(url, key, insecure=insecure)
         if not timeout > 0 or not isinstance(retries, int) or retries < 0:
             raise errors.InvalidRequest("timeout must be positive, and retries a number that is not negative")
+        self.url: str = self._address.url
         self.timeout: float = timeout
         self.retries: int = retries
-        self._key = SecretStr(key or "")
-        self._pools: WeakKeyDictionary[Any, httpx2.AsyncClient] = WeakKeyDictionary()
+        self._connections: WeakKeyDictionary[Any, Connections] = WeakKeyDictionary()  # by event loop
+        self._streams: WeakKeyDictionary[Any, httpx2.AsyncClient] = WeakKeyDictionary()  # the same
         _require_library()
 
     @property
-    def pool(self) -> httpx2.AsyncClient:
-        """The connections of this event loop: those of another one are of no use here."""
+    def streams(self) -> httpx2.AsyncClient:
+        """What opens streams (WebSocket, server-sent events) in this event loop."""
         loop = anyio.lowlevel.current_token().native_token
-        if loop not in self._pools:
-            self._pools[loop] = self._open()
-        return self._pools[loop]
+        if loop not in self._streams:
+            self._streams[loop] = self._open_streams()
+        return self._streams[loop]
 
-    def _open(self) -> httpx2.AsyncClient:
+    def _open_streams(self) -> httpx2.AsyncClient:
         import httpx2
 
-        secret, here = self._key.get_secret_value(), _is_here(urlsplit(self.url).hostname or "")
         return httpx2.AsyncClient(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {secret}"} if secret else {},
+            headers=self._address.authorization,
             timeout=httpx2.Timeout(self.timeout, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0),
-            trust_env=not here,  # a proxy must not be asked for this machine
-            verify=urlsplit(self.url).scheme != "http",  # without TLS there is nothing to load certificates for
+            trust_env=not self._address.is_here,  # a proxy must not be asked for this machine
+            verify=self._address.secure,  # without TLS there is nothing to load certificates for
         )
 
     async def aclose(self) -> None:
         """Closes the connections of this event loop; the next request opens new ones."""
-        if pool := self._pools.pop(anyio.lowlevel.current_token().native_token, None):
-            await pool.aclose()
+        loop = anyio.lowlevel.current_token().native_token
+        if connections := self._connections.pop(loop, None):
+            await connections.close()
+        if streams := self._streams.pop(loop, None):
+            await streams.aclose()
 
     async def ask(self, method: str, path: str, *, again: bool | None = None, **options: Any) -> bytes:
         """Sends a request until it is answered, and returns the answer's body.
@@ -85,7 +76,7 @@ class Transport:
             path: below the server's address.
             again: whether the request may be sent a second time when the server may have heard the first; unless
                 given, that depends on the method.
-            **options: of `once` and of the HTTP library.
+            **options: of `once`.
 
         Raises:
             BelljarError: what the server answered instead, or `Unanswered`.
@@ -105,17 +96,40 @@ class Transport:
                 await anyio.sleep(error.retry_after)
         raise AssertionError("the last attempt returns or raises")
 
-    async def once(self, method: str, path: str, *, read: float | None = None, **options: Any) -> bytes:
-        """Sends a request once, and returns the answer's body; `read`: seconds to wait for it."""
-        import httpx2
+    async def once(
+        self, method: str, path: str, *, json: Any = None, content: bytes = b"",
+        params: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None, read: float | None = None,
+    ) -> bytes:  # fmt: skip
+        """Sends a request once, and returns the body of its answer.
 
-        if read is not None:
-            options["timeout"] = httpx2.Timeout(self.timeout, connect=CONNECT_SECONDS, read=read)
-        with self.translated_errors():
-            response = await self.pool.request(method, path, **options)
-        if response.is_success:
-            return response.content
-        raise refusal(response, self.url)
+        Args:
+            method: of HTTP.
+            path: below the server's address.
+            json: the body, which is sent as JSON.
+            content: the body, which is sent as it is.
+            params: of the query.
+            headers: besides those that every request has.
+            read: seconds to wait for the answer; the client's timeout unless given.
+
+        Raises:
+            BelljarError: what the server answered instead, or `Unanswered`.
+        """
+        sent: Headers = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        if json is not None:
+            content = json_codec.dumps(json, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            sent.append((b"Content-Type", b"application/json"))
+        target = f"{path}?{urlencode(params)}" if params else path
+        seconds = self.timeout if read is None else read
+        answer = await self._of_this_loop().ask(Question(method, target, sent, content, seconds))
+        if 200 <= answer.status < 300:
+            return answer.content
+        raise refusal(answer, self.url)
+
+    def _of_this_loop(self) -> Connections:
+        loop = anyio.lowlevel.current_token().native_token
+        if (found := self._connections.get(loop)) is None:
+            found = self._connections[loop] = Connections(self._address, self.timeout)
+        return found
 
     @contextmanager
     def translated_errors(self) -> Iterator[None]:
@@ -140,38 +154,37 @@ class Transport:
         await anyio.sleep(longest * random.uniform(0.5, 1))
 
 
-def refusal(response: httpx2.Response, url: str) -> errors.BelljarError:
+def refusal(answer: Answer, url: str) -> errors.BelljarError:
     """Returns a refusal of the server as the exception that the library would have raised."""
     try:
-        told = json.loads(response.content)
+        told = json_codec.loads(answer.content)
     except (ValueError, RecursionError):
         told = None
-    status = response.status_code
     if not isinstance(told, dict) or not isinstance(told.get("kind"), str):
-        return _foreign(response, url)
+        return _foreign(answer, url)
     message, context = str(told.get("detail", "")), told.get("context")
     context = context if isinstance(context, dict) else {}
     if told["kind"] == errors.Busy.kind:
-        after = _seconds(response.headers) or _number(context.get("retry_after")) or 1.0
-        return errors.Busy(message, retry_after=after, status=status, fix=str(told.get("fix", "")))
-    return errors.from_dict({**told, "message": message, "context": context}, status)
+        after = _seconds(answer.headers) or _number(context.get("retry_after")) or 1.0
+        return errors.Busy(message, retry_after=after, status=answer.status, fix=str(told.get("fix", "")))
+    return errors.from_dict({**told, "message": message, "context": context}, answer.status)
 
 
-def _foreign(response: httpx2.Response, url: str) -> errors.BelljarError:
+def _foreign(answer: Answer, url: str) -> errors.BelljarError:
     """Returns the error for an answer that is not Belljar's: a proxy's in between, or another server's."""
-    status = response.status_code
-    if response.is_redirect:
-        there = response.headers.get("location", "elsewhere")[:200]
+    status = answer.status
+    if 300 <= status < 400:
+        there = answer.headers.get("location", "elsewhere")[:200]
         return errors.NotAvailable(f"{url} sends us to {there!r}", fix="give that address, if you trust it")
     if status in _GATEWAYS:
-        if (after := _seconds(response.headers)) is not None:
+        if (after := _seconds(answer.headers)) is not None:
             return errors.Busy(f"{url} answered {status}", retry_after=after, status=503)
         return Unanswered(f"{url} answered {status}", sent=True, fix="the server behind it does not answer")
     return errors.NotAvailable(f"{url} answered {status}, and not as Belljar does", fix="is this its address?")
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
-    return _number(headers.get("Retry-After"))
+    return _number(headers.get("retry-after"))
 
 
 def _number(value: Any) -> float | None:
@@ -184,35 +197,6 @@ def _number(value: Any) -> float | None:
 
 def _text_of(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _checked(url: str, key: str | None, insecure: bool) -> str:
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
-        raise errors.InvalidRequest("url: is not the address of a server", fix="write http://127.0.0.1:8080")
-    if parts.username is not None or parts.password is not None:
-        raise errors.InvalidRequest("url: must hold no password", fix="give the key as `key`")
-    if key is not None and (not key or not key.isascii() or any(c <= " " or c == "\x7f" for c in key)):
-        raise errors.InvalidRequest("key: is not one", fix="give it whole: bj_<id>_<secret>")
-    if key and parts.scheme == "http" and not insecure and not _is_here(host):
-        raise errors.PolicyDenied(
-            f"a key would travel in the clear to {host}",
-            fix="use https://, or insecure=True (--insecure) in a network you trust",
-        )
-    return url.rstrip("/")
-
-
-def _is_here(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _require_library() -> None:

@@ -26,7 +26,10 @@ class Isolation(StrEnum):
     @property
     def rank(self) -> int:
         """A number that is larger for stronger isolation."""
-        return list(type(self)).index(self)
+        return _RANKS[self]
+
+
+_RANKS = {isolation: rank for rank, isolation in enumerate(Isolation)}
 
 
 class Guarantees(Model):

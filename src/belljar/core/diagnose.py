@@ -19,20 +19,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from belljar.core.request import Limits
+from belljar.core.request import Egress, Limits
 from belljar.core.result import ErrorType, Failure, Result, Status
 from belljar.core.tracebacks import READ_OUTPUT, SHELLS, ReportedError, find
-from belljar.core.values import format_size
+from belljar.core.values import covers, few, format_size
 
 _E = ErrorType
 _MISSING = ErrorType.MISSING_PACKAGE
+_NO_EGRESS = Egress()
 _TAIL = 20_000  # characters of stderr that are looked at
 _LINE = 1_000
 _MESSAGE = 500
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,32}[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def diagnose(result: Result, *, language: str, limits: Limits, processes: bool) -> Failure:
+def diagnose(result: Result, *, language: str, limits: Limits, processes: bool, egress: Egress = _NO_EGRESS) -> Failure:
     """Says why a run did not succeed, so that an agent can act on it. Never raises.
 
     Args:
@@ -41,6 +42,7 @@ def diagnose(result: Result, *, language: str, limits: Limits, processes: bool) 
         limits: those that the run had.
         processes: as `Capabilities.processes` says. Without them there is no operating system around the guest: then
             what it lacked may be found on another backend.
+        egress: what the guest was granted of the network.
 
     Returns:
         The kind of failure, a message, a suggestion, and the facts behind them.
@@ -52,11 +54,16 @@ def diagnose(result: Result, *, language: str, limits: Limits, processes: bool) 
     finding = find(lines, language) or _from_exit(lines, facts, language)
     kind, advice, seen = _classify(finding, result.exit_code, shell=language in SHELLS, bare=not processes)
     facts |= {"language": language} | finding.facts | seen
+    if refusal := _refusal(result.denied, kind, finding, "\n".join(lines)):
+        return _failure(_E.NETWORK_ERROR, refusal["message"], refusal["fix"], facts | {"host": refusal["host"]})
     if kind in _LIMIT_BEHIND and "stronger" not in facts:
         facts |= _limit(_LIMIT_BEHIND[kind], limits)
     words = defaultdict(str, {name: str(value) for name, value in facts.items() if value is not None})
     words |= {"place": "this sandbox" if processes else "the wasm runtime"}
     words |= {"where": _where(finding.facts), "pip": _pip_name(words["package"])}
+    if kind is _E.NETWORK_ERROR and egress.mode != "none":
+        advice, asked = _network_advice(egress, finding)
+        words |= asked
     words |= {"elsewhere": "" if processes else "ask for backend=native, or "}
     message = f"{finding.headline} ({facts['cause']})" if "cause" in facts else finding.headline
     return _failure(kind, message, advice.format_map(words), facts)
@@ -323,6 +330,45 @@ def _sign_of(finding: ReportedError, bare: bool) -> tuple[_Sign | None, dict[str
                 cause = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0].strip()
                 return sign, names if cause in finding.headline else names | {"cause": cause}
     return None, {}
+
+
+# --- the network that was granted ---------------------------------------------------------------
+
+_REFUSED = re.compile(
+    r"network: (?P<host>\S{1,300}) was refused: (?P<why>.{1,2000}) — (?P<fix>.{1,1000})"
+)  # by our proxy
+_BY_PROXY = re.compile(r"tunnel connection failed|connect tunnel failed|network: \S{1,300} was refused", re.IGNORECASE)
+_PERHAPS_BY_PROXY = re.compile(r"\bE?403\b|\btunnel|proxy|no matching distribution found", re.IGNORECASE)
+_LOOKED_UP = re.compile(r"(?:EAI_AGAIN|ENOTFOUND|resolve host:?|lookup) '?(?P<host>[A-Za-z0-9.-]{1,253})")
+_ASK_PROXY = "a client that asks the proxy which https_proxy names (Node.js does from version 24 on)"
+_LISTED = f"only {{hosts}} can be reached here, by https: allow others with net=[...], and use {_ASK_PROXY}"
+_UNLISTED = f'allow it with net=["{{host}}"] (--net {{host}}), and use {_ASK_PROXY}'
+_UNASKED = f"{{host}} is on the list, but the program did not ask for it in the way that is open: use {_ASK_PROXY}"
+_OPEN = "check the host's name and port, and that the network which the administrator set up for guests reaches it"
+
+
+def _refusal(denied: Sequence[str], kind: ErrorType, finding: ReportedError, printed: str) -> dict[str, str] | None:
+    """The host that our proxy refused, if that seems to be what the guest failed of: it may have gone on without."""
+    refused = [match.groupdict() for match in map(_REFUSED.fullmatch, denied) if match]
+    text = finding.block if finding.reader == "python" else printed
+    named = [one for one in refused if one["host"].rpartition(":")[0] in text]
+    sure = kind is _E.NETWORK_ERROR or not printed.strip() or _BY_PROXY.search(printed)
+    if not refused or not (sure or named or _PERHAPS_BY_PROXY.search(text)):
+        return None
+    last = (named or refused)[-1]
+    return last | {"message": f"{last['host']} was refused: {last['why']}"}
+
+
+def _network_advice(egress: Egress, finding: ReportedError) -> tuple[str, dict[str, str]]:
+    """What to do about a failure of which our proxy heard nothing."""
+    if egress.mode == "open":
+        return _OPEN, {}
+    asked = _LOOKED_UP.search(finding.block) or _LOOKED_UP.search(finding.headline)
+    if not asked:
+        return _LISTED, {"hosts": few(egress.hosts)}
+    host = asked["host"].lower().rstrip(".")
+    listed = any(covers(pattern, host) for pattern in egress.hosts)
+    return _UNASKED if listed else _UNLISTED, {"host": host}
 
 
 # --- what only the wasm runtime lacks ----------------------------------------------------------

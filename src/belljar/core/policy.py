@@ -22,6 +22,17 @@ _CLOSED = ("/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/var/run")
 _NEVER_GRANTED = (*_CLOSED, "/var/lib", "/root", "/usr")
 
 
+NO_SANDBOX = "none"  # the name of a backend that some callers ask for, and nobody gets
+
+
+def no_sandbox() -> errors.PolicyDenied:
+    """Returns what is said to whoever asks to run code without a sandbox."""
+    return errors.PolicyDenied(
+        "none: no sandbox was asked for",
+        fix="choose a backend (`belljar doctor` shows which work here): there is no execution without a sandbox",
+    )
+
+
 def decide(
     request: RunRequest, settings: Settings, *, keep_files: bool = False, language: Language | None = None
 ) -> Plan:
@@ -45,6 +56,13 @@ def decide(
             f"this project switched Belljar off ({settings.switched_off}: sandbox.enabled is false)",
             fix="set it to true, or work in another folder; nothing is ever run without a sandbox",
         )
+    backend = settings.backend if request.backend == "auto" else request.backend
+    if backend == NO_SANDBOX:
+        raise no_sandbox()
+    if request.image:
+        from belljar.core import image_name  # few requests name one
+
+        image_name.parse(request.image)
     if language:
         check_network(language, request.egress)
     return Plan(
@@ -59,7 +77,7 @@ def decide(
         runtime=request.runtime,
         type=request.type,
         seccomp_profile=language.seccomp_profile if language else "",
-        backend=settings.backend if request.backend == "auto" else request.backend,
+        backend=backend,
         command=request.command is not None,
         language=request.language if request.code is not None else None,
         deterministic=request.deterministic is not None,
@@ -131,14 +149,18 @@ def _type(name: str, options: ContainerSettings) -> ContainerType:
 
 
 def _over(base: Limits, kind: ContainerType) -> Limits:
-    return base.model_copy(update=kind.model_dump(include={"memory", "timeout"}, exclude_none=True))
+    changes = {"memory": kind.memory, "timeout": kind.timeout}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return base.model_copy(update=changes) if changes else base
 
 
 def limits(asked: Limits, defaults: Limits, caps: Caps) -> Limits:
     """The defaults, cut to the caps, with what the request names laid over; over a cap is a refusal."""
     named = asked.named()
+    if not named and all(getattr(defaults, name) <= cap for name, cap in caps):
+        return defaults
     values: dict[str, Any] = defaults.model_dump() | named
-    for name, cap in caps.model_dump().items():
+    for name, cap in caps:
         if values[name] <= cap:
             continue
         if name in named:

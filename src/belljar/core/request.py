@@ -7,13 +7,34 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
 from belljar.core.values import GIB, KIB, MIB, WORKSPACE, Bytes, EnvName, GuestPath, HostPattern, Size, Text, guest_path
 
-MAX_FILES = 256
+MAX_FILES, MAX_VARIABLES = 256, 1024
+_LEAST_INODES = 1024
+_BYTES_FOR_INODE = 2 * KIB
+
+
+def _patterns(value: tuple[str, ...]) -> tuple[str, ...]:
+    """`./out.txt` and `/workspace/out.txt` mean the topmost one; `out.txt` any of that name."""
+    return tuple(("./" if p.startswith(("./", "/")) else "") + guest_path(p) for p in value)
+
+
+# The values of a request, as every surface checks them.
+LanguageName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.+#_-]+$")]
+Code = Annotated[Text, Field(max_length=16 * MIB)]
+Words = Annotated[tuple[Text, ...], Field(min_length=1, max_length=4096)]
+Input = Annotated[Bytes, Field(max_length=256 * MIB)]
+Patterns = Annotated[tuple[str, ...], Field(max_length=256), AfterValidator(_patterns)]
+BackendName = Annotated[str, Field(min_length=1, max_length=64)]
+ImageName = Annotated[Text, Field(min_length=1, max_length=512)]
+RuntimeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,128}$")]
+TypeName = Annotated[str, Field(min_length=1, max_length=64)]
+Folder = Annotated[Text, Field(min_length=1, max_length=4096)]
+ProfileName = Annotated[str, Field(max_length=64)]
 
 
 class Limits(Model):
@@ -24,7 +45,7 @@ class Limits(Model):
     memory: Size = Field(512 * MIB, ge=8 * MIB, le=2**46)
     """Bytes of memory, or text such as "512M"."""
     disk: Size = Field(1 * GIB, ge=64 * KIB, le=2**46)
-    """The size of /workspace and of /tmp, each."""
+    """The size of /workspace and of /tmp, each; in a sandbox that is kept no more than `memory`."""
     pids: int = Field(100, ge=1, le=2**22)
     """The most processes and threads at once."""
     timeout: float = Field(30.0, gt=0, le=7 * 86400, description="seconds of wall clock")
@@ -41,9 +62,19 @@ class Limits(Model):
             raise ValueError("must be a finite number")
         return value
 
+    @property
+    def kept_bytes(self) -> int:
+        """The size of /workspace and of /tmp, each, in a sandbox that is kept: its files are memory that it holds."""
+        return min(self.disk, self.memory)
+
+    @property
+    def kept_inodes(self) -> int:
+        """How many files and folders each of them may have: one takes about a kilobyte of the kernel's memory."""
+        return max(_LEAST_INODES, self.kept_bytes // _BYTES_FOR_INODE)
+
     def named(self) -> dict[str, Any]:
         """Returns the limits that were set, by name."""
-        return self.model_dump(include=self.model_fields_set)
+        return self.model_dump(include=self.model_fields_set) if self.model_fields_set else {}
 
 
 class Egress(Model):
@@ -62,7 +93,7 @@ class Egress(Model):
 class Workspace(Model):
     """A host directory granted to the guest at /workspace; read-only unless `write` is set."""
 
-    path: Text = Field(min_length=1, max_length=4096)
+    path: Folder
     """The folder of the host."""
     write: bool = False
     """Whether the guest may change it."""
@@ -84,40 +115,30 @@ def _as_deterministic(value: object) -> object:
 class RunRequest(Model):
     """One run as a caller asks for it: a snippet (`code`) or a `command`, never both."""
 
-    language: str = Field("python", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.+#_-]+$")
-    code: Text | None = Field(None, max_length=16 * MIB)
-    command: tuple[Text, ...] | None = Field(None, min_length=1, max_length=4096)
+    language: LanguageName = "python"
+    code: Code | None = None
+    command: Words | None = None
     files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, max_length=MAX_FILES)
-    stdin: Bytes = Field(b"", max_length=256 * MIB)
-    env: Mapping[EnvName, Text] = Field(default_factory=dict, max_length=1024)
+    stdin: Input = b""
+    env: Mapping[EnvName, Text] = Field(default_factory=dict, max_length=MAX_VARIABLES)
     limits: Limits = Field(Limits(), description="only what is named here counts; the rest comes from the settings")
     egress: Egress = Egress()
-    collect: tuple[str, ...] = Field((), max_length=256)
-    backend: str = Field("auto", min_length=1, max_length=64)
+    collect: Patterns = ()
+    backend: BackendName = "auto"
     isolation: Isolation = Isolation.WASM
-    image: Text | None = Field(None, min_length=1, max_length=512, description="of a container; else the language's")
-    runtime: str | None = Field(None, pattern=r"^[A-Za-z0-9._/-]{1,128}$", description="of containers: runc, runsc, …")
-    type: str | None = Field(
-        None, min_length=1, max_length=64, description="kind of work, for its image and limits: test-runner, …"
-    )
+    image: ImageName | None = Field(None, description="of a container; else the language's")
+    runtime: RuntimeName | None = Field(None, description="of containers: runc, runsc, …")
+    type: TypeName | None = Field(None, description="kind of work, for its image and limits: test-runner, …")
     workspace: Workspace | None = None
-    packages: Text | None = Field(
-        None, min_length=1, max_length=4096, description="a Python environment (venv) of the host, granted read-only"
-    )
+    packages: Folder | None = Field(None, description="a Python environment (venv) of the host, granted read-only")
     workdir: str = WORKSPACE
     deterministic: Annotated[Deterministic | None, BeforeValidator(_as_deterministic)] = Field(
         None, description="fixes clock and randomness, so that the run can be repeated bit for bit; true, or the seed"
     )
-    profile: str | None = Field(None, max_length=64, description="packages to find imported; by default by the code")
+    profile: ProfileName | None = Field(None, description="packages to find imported; by default by the code")
     retry: Literal["never", "stronger"] = Field(
         "never", description="stronger: run again if `auto` chose a backend that lacks what the code turned out to need"
     )
-
-    @field_validator("collect")
-    @classmethod
-    def _patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """`./out.txt` and `/workspace/out.txt` mean the topmost one; `out.txt` any of that name."""
-        return tuple(("./" if p.startswith(("./", "/")) else "") + guest_path(p) for p in value)
 
     @field_validator("workdir")
     @classmethod
@@ -130,12 +151,17 @@ class RunRequest(Model):
 
     @model_validator(mode="after")
     def _one_job(self) -> Self:
-        if self.code is not None and self.command is not None:
-            raise ValueError("give `code` or `command`, not both")
-        if self.command and not self.command[0]:
-            raise ValueError("`command` needs a program as its first word")
-        paths = [PurePosixPath(name) for name in self.files]
-        for path in paths:
-            if any(parent in paths for parent in path.parents):
-                raise ValueError(f"{str(path)!r} lies below another file: a name cannot be a file and a folder")
+        check_job(self.code, self.command, self.files)
         return self
+
+
+def check_job(code: str | None, command: tuple[str, ...] | None, files: Mapping[str, bytes]) -> None:
+    """Raises ValueError unless there is at most one thing to run, and its files can lie beside each other."""
+    if code is not None and command is not None:
+        raise ValueError("give `code` or `command`, not both")
+    if command and not command[0]:
+        raise ValueError("`command` needs a program as its first word")
+    paths = {PurePosixPath(name) for name in files}
+    for path in paths:
+        if not paths.isdisjoint(path.parents):
+            raise ValueError(f"{str(path)!r} lies below another file: a name cannot be a file and a folder")

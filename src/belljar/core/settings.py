@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_validator
 
 from belljar.core.model import Model
 from belljar.core.request import Limits
-from belljar.core.values import GIB, KIB, MIB, ProfilePath, Size, parse_size
+from belljar.core.values import GIB, KIB, MIB, SET_NAME, HostGrant, HostPattern, ProfilePath, Size, parse_size
 
 UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
 Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
@@ -154,6 +154,47 @@ class ImageSettings(Model):
     build_network: Literal["never", "on-request"] = "on-request"
 
 
+def _endpoint(text: str) -> str:
+    from belljar.core.addresses import endpoint
+
+    endpoint(text)
+    return text
+
+
+class EgressSettings(Model):
+    """Where guests may be connected to besides the public internet, once a run was granted the host's name."""
+
+    private: tuple[Annotated[str, AfterValidator(_endpoint)], ...] = Field(
+        (), max_length=256, description="addresses of private registries and mirrors, each with its port"
+    )
+
+
+class ServiceEgress(Model):
+    """The hosts that callers of the service may ask for. A caller with the scope `admin` may ask for any."""
+
+    hosts: tuple[HostGrant, ...] = Field((), max_length=1024, description="names, patterns, and sets as @NAME")
+    sets: Mapping[Annotated[str, Field(pattern=rf"^{SET_NAME}$")], tuple[HostPattern, ...]] = Field(
+        default_factory=dict, max_length=256, description="name -> hosts that are granted together"
+    )
+
+    @model_validator(mode="after")
+    def _known_sets(self) -> Self:
+        if unknown := sorted({host for host in self.hosts if host.startswith("@") and host[1:] not in self.sets}):
+            raise ValueError(f"hosts: there is no set {unknown[0]!r}: define it in service.egress.sets")
+        return self
+
+    def patterns(self, granted: Iterable[str] | None) -> frozenset[str]:
+        """Returns the hosts behind a list of hosts and sets.
+
+        Args:
+            granted: a caller's own list; None: the one for everybody.
+        """
+        chosen = self.hosts if granted is None else granted
+        return frozenset(
+            host for one in chosen for host in (self.sets.get(one[1:], ()) if one.startswith("@") else (one,))
+        )
+
+
 class JwtSettings(Model):
     """Tokens of somebody else's making. One of `secret_file` and `public_key_file` switches them on."""
 
@@ -172,6 +213,7 @@ class ServiceSettings(Model):
     hosts: tuple[str, ...] = Field((), description="names under which it may be asked, besides those of loopback")
     origins: tuple[str, ...] = Field((), description="origins of other web pages that may ask it")
     jwt: JwtSettings = Field(default_factory=JwtSettings)
+    egress: ServiceEgress = Field(default_factory=ServiceEgress)
     projects: tuple[str, ...] = Field((), description="folders below which `project_path` may lie; none: no project")
     store: str = Field("", description="sqlite:///PATH or postgresql://…; empty: SQLite in the data folder")
     shared_store: str = Field("", description="where records are pushed to as well: postgresql://…")
@@ -191,7 +233,9 @@ class ServiceSettings(Model):
 
 
 # Every table, empty. Who validates settings from it builds one validator for all tables, not one for each.
-EMPTY: dict[str, Any] = {"defaults": {}, "caps": {}, "container": {}, "images": {}, "service": {"jwt": {}}}
+EMPTY: dict[str, Any] = {
+    "defaults": {}, "caps": {}, "egress": {}, "container": {}, "images": {}, "service": {"jwt": {}, "egress": {}},
+}  # fmt: skip
 
 
 class Settings(Model):
@@ -209,6 +253,7 @@ class Settings(Model):
     podman_socket: str = ""
     audit_log: str = Field("", description="a file; where it is set, what is not recorded there is not run")
     switched_off: str = Field("", description="the project file that says so: then nothing is run at all")
+    egress: EgressSettings = Field(default_factory=EgressSettings)
     container: ContainerSettings = Field(default_factory=ContainerSettings)
     images: ImageSettings = Field(default_factory=ImageSettings)
     service: ServiceSettings = Field(default_factory=ServiceSettings)

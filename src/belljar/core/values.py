@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated
 
@@ -104,6 +104,7 @@ def _in_json(value: bytes) -> str | dict[str, str]:
         return {"base64": base64.b64encode(value).decode()}
 
 
+_NAMED_HOSTS = 10
 _HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -114,6 +115,18 @@ def _host(value: str) -> str:
     if re.fullmatch(r"[\d.]+", host):
         raise ValueError(f"{value!r} is an address: an allowlist takes host names only")
     return host
+
+
+def covers(pattern: str, host: str) -> bool:
+    """Whether a pattern of an allowlist stands for a host, or for all that another pattern stands for."""
+    return pattern in (ANY_HOST, host) or (pattern.startswith("*.") and host.endswith(pattern[1:]))
+
+
+def few(hosts: Collection[str]) -> str:
+    """Names the first hosts of a list, for a message; empty if there is none."""
+    shown = sorted(hosts)[:_NAMED_HOSTS]
+    more = f" and {len(hosts) - len(shown)} more" if len(hosts) > len(shown) else ""
+    return f"{', '.join(shown)}{more}"
 
 
 _ENCODED = {"type": "object", "properties": {"base64": {"type": "string"}}, "required": ["base64"]}
@@ -129,6 +142,15 @@ Bytes = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, _ENCODED | {"additionalProperties": False}]}),
 ]
 HostPattern = Annotated[str, AfterValidator(_host)]
+ANY_HOST = "*"  # in lists of an administrator's only
+SET_NAME = "[a-z0-9][a-z0-9_-]{0,62}"
+
+
+def _host_or_set(value: str) -> str:
+    return value if value == ANY_HOST or re.fullmatch(f"@{SET_NAME}", value) else _host(value)
+
+
+HostGrant = Annotated[str, AfterValidator(_host_or_set)]  # what a caller may be granted: a host, or a set of them
 
 
 def _absolute(path: str) -> str:

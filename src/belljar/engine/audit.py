@@ -39,7 +39,7 @@ _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 caller: ContextVar[str] = ContextVar("caller")  # who asks, where a service knows better than the operating system
 
 
-class _End(NamedTuple):
+class _LogEnd(NamedTuple):
     """Where a log goes on: from which line, and what has to be done about what comes after that one.
 
     Attributes:
@@ -138,7 +138,7 @@ class Audit:
             self.path.replace(old)
             return old
 
-    def _end(self, fd: int) -> _End:
+    def _end(self, fd: int) -> _LogEnd:
         """Looks for the line to go on from.
 
         Where the head knows of later lines, they were moved away by `rotate`, or taken: going on from the head keeps
@@ -150,7 +150,7 @@ class Audit:
             if last := _newest(lines):
                 break
         last = max(last or Head(), kept or Head(), key=lambda head: head.number)
-        return _End(last, kept, torn, open=bool(lines) and not lines[-1].endswith(b"\n"))
+        return _LogEnd(last, kept, torn, open=bool(lines) and not lines[-1].endswith(b"\n"))
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """What was recorded, oldest first; lines that cannot be read are left out (`verify` tells of them)."""
@@ -207,13 +207,13 @@ def asked(request: RunRequest) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _resumption(end: _End, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _resumption(end: _LogEnd, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The line that tells that a log did not end as its head says, before the next one is written."""
     kept = str(end.kept) if end.kept else None
     return {"kind": RESUMED, "caller": facts["caller"], "head": kept, "torn_bytes": end.torn}
 
 
-def _mend(fd: int, end: _End) -> None:
+def _mend(fd: int, end: _LogEnd) -> None:
     """Takes away what a crash left of a line, or ends a line that lacks its end."""
     if end.torn:
         os.ftruncate(fd, os.fstat(fd).st_size - end.torn)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from belljar.backends.native.backend import Native
     from belljar.backends.none import NoSandbox
     from belljar.backends.wasm.backend import Wasm
+    from belljar.core.addresses import Endpoint
     from belljar.host.egress import Resolve
     from belljar.images.images import Images
 
@@ -28,7 +29,14 @@ class ContainerNetwork(TypedDict, total=False):
     """How the names of listed hosts are looked up."""
 
     resolver: Resolve
-    private_network: bool
+
+
+def _private(settings: Settings) -> tuple[Endpoint, ...]:
+    if not settings.egress.private:
+        return ()
+    from belljar.core.addresses import endpoint
+
+    return tuple(map(endpoint, settings.egress.private))
 
 
 class BackendFacts(NamedTuple):
@@ -45,8 +53,9 @@ def _native(facts: BackendFacts) -> Native:
 
     settings = facts.settings
     return Native(
-        Path(settings.state_dir), first_uid=settings.user_uid, path=settings.path, spoken=tuple(facts.languages)
-    )
+        Path(settings.state_dir), first_uid=settings.user_uid, path=settings.path, spoken=tuple(facts.languages),
+        private=_private(settings),
+    )  # fmt: skip
 
 
 def _wasm(facts: BackendFacts) -> Wasm:
@@ -80,8 +89,9 @@ def containers(
 
     chosen = ImagesFor(settings.container, settings.images, images, languages)
     return Containers(
-        address, settings.container, chosen, Path(settings.state_dir), first_uid=settings.user_uid, **network
-    )
+        address, settings.container, chosen, Path(settings.state_dir), first_uid=settings.user_uid,
+        private=_private(settings), **network,
+    )  # fmt: skip
 
 
 def _docker(facts: BackendFacts) -> Containers:

@@ -24,7 +24,7 @@ from belljar.core.routing import Choice
 from belljar.core.settings import CONTAINER_ENGINES, Settings
 from belljar.engine import audit, language_file
 from belljar.engine.audit import Audit
-from belljar.engine.backends import NAMES, NEVER_CHOSEN, Backends
+from belljar.engine.backends import NAMES, Backends
 from belljar.engine.capacity import Capacity
 from belljar.engine.lease import Lease
 from belljar.engine.probe_cache import ProbeCache
@@ -291,7 +291,7 @@ class Engine:
     async def _candidates(self, plan: Plan, after: Capabilities | None = None) -> tuple[Capabilities, ...]:
         """Probes the named backend, or for `auto` one after the other until one suits: nobody waits for the rest."""
         known = self.known
-        if plan.backend in (*known, *NEVER_CHOSEN):
+        if plan.backend in known:
             return (await self._named_capabilities(plan.backend),)
         if plan.backend != "auto":
             return tuple(Capabilities(backend=name, available=False) for name in known)

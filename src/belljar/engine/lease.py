@@ -140,7 +140,9 @@ class Lease:
         from belljar.core import diagnose  # its tables cost 20 ms, and most runs succeed
 
         language, limits = self._language(request), self.limits(request)
-        return diagnose.diagnose(result, language=language, limits=limits, processes=self.capabilities.processes)
+        return diagnose.diagnose(
+            result, language=language, limits=limits, processes=self.capabilities.processes, egress=self.plan.egress
+        )
 
     def _language(self, request: RunRequest) -> str:
         return "" if request.command else self.engine.languages.get(request.language).name

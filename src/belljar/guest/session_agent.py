@@ -25,6 +25,8 @@ import traceback
 import warnings
 
 TEXT_LIMIT = 1_000_000
+DEPTH_LIMIT = 64  # of a JSON form; the host reads little more than this
+VALUE_LIMIT = 100_000
 _HOOKS = {
     "_repr_html_": "text/html",
     "_repr_markdown_": "text/markdown",
@@ -126,13 +128,26 @@ def bundle(value):
             shown = shown[0] if isinstance(shown, tuple) else shown
             data[mime] = base64.b64encode(shown).decode() if isinstance(shown, bytes) else shown
     if isinstance(value, (dict, list)) and "application/json" not in data:
-        try:
-            text = json.dumps(value)
-        except (TypeError, ValueError, RecursionError):
-            text = ""
+        text = json_text(value)
         if text and len(text) <= TEXT_LIMIT:
             data["application/json"] = json.loads(text)
-    return data
+    return {mime: shown for mime, shown in data.items() if isinstance(shown, str) or json_text(shown)}
+
+
+def json_text(value):
+    """Returns a value as JSON; nothing for what JSON cannot say, or what is too deep or too much for the host."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return ""
+    small = sum(map(text.count, ",[{")) <= VALUE_LIMIT
+    return text if small and is_shallow(value, DEPTH_LIMIT) else ""
+
+
+def is_shallow(value, depth):
+    """Says whether no more than so many lists and dicts are in each other."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return depth > 0 and all(is_shallow(item, depth - 1) for item in inner)
 
 
 def figures():

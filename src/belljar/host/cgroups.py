@@ -1,7 +1,8 @@
 """Control groups, version 1 and 2, behind one interface.
 
-A `Group` is one sandbox: made with its limits, joined by the launcher, read at the end, killed, removed. `detect`
-finds where groups can be made.
+A `Group` is one sandbox: made with its limits, joined by the launcher, read at the end, killed, removed. A sandbox that
+is kept has a group for its life, with one inside for each of its commands: what a command leaves in memory stays
+charged to the outer one. `detect` finds where groups can be made.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from typing import NamedTuple
 
 from belljar.core.request import Limits
 from belljar.core.result import Usage
+from belljar.core.values import MIB
 
 PREFIX = "belljar-"
 _LEAF = "belljar.own"  # not PREFIX: nobody's sandbox
 _PERIOD_US = 100_000
 _CONTROLLERS = {1: ("memory", "pids", "cpu", "cpuacct", "blkio"), 2: ("memory", "pids", "cpu", "io")}
+_RESERVE_BYTES = 32 * MIB
+_NO_LIMIT = (9223372036854771712, 9223372036854710272, 9223372036854775807)  # bytes, by the size of a page
 _LIMIT_OF = {"memory": "memory", "pids": "pids", "cpu": "cpus", "blkio": "io", "io": "io"}
 
 
@@ -59,18 +63,56 @@ class Group:
             OSError: the kernel refused a limit that is promised.
         """
         for controller, name, value in _limit_rows(self.version, limits, device):
-            if (folder := self._dirs.get(controller)) is None:
-                continue
-            try:
-                _write(f"{folder}/{name}", value)
-            except OSError:
-                # Swap and socket accounting are missing on many kernels; any other limit is a promise.
-                if not name.startswith(("memory.swap", "memory.memsw", "memory.kmem", "memory.oom.group")):
-                    raise
+            self._set(controller, name, value)
         if self.version == 2 and "cpu" in self._dirs:
             # No group above can now lose the cpu controller while this one lives: systemd would take it away.
             with suppress(OSError):
                 _write(f"{self._dirs['cpu']}/cgroup.subtree_control", "+cpu")
+
+    def hold(self, memory: int) -> None:
+        """Limits the memory of all groups inside together; a limit that there is already can be raised.
+
+        A little more is allowed, so that a sandbox that is full can be cleared.
+
+        Raises:
+            OSError: the kernel refused it.
+        """
+        rows = [
+            row for row in _limit_rows(self.version, Limits(memory=memory + _RESERVE_BYTES), None) if row[0] == "memory"
+        ]
+        # On version 1 memory may never have a higher limit than memory and swap: a new group is limited in this order,
+        # one that has a limit in the other.
+        is_new = self._number("memory", "memory.limit_in_bytes") in (None, *_NO_LIMIT)
+        for controller, name, value in rows if is_new else reversed(rows):
+            if name != "memory.oom.group":  # the command is to die, and not what keeps its files
+                self._set(controller, name, value)
+
+    def inside(self, name: str, limits: Limits, device: str | None = None) -> Group:
+        """Makes a group inside this one, with limits of its own.
+
+        Raises:
+            OSError: it could not be made, or could not be given its limits; then nothing of it is left.
+        """
+        group = Group(self.version, {controller: path / name for controller, path in self._dirs.items()})
+        return group.made(limits, device)
+
+    def made(self, limits: Limits | None, device: str | None = None) -> Group:
+        """Makes its directories, sets its limits, and returns it. Without limits, it is one for groups inside.
+
+        Raises:
+            OSError: it could not be made, or could not be given its limits; then nothing of it is left.
+        """
+        try:
+            for path in self.paths:
+                os.mkdir(path)
+            if limits:
+                self.limit(limits, device)
+            elif self.version == 2:
+                _write(f"{self.paths[0]}/cgroup.subtree_control", " ".join(f"+{name}" for name in self._dirs))
+        except BaseException:
+            self.destroy()
+            raise
+        return self
 
     def usage(self) -> GroupTotals:
         """Reads what was counted since the group was made."""
@@ -104,6 +146,17 @@ class Group:
         read, written = self._disk()
         return Usage(milliseconds, held, disk_read=read, disk_write=written)
 
+    def _set(self, controller: str, name: str, value: str) -> None:
+        """Sets one limit, where there is its controller."""
+        if (folder := self._dirs.get(controller)) is None:
+            return
+        try:
+            _write(f"{folder}/{name}", value)
+        except OSError:
+            # Swap and socket accounting are missing on many kernels; any other limit is a promise.
+            if not name.startswith(("memory.swap", "memory.memsw", "memory.kmem", "memory.oom.group")):
+                raise
+
     def _disk(self) -> tuple[int | None, int | None]:
         """Bytes from and to all disks; unknown without the controller."""
         if (text := self._text("io", "io.stat")) is not None:  # "8:0 rbytes=1 wbytes=2 …"
@@ -113,10 +166,19 @@ class Group:
         return None, None
 
     def pids(self) -> list[int]:
-        """Lists the processes in it. They join all directories or none, so the first one tells."""
-        with suppress(OSError):
-            return [int(pid) for pid in (self.paths[0] / "cgroup.procs").read_text().split()]
-        return []
+        """Lists the processes in it and in groups inside. They join all directories or none: the first one tells."""
+        found: list[int] = []
+        for path in (self.paths[0], *_inner(self.paths[0])):
+            with suppress(OSError):
+                found += map(int, (path / "cgroup.procs").read_text().split())
+        return found
+
+    def is_empty(self) -> bool:
+        """Whether it is known that nothing runs in it; a group that is gone is empty."""
+        try:
+            return not (self.paths[0] / "cgroup.procs").read_text().split()
+        except OSError as error:
+            return error.errno in (errno.ENOENT, errno.ENODEV)  # the second: it went while it was read
 
     def kill(self) -> None:
         """Ends everything in the group; called until `pids` is empty, since a fork may race one pass."""
@@ -130,17 +192,8 @@ class Group:
 
     def remove(self) -> bool:
         """Removes the group; False: something in it has not died yet, and it is to be tried again."""
-        gone = True
-        for path in self.paths:
-            try:
-                os.rmdir(path)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
-                gone = False
-        return gone
+        gone = [_remove(path) or (all(map(_remove, _inner(path))) and _remove(path)) for path in self.paths]
+        return all(gone)
 
     def destroy(self, seconds: float = 15.0) -> bool:
         """Kills all that is in it and removes it, trying for so many seconds; returns whether it is gone."""
@@ -182,12 +235,12 @@ class Cgroups:
         """The limits that are really enforced: memory, pids, cpus, io."""
         return frozenset(_LIMIT_OF[name] for name in self.bases if name in _LIMIT_OF)
 
-    def create(self, name: str, limits: Limits, device: str | None = None) -> Group:
+    def create(self, name: str, limits: Limits | None, device: str | None = None) -> Group:
         """Makes a group with its limits.
 
         Args:
             name: the owner's name, a dash, and what tells its groups apart.
-            limits: of the sandbox.
+            limits: of the sandbox; None: it is one for groups inside, to be limited by `hold`.
             device: the disk (`major:minor`) whose traffic is limited, if any.
 
         Raises:
@@ -201,17 +254,10 @@ class Cgroups:
             _hand_down(self._line)  # systemd takes back what none of its own units asked for
             return self._create(name, limits, device)
 
-    def _create(self, name: str, limits: Limits, device: str | None) -> Group:
+    def _create(self, name: str, limits: Limits | None, device: str | None) -> Group:
         bases = self.bases if device else {k: base for k, base in self.bases.items() if k != "blkio"}
         group = Group(self.version, {controller: base / (PREFIX + name) for controller, base in bases.items()})
-        try:
-            for path in group.paths:
-                os.mkdir(path)
-            group.limit(limits, device)
-        except BaseException:
-            group.destroy()
-            raise
-        return group
+        return group.made(limits, device)
 
     def orphans(self, is_dead: Callable[[str], bool]) -> list[Group]:
         """Lists the groups whose owner (the part of the name before the last dash) is dead."""
@@ -311,6 +357,25 @@ def _make_room(base: Path) -> bool:
                 with suppress(ProcessLookupError):
                     leaf.write_text(pid)
     return False
+
+
+def _inner(path: Path) -> list[Path]:
+    with suppress(OSError), os.scandir(path) as entries:
+        return [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []
+
+
+def _remove(path: Path) -> bool:
+    """Removes one directory; False: there is something in it."""
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        return False
+    return True
 
 
 # Plain system calls: these run a dozen times in every run, and pathlib would double its own cost.

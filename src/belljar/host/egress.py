@@ -2,23 +2,25 @@
 
 Inside there is no route and no name service, only a listening socket on the guest's own loopback, whose other
 side is here. It takes `CONNECT host:port` and nothing else: names are judged against the list, resolved by us,
-and refused if they lead to a private address. TLS goes through unopened, so the list is of names the guest
-asked for: it does not stop a listed host from serving another's content.
+and refused if they lead to this machine or to an address that is not public, unless an administrator listed that
+address with its port. TLS goes through unopened, so the list is of names the guest asked for: it does not stop a
+listed host from serving another's content.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import anyio
 from anyio.abc import SocketStream, UNIXSocketStream
 
+from belljar.core.addresses import HTTPS_PORT, Address, Endpoint, forms, why_not_public
 from belljar.core.request import Egress
+from belljar.core.values import covers, few
 from belljar.host.loops import accepted
 
 PORT = 3128
@@ -27,7 +29,7 @@ _PROXY = f"http://127.0.0.1:{PORT}"
 ENV = {name: _PROXY for word in ("http", "https", "all") for name in (f"{word}_proxy", f"{word}_proxy".upper())}
 ENV |= {"no_proxy": "localhost,127.0.0.1", "NO_PROXY": "localhost,127.0.0.1", "NODE_USE_ENV_PROXY": "1"}
 DENIALS = 20  # at most are in a result; all are events
-_PORTS = frozenset({443})
+_REASON_CHARACTERS = 400  # of an HTTP status line: many clients show it and nothing else
 _CONNECTIONS = 64
 _HEADER_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
@@ -41,11 +43,21 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class EgressDecision(NamedTuple):
-    """Whether a guest may connect to a host, and if not, why."""
+    """Whether a guest may connect to a host, and if not, why, and what would help."""
 
     host: str
     port: int
     objection: str = ""  # empty: allowed
+    fix: str = ""
+
+    def refused(self, objection: str, fix: str) -> EgressDecision:
+        """The same target, refused."""
+        return self._replace(objection=objection, fix=fix)
+
+    def words(self) -> str:
+        """What is told of a refusal; `core.diagnose` reads it."""
+        where = f"{self.host}:{self.port}" if self.port else self.host
+        return f"network: {where} was refused: {self.objection} — {self.fix}"
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
@@ -54,39 +66,75 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def judge(target: bytes, allowed: Egress) -> EgressDecision:
-    """Decides on `CONNECT target`: only a plain name on the list is allowed, and only for TLS."""
+def judge(target: bytes, allowed: Egress, ports: Collection[int] = (HTTPS_PORT,)) -> EgressDecision:
+    """Decides on `CONNECT target` by the target alone.
+
+    Args:
+        target: what the guest wrote.
+        allowed: the hosts that it was granted.
+        ports: those at which anything may be reached.
+
+    Returns:
+        The decision; where it allows a plain name of the list, the addresses behind that name are still to be judged.
+    """
     match = _TARGET.fullmatch(target)
     if not match:
-        return EgressDecision(target[:60].decode("ascii", "backslashreplace"), 0, "only host names can be reached")
-    host, port = match[1].decode().lower().rstrip("."), int(match[2])
-    if re.fullmatch(r"[\d.]+", host):
-        return EgressDecision(host, port, "only host names can be reached, not addresses")
-    if not any(_matches(host, pattern) for pattern in allowed.hosts):
-        return EgressDecision(
-            host, port, f"it is not on the list ({', '.join(sorted(allowed.hosts)) or 'which is empty'})"
+        text = target[:60].decode("ascii", "backslashreplace")
+        return EgressDecision(text, 0, "only host names can be reached", "ask for a name of the list")
+    found = EgressDecision(match[1].decode().lower().rstrip("."), int(match[2]))
+    if re.fullmatch(r"[\d.]+", found.host):
+        return found.refused("only host names can be reached, not addresses", "ask for a name of the list")
+    if not any(covers(pattern, found.host) for pattern in allowed.hosts):
+        return found.refused(
+            f"it is not on the list ({few(allowed.hosts)})", f'allow it with net=["{found.host}"] (--net {found.host})'
         )
-    if port not in _PORTS:
-        return EgressDecision(host, port, "only port 443 can be reached")
-    return EgressDecision(host, port)
+    return found if found.port in ports else found.refused(*_wrong_port(ports))
+
+
+def _wrong_port(ports: Collection[int]) -> tuple[str, str]:
+    shown = " and ".join(map(str, sorted(ports)))
+    plural = "ports" if len(ports) > 1 else "port"
+    return f"only {plural} {shown} can be reached", "others are listed with an address in egress.private"
 
 
 def _plain(target: bytes) -> EgressDecision:
-    return EgressDecision(target[:100].decode("ascii", "backslashreplace"), 0, "plain HTTP is not let out: use https")
+    where = target[:100].decode("ascii", "backslashreplace")
+    return EgressDecision(where, 0, "plain HTTP is not let out", "use https")
 
 
-def _matches(host: str, pattern: str) -> bool:
-    return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
+def judge_address(found: EgressDecision, address: str, private: Sequence[Endpoint]) -> EgressDecision:
+    """Decides on one address of a name that was allowed."""
+    itself, *_ = known = forms(address)
+    if any(one.holds(itself, found.port) for one in private):
+        return found
+    if found.port != HTTPS_PORT:
+        return found.refused(*_wrong_port((HTTPS_PORT,)))
+    what = why_not_public(address) or ("this machine itself" if any(map(_is_own, known)) else "")
+    shown = f"[{itself}]" if itself.version == 6 else str(itself)
+    fix = f'if that is meant, an administrator lists "{shown}:{found.port}" in egress.private'
+    return found.refused(f"it leads to {address}, which is not public but {what}", fix) if what else found
+
+
+def _is_own(address: Address) -> bool:
+    """Whether an address is one of this machine's: then the kernel would send from it to itself. Nothing is sent."""
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((str(address), HTTPS_PORT))
+        return str(probe.getsockname()[0]) == str(address)
+    return False
 
 
 class Proxy:
     """Serves the guest's connections until it is cancelled. `told` hears of every refusal."""
 
-    def __init__(self, allowed: Egress, told: Told, *, resolver: Resolve = resolve, private: bool = False) -> None:
+    def __init__(
+        self, allowed: Egress, told: Told, *, resolver: Resolve = resolve, private: Sequence[Endpoint] = ()
+    ) -> None:
         self._allowed = allowed
         self._told = told
         self._resolve = resolver
-        self._private = private  # may names lead to private addresses? Only where a test says so.
+        self._private = private
+        self._ports = frozenset((HTTPS_PORT, *(one.port for one in private)))
         self._slots = anyio.Semaphore(_CONNECTIONS)
 
     async def serve(self, listener: socket.socket) -> None:
@@ -111,10 +159,10 @@ class Proxy:
             self._slots.release()
 
     async def _answer(self, guest: SocketStream, method: bytes, target: bytes, early: bytes) -> None:
-        verdict = judge(target, self._allowed) if method == b"CONNECT" else _plain(target)
-        upstream = verdict.objection or await self._dial(verdict)
-        if isinstance(upstream, str):
-            await self._refuse(guest, verdict._replace(objection=upstream))
+        verdict = judge(target, self._allowed, self._ports) if method == b"CONNECT" else _plain(target)
+        upstream = verdict if verdict.objection else await self._dial(verdict)
+        if isinstance(upstream, EgressDecision):
+            await self._refuse(guest, upstream)
             return
         async with upstream:
             await guest.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -122,25 +170,34 @@ class Proxy:
                 await upstream.send(early)
             await _relay(guest, upstream)
 
-    async def _dial(self, verdict: EgressDecision) -> SocketStream | str:
-        """A connection to the very address that was judged, or why there is none."""
+    async def _dial(self, found: EgressDecision) -> SocketStream | EgressDecision:
+        """A connection to the very address that was judged, or the reason why there is none."""
+        last = found.refused("it has no address", "check the name")
         try:
             with anyio.fail_after(_CONNECT_SECONDS):
-                for address in await self._resolve(verdict.host, verdict.port):
-                    if not self._private and not ipaddress.ip_address(address).is_global:
-                        return f"it leads to {address}, which is not a public address"
-                    return await anyio.connect_tcp(address, verdict.port)
+                for address in await self._resolve(found.host, found.port):
+                    last = judge_address(found, address, self._private)
+                    if not last.objection:
+                        try:
+                            return await anyio.connect_tcp(address, found.port)
+                        except OSError as error:
+                            last = _unreachable(found, error)
         except (OSError, TimeoutError) as error:
-            return f"it cannot be reached: {error or 'no answer'}"
-        return "it has no address"
+            return _unreachable(found, error)
+        return last
 
     async def _refuse(self, guest: SocketStream, verdict: EgressDecision) -> None:
-        where = f"{verdict.host}:{verdict.port}" if verdict.port else verdict.host
-        words = f"network: {where} was refused: {verdict.objection}"
+        words = verdict.words()
         await self._told(words)
         body = f"belljar: {words}\n".encode()
-        head = f"HTTP/1.1 403 Forbidden\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        reason = re.sub(r"[^ -~]", "-", words)[:_REASON_CHARACTERS]
+        head = f"HTTP/1.1 403 {reason}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         await guest.send(head.encode() + body)
+
+
+def _unreachable(found: EgressDecision, error: Exception) -> EgressDecision:
+    why = getattr(error, "strerror", None) or error or "no answer"
+    return found.refused(f"it cannot be reached: {why}", "check the name, and try again")
 
 
 async def _request(guest: SocketStream) -> tuple[bytes, bytes, bytes] | None:

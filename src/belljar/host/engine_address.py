@@ -23,6 +23,7 @@ class Flavour(NamedTuple):
     init: str = ""  # how to get the init that reaps zombies, where it is a package of its own
     profile_by_path: bool = False  # does it want the seccomp profile's path, instead of its text?
     one_runtime: bool = False  # does its API ignore which runtime a container asks for?
+    counts_files: bool = True  # can the number of files in a fresh folder be limited?
     ulimits: tuple[tuple[str, int], ...] = ()
     folders: tuple[tuple[str, str], ...] = ()
 
@@ -34,6 +35,7 @@ PODMAN = Flavour(
     init="apt install catatonit",
     profile_by_path=True,
     one_runtime=True,
+    counts_files=False,  # it knows no such option; what files cost counts as memory, and goes with the container
     # Its own default is over what an ordinary host lets it set. Our limit on processes is the control group's.
     ulimits=(("nproc", 16_384),),
     # Under a read-only root it would make these writable, each of any size.

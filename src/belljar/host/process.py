@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
@@ -127,8 +128,12 @@ def _piped(argv: Sequence[str], fds: ExitStack) -> tuple[Child, int, int]:
 
 
 async def read_some(fd: int, size: int = 1 << 16) -> bytes:
-    """Waits for the next bytes of a pipe and returns them; they are empty at its end."""
+    """Waits for the next bytes of a pipe and returns them; they are empty at its end.
+
+    Whatever else is to be done is done before: who writes faster than we read must not be all that we hear.
+    """
     os.set_blocking(fd, False)
+    await anyio.lowlevel.checkpoint()
     while True:
         try:
             return os.read(fd, size)

@@ -12,6 +12,7 @@ from typing import IO, Any, NamedTuple
 import anyio.to_thread
 
 from belljar.core import errors
+from belljar.core.image_name import Reference, parse
 from belljar.core.labels import BASES_LABEL, LABEL, TAG_LABEL
 from belljar.core.settings import Caps
 from belljar.core.values import GIB, MIB, format_size, parse_size
@@ -21,7 +22,7 @@ from belljar.images.build_log import BuildLog, BuildReport
 from belljar.images.engine import image_client
 from belljar.images.progress import Listener, Progress
 from belljar.images.pull import Puller
-from belljar.images.references import ImageFacts, Reference, parse
+from belljar.images.references import ImageFacts
 
 LANGUAGES = ("python", "node", "bash", "go", "rust")
 _CPU_PERIOD = 100_000

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 
 from belljar.core import errors
+from belljar.core.image_name import Reference, is_digest
 from belljar.host.docker_api import (
     NOT_FOUND,
     EngineRefusal,
@@ -21,7 +22,7 @@ from belljar.host.docker_api import (
 )
 from belljar.host.engine_address import EngineAddress
 from belljar.images.progress import Listener, Progress
-from belljar.images.references import ImageFacts, Reference, digests_of, is_digest
+from belljar.images.references import ImageFacts, digests_of
 
 if TYPE_CHECKING:
     from aiodocker import Docker

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from belljar.core import errors
+from belljar.core.image_name import Reference, parse
 from belljar.core.model import Model
 from belljar.core.values import MIB
-from belljar.images.references import Reference, parse
 
 MAX_LOCK_BYTES = 4 * MIB
 

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from belljar.core import errors
+from belljar.core import errors, image_name
+from belljar.core.image_name import Reference
 from belljar.core.model import Model
 from belljar.core.settings import ImageSettings
 from belljar.host.engine_address import EngineAddress
-from belljar.images import engine, references, rules
+from belljar.images import engine, rules
 from belljar.images.engine import image_client
 from belljar.images.lock import Pin
 from belljar.images.progress import Listener
 from belljar.images.records import ImageRecords, new_pin
-from belljar.images.references import ImageFacts, Reference
+from belljar.images.references import ImageFacts
 from belljar.images.rules import PullPolicy
 from belljar.images.trust import Trust
 
@@ -65,7 +66,7 @@ class Puller:
 
     def parse(self, name: str) -> Reference:
         """Checks a name; one without a registry gets the one of the settings."""
-        return references.parse(name, self.settings.image_registry)
+        return image_name.parse(name, self.settings.image_registry)
 
     async def look(self, docker: Docker, reference: Reference) -> ImageFacts | None:
         """Returns what the engine has under a name, or None."""

@@ -11,10 +11,10 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from belljar.core import errors
+from belljar.core.image_name import is_digest
 from belljar.core.model import Model
 from belljar.core.values import MIB
 from belljar.images.lock import MAX_LOCK_BYTES, Lock, Pin, read_lock, write_lock
-from belljar.images.references import is_digest
 from belljar.images.rules import ScanRecord, SignatureRecord
 
 _MAX_RECORD_BYTES = 1 * MIB

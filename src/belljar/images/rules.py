@@ -9,11 +9,12 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from belljar.core import errors
+from belljar.core.image_name import Reference, parse
 from belljar.core.labels import LABEL, TAG_LABEL
 from belljar.core.model import Model
 from belljar.core.settings import ImageSettings
 from belljar.images.lock import Lock, Pin
-from belljar.images.references import ImageFacts, Reference, parse
+from belljar.images.references import ImageFacts
 
 PullPolicy = Literal["always", "if-not-present", "never"]
 Severity = Literal["negligible", "low", "medium", "high", "critical"]

@@ -9,12 +9,13 @@ import time
 import anyio.to_thread
 
 from belljar.core import errors
+from belljar.core.image_name import Reference
 from belljar.core.settings import ImageSettings
 from belljar.host import process
 from belljar.images import reports, rules
 from belljar.images.pinned import Distrusted, run_pinned
 from belljar.images.records import ImageRecords
-from belljar.images.references import ImageFacts, Reference
+from belljar.images.references import ImageFacts
 from belljar.images.rules import ScanRecord, SignatureRecord
 
 _MAX_KEY_BYTES = 1 << 20

@@ -1,6 +1,7 @@
 """The bodies of requests to the service: run code, open a session, run a turn in it, fork it, roll it back.
 
-Field names are those of the API's specification. `core.options.request` decides what the fields mean.
+Field names are those of the API's specification. Values are checked here, by the types that a `RunRequest` has, and
+nowhere else: an `Execute` becomes a `RunRequest` without a second validation.
 """
 
 from __future__ import annotations
@@ -10,17 +11,39 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, StrictBool, model_validator
 
 from belljar.core import errors
+from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
-from belljar.core.options import request
-from belljar.core.request import Deterministic, Limits, RunRequest
-from belljar.core.values import Bytes, EnvName, GuestPath, Text
+from belljar.core.request import (
+    MAX_FILES,
+    MAX_VARIABLES,
+    BackendName,
+    Code,
+    Deterministic,
+    Egress,
+    Folder,
+    ImageName,
+    Input,
+    LanguageName,
+    Limits,
+    Patterns,
+    ProfileName,
+    RunRequest,
+    RuntimeName,
+    TypeName,
+    Words,
+    Workspace,
+    check_job,
+)
+from belljar.core.values import Bytes, EnvName, GuestPath, HostPattern, Text
 
-Files = Annotated[dict[GuestPath, Bytes], Field(description='text, or {"base64": …}; mounted read-only')]
-Environment = dict[EnvName, Text]
+Files = Annotated[
+    dict[GuestPath, Bytes], Field(max_length=MAX_FILES, description='text, or {"base64": …}; mounted read-only')
+]
+Environment = Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)]
 Timeout = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)]
 _MAX_FIELDS, _MAX_ITEMS = 64, 4096
+_NO_LIMITS, _NO_EGRESS = Limits(), Egress()
 _SAME_OF_BOX = ("net", "backend", "isolation", "image", "runtime", "type", "write")  # called so in the library, too
-_SAME_OF_RUN = ("language", "stdin", "collect", "packages", "profile", "retry")
 
 
 class RequestBody(Model):
@@ -50,57 +73,70 @@ class SandboxFields(RequestBody):
     context_files: Files | None = None
     environment: Environment = Field(default_factory=dict)
     limits: Limits | None = Field(None, description="only what is named counts")
-    net: tuple[str, ...] = Field((), description="hosts that it may reach")
-    backend: str = "auto"
+    net: tuple[HostPattern, ...] = Field((), description="hosts that it may reach")
+    backend: BackendName = "auto"
     isolation: Literal["wasm", "namespace", "kernel"] | None = None
-    image: Text | None = None
-    runtime: str | None = None
-    type: str | None = None
-    project_path: Text | None = Field(None, description="a folder of the server, below one of its project roots")
+    image: ImageName | None = None
+    runtime: RuntimeName | None = None
+    type: TypeName | None = None
+    project_path: Folder | None = Field(None, description="a folder of the server, below one of its project roots")
     write: StrictBool = Field(False, description="may the project be changed?")
-
-    def options(self) -> dict[str, Any]:
-        """Returns these fields as keyword arguments of `core.options.request`."""
-        return {name: getattr(self, name) for name in _SAME_OF_BOX} | {
-            "env": self.environment, "files": self.context_files, "workspace": self.project_path,
-            "limits": self.limits.named() if self.limits else None,
-        }  # fmt: skip
 
 
 class Execute(SandboxFields):
     """A snippet (`code`), a file of the project (`path`) or a `command`, with what it may use."""
 
-    language: str = "python"
-    code: Text | None = None
+    language: LanguageName = "python"
+    code: Code | None = None
     path: GuestPath | None = Field(
         None, description="a file below project_path to run instead of code; its extension tells the language"
     )
-    command: tuple[Text, ...] | None = None
+    command: Words | None = None
     timeout_seconds: Timeout | None = Field(None, description="30, unless the administrator set another default")
-    stdin: Bytes = b""
-    collect: tuple[str, ...] = Field((), description="patterns of files to bring back")
-    packages: Text | None = None
+    stdin: Input = b""
+    collect: Patterns = Field((), description="patterns of files to bring back")
+    packages: Folder | None = None
     deterministic: StrictBool | Deterministic = False
-    profile: str | None = None
+    profile: ProfileName | None = None
     retry: Literal["never", "stronger"] = "never"
     wait: StrictBool = Field(True, description="answer when it has ended; otherwise at once, with its id")
     cached: StrictBool = Field(False, description="the result of the same deterministic run will do, if there was one")
 
     def request(self) -> RunRequest:
-        """Returns the run that this body asks for, or raises InvalidRequest; the service reads what `path` names."""
+        """Returns the run that this body asks for; the service reads what `path` names.
+
+        Raises:
+            InvalidRequest: it names more than one thing to run, or files that cannot lie beside each other.
+        """
         if self.path is not None:
             self._check_path()
-        same = {name: getattr(self, name) for name in _SAME_OF_RUN}
-        mode = self.deterministic if isinstance(self.deterministic, bool) else self.deterministic.model_dump()
-        return request(
-            self.code, command=self.command, timeout=self.timeout_seconds, deterministic=mode, **same, **self.options()
-        )
+        files = self.context_files or {}
+        try:
+            check_job(self.code, self.command, files)
+        except ValueError as error:
+            raise errors.InvalidRequest(f"request: {error}") from None
+        return RunRequest.model_construct(
+            language=self.language, code=self.code, command=self.command, files=files, stdin=self.stdin,
+            env=self.environment, limits=self._limits(), egress=_egress(self.net), collect=self.collect,
+            backend=self.backend, isolation=Isolation(self.isolation or Isolation.WASM), image=self.image,
+            runtime=self.runtime, type=self.type, packages=self.packages, profile=self.profile, retry=self.retry,
+            workspace=Workspace(path=self.project_path, write=self.write) if self.project_path else None,
+            deterministic=Deterministic() if self.deterministic is True else self.deterministic or None,
+        )  # fmt: skip
+
+    def _limits(self) -> Limits:
+        limits = self.limits or _NO_LIMITS
+        return limits.model_copy(update={"timeout": self.timeout_seconds}) if self.timeout_seconds else limits
 
     def _check_path(self) -> None:
         if self.code is not None or self.command is not None:
             raise errors.InvalidRequest("path: goes with neither code nor command", fix="send one of the three")
         if self.project_path is None:
             raise errors.InvalidRequest("path: is a file below project_path", fix="send project_path, too")
+
+
+def _egress(hosts: tuple[str, ...]) -> Egress:
+    return Egress.model_construct(mode="listed", hosts=frozenset(hosts)) if hosts else _NO_EGRESS
 
 
 class OpenSession(SandboxFields):
@@ -110,6 +146,13 @@ class OpenSession(SandboxFields):
     idle: float = Field(600, gt=0, le=86400, allow_inf_nan=False, strict=True)
     lifetime: float = Field(3600, gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)
     timeout_seconds: Timeout | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Returns the fields of the sandbox as keyword arguments of `core.options.request`."""
+        return {name: getattr(self, name) for name in _SAME_OF_BOX} | {
+            "env": self.environment, "files": self.context_files, "workspace": self.project_path,
+            "limits": self.limits.named() if self.limits else None, "timeout": self.timeout_seconds,
+        }  # fmt: skip
 
 
 class Turn(RequestBody):

@@ -33,6 +33,7 @@ from belljar.protocol.requests import Execute
 from belljar.service import projects, recovery
 from belljar.service.admission.queue import Admission
 from belljar.service.auth.access import Access
+from belljar.service.auth.hosts import check_hosts
 from belljar.service.drain import ENDING_SECONDS, Drain
 from belljar.service.instances import ServerInstance
 from belljar.service.publisher import Publisher
@@ -126,7 +127,7 @@ class Service:
             PolicyDenied: It was turned away; Busy says for how long.
             NotAvailable: It could not be recorded.
         """
-        request = await self.check_folders(request)
+        request = await self.check(request, caller)
         record = self._new_record(request, caller)
         if cached and (found := await self.repeats.kept(record)):
             await self.admission.count(caller)
@@ -141,15 +142,20 @@ class Service:
         with self.grants.given((request.packages, False), (folder.path, folder.write) if folder else (None, False)):
             return await self.engine.run(request, listener=listener, control=control, id=id)
 
-    async def check_folders(self, request: RunRequest) -> RunRequest:
-        """Returns the request with the real names of the folders it asks for, or raises PolicyDenied."""
+    async def check(self, request: RunRequest, caller: Caller) -> RunRequest:
+        """Returns the request with the real names of the folders it asks for.
+
+        Raises:
+            PolicyDenied: The caller may not have one of its folders or hosts.
+        """
         try:
+            check_hosts(request.egress, caller, self.settings.service.egress)
             return projects.check(request, self.settings.service.projects)
         except errors.PolicyDenied as refusal:
             await self.refusals.record(refusal, **audit.asked(request))
             raise
 
-    async def asked(self, body: Execute) -> RunRequest:
+    async def asked(self, body: Execute, caller: Caller) -> RunRequest:
         """Returns the run that a body asks for, with the code of the file that its `path` names.
 
         Raises:
@@ -159,7 +165,7 @@ class Service:
         request = body.request()
         if body.path is None:
             return request
-        granted = (await self.check_folders(request)).workspace
+        granted = (await self.check(request, caller)).workspace
         assert granted is not None  # else the body would have been refused
         code = await anyio.to_thread.run_sync(projects.read_code, granted.path, body.path)
         named = body.language if "language" in body.model_fields_set else self.engine.languages.of_file(body.path).name

@@ -111,7 +111,7 @@ class Sessions:
     # --- opening and closing ---
 
     async def open(self, caller: Caller, kind: Kind, *, idle: float, lifetime: float, **options: Any) -> SessionRecord:
-        folder = (await self._service.check_folders(request(**options))).workspace
+        folder = (await self._service.check(request(**options), caller)).workspace
         record = _record(caller, kind, lifetime)
         asked = options | {"engine": self._service.engine, "id": record.id, "workspace": folder}
         if kind == "session":

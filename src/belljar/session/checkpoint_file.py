@@ -1,15 +1,19 @@
-"""Checkpoints on disk: a zip file with what a session was. What it holds came from a guest, and is read as hostile."""
+"""Checkpoints on disk: a zip file with what a session was. What it holds came from a guest, and is read as hostile.
+
+`session.json` is small, `memory` holds the pages, and files and folders are entries below `files/`. How much all of it
+takes is known from the zip file's own directory, and judged before anything is unpacked.
+"""
 
 from __future__ import annotations
 
-import lzma
 import os
+import stat
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, overload
 
 from pydantic import Field, ValidationError
 
@@ -17,51 +21,54 @@ from belljar.backends.snapshot import Snapshot
 from belljar.core import errors
 from belljar.core.model import Model
 from belljar.core.result import File
-from belljar.core.values import GIB, GuestPath, format_size, guest_path
-from belljar.host.files import opened, seal, unnamed
+from belljar.core.values import GIB, format_size, guest_path
+from belljar.host.files import MANY, opened, seal, unnamed
 
-_FORMAT = 1
-_PAGE = 4096
-_CHUNK = 1 << 20
-_MOST = 4 * GIB  # of memory, and of files: more cannot have been saved
+_FORMAT = 2
+_PAGE_BYTES, _NUMBER_BYTES = 4096, 4
+_CHUNK_BYTES = 1 << 20
+_MAX_BYTES = 4 * GIB  # of memory, and of files: more cannot have been saved
+_MAX_HEAD_BYTES = 4096
 _PLACES = ("workspace", "tmp")  # the folders of a box
-_DAMAGE = (
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, ValidationError, KeyError, EOFError, ValueError, RuntimeError,
-)  # fmt: skip
+_HEAD, _MEMORY, _FILES = "session.json", "memory", "files/"
+_DAMAGE = (zipfile.BadZipFile, zlib.error, ValidationError, KeyError, EOFError, ValueError, RuntimeError)
 
 
 class _Head(Model):
     format: int = _FORMAT
     binary: str = Field(max_length=200)
-    size: int = Field(ge=0, le=_MOST)
-    count: int = Field(ge=0, le=_MOST // _PAGE)
+    size: int = Field(ge=0, le=_MAX_BYTES)
+    count: int = Field(ge=0, le=_MAX_BYTES // _PAGE_BYTES)
     turns: int = Field(0, ge=0, le=2**53)
-    folders: tuple[GuestPath, ...] = Field((), max_length=1_000_000)
-    executable: frozenset[str] = frozenset()
 
 
 def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     """The whole file or nothing."""
-    head = _Head(
-        binary=snapshot.binary, size=snapshot.size, count=snapshot.count, turns=snapshot.turns,
-        folders=snapshot.folders,
-        executable=frozenset(file.path for file in snapshot.files if file.executable),
-    )  # fmt: skip
+    head = _Head(binary=snapshot.binary, size=snapshot.size, count=snapshot.count, turns=snapshot.turns)
     target = Path(path)
     draft = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
     try:
         with _drafted(draft) as output, zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            archive.writestr("session.json", head.model_dump_json())
-            with archive.open("memory", "w", force_zip64=True) as memory:
+            archive.writestr(_HEAD, head.model_dump_json())
+            with archive.open(_MEMORY, "w", force_zip64=True) as memory:
                 for piece in _pieces(snapshot.pages):
                     memory.write(piece)
+            for folder in snapshot.folders:
+                archive.writestr(_entry(f"{folder}/", stat.S_IFDIR | 0o755), b"")
             for file in snapshot.files:
-                archive.writestr(f"files/{file.path}", file.content)
+                archive.writestr(_entry(file.path, stat.S_IFREG | (0o755 if file.executable else 0o644)), file.content)
         draft.replace(target)
     except OSError as error:
         raise errors.ExecutionFailed(f"{path}: {error.strerror}", fix="choose another place") from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _entry(name: str, mode: int) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(f"{_FILES}{name}")
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = mode << 16
+    return entry
 
 
 @contextmanager
@@ -82,7 +89,7 @@ def _drafted(draft: Path) -> Iterator[IO[bytes]]:
 
 def _pieces(fd: int) -> Iterator[bytes]:
     offset = 0
-    while piece := os.pread(fd, _CHUNK, offset):
+    while piece := os.pread(fd, _CHUNK_BYTES, offset):
         yield piece
         offset += len(piece)
 
@@ -93,17 +100,36 @@ def check(path: str | os.PathLike[str]) -> None:
         _head(archive)
 
 
-def load(path: str | os.PathLike[str], *, memory: int = _MOST, disk: int = _MOST) -> Snapshot:
-    """The checkpoint in a file; one that would take more than this is refused before it is unpacked."""
-    with _opened(path) as archive:
-        return _read(archive, memory, disk)
+def load(path: str | os.PathLike[str], *, memory: int = _MAX_BYTES, disk: int = _MAX_BYTES) -> Snapshot:
+    """Reads a checkpoint from a file. Its files are read when they are used, one at a time.
+
+    Args:
+        path: the file.
+        memory: bytes of memory that the session may have; one that needs more is refused before it is unpacked.
+        disk: bytes that its files may have together; the same.
+
+    Raises:
+        InvalidRequest: it is no saved session, a damaged one, or too large.
+    """
+    with ExitStack() as stack:
+        archive = stack.enter_context(_opened(path))
+        snapshot = _read(archive, memory, disk)
+        assert isinstance(snapshot.files, _SavedFiles)
+        snapshot.files.hold(stack.pop_all())
+    return snapshot
 
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
+    with _blaming(path), zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+@contextmanager
+def _blaming(path: object) -> Iterator[None]:
+    """Turns what is wrong with a file into `InvalidRequest`."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
+        yield
     except OSError as error:
         raise errors.InvalidRequest(f"{path}: {error.strerror or error}", fix="check the path") from None
     except _DAMAGE as error:
@@ -113,13 +139,19 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
 
 
 def _head(archive: zipfile.ZipFile) -> _Head:
-    head = _Head.model_validate_json(_member(archive, "session.json", 64 << 20))
+    entries = archive.infolist()
+    if len(entries) > MANY or len({entry.filename for entry in entries}) != len(entries):
+        raise ValueError("it has too many entries, or one twice")
+    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
+        raise ValueError("it is compressed in another way than Belljar does")
+    entry = archive.getinfo(_HEAD)
+    if entry.file_size > _MAX_HEAD_BYTES:
+        raise ValueError(f"{_HEAD} is too large")
+    head = _Head.model_validate_json(_content(archive, entry))
     if head.format != _FORMAT:
         raise ValueError(f"its format is {head.format}, and this version reads {_FORMAT}")
-    if head.count * _PAGE > head.size:
+    if head.count * _PAGE_BYTES > head.size:
         raise ValueError("it has more pages than memory")
-    for folder in head.folders:
-        _in_box(folder)
     return head
 
 
@@ -134,37 +166,73 @@ def _read(archive: zipfile.ZipFile, memory: int, disk: int) -> Snapshot:
     head = _head(archive)
     if head.size > memory:
         raise ValueError(f"it needs {format_size(head.size)} of memory, and there is {format_size(memory)}")
-    files, room = [], 2 * disk
-    for name in archive.namelist():
-        if name.startswith("files/"):
-            inside = _in_box(name.removeprefix("files/"))
-            if "/" not in inside:
-                raise ValueError(f"{inside!r} is a folder")
-            content = _member(archive, name, room)
-            room -= len(content)
-            files.append(File(path=inside, content=content, executable=inside in head.executable))
-    snapshot = Snapshot(head.binary, head.size, head.count, unnamed(), tuple(files), head.folders)
-    with archive.open("memory") as pages:
-        _copy(pages, snapshot.pages, head.count * (_PAGE + 4))
+    pages, expected = archive.getinfo(_MEMORY), head.count * (_PAGE_BYTES + _NUMBER_BYTES)
+    if pages.file_size != expected:
+        raise ValueError("its memory is not whole")
+    files, folders = _tree(archive, disk)
+    snapshot = Snapshot(head.binary, head.size, head.count, unnamed(), _SavedFiles(archive, files), folders)
+    with archive.open(pages) as source:
+        _copy(source, snapshot.pages, expected)
     seal(snapshot.pages)
     snapshot.turns = head.turns
     return snapshot
 
 
-def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    with archive.open(name) as member:
-        content = member.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"{name} is too large")
-    return content
+def _tree(archive: zipfile.ZipFile, disk: int) -> tuple[list[zipfile.ZipInfo], tuple[str, ...]]:
+    """The entries of files, and the names of folders; the files are no larger than the disk."""
+    inside = [entry for entry in archive.infolist() if entry.filename.startswith(_FILES)]
+    files = [entry for entry in inside if not entry.is_dir()]
+    size = sum(entry.file_size for entry in files)
+    if size > disk:
+        raise ValueError(f"its files have {format_size(size)}, and there is {format_size(disk)}")
+    for entry in files:
+        if "/" not in _in_box(_name(entry)):
+            raise ValueError(f"{_name(entry)!r} is a folder")
+    return files, tuple(_in_box(_name(entry)) for entry in inside if entry.is_dir())
+
+
+def _name(entry: zipfile.ZipInfo) -> str:
+    return entry.filename.removeprefix(_FILES).removesuffix("/")
+
+
+class _SavedFiles(Sequence[File]):
+    """The files of a saved session. Each is read anew when it is asked for: never are all of them in memory."""
+
+    def __init__(self, archive: zipfile.ZipFile, entries: Sequence[zipfile.ZipInfo]) -> None:
+        self._archive = archive
+        self._entries = entries
+        self._open = ExitStack()
+
+    def hold(self, archive: ExitStack) -> None:
+        """Takes over what keeps the archive open; it is closed with this object."""
+        self._open = archive
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> File: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[File]: ...
+    def __getitem__(self, index: int | slice) -> File | Sequence[File]:
+        if isinstance(index, slice):
+            return [self._file(entry) for entry in self._entries[index]]
+        return self._file(self._entries[index])
+
+    def _file(self, entry: zipfile.ZipInfo) -> File:
+        with _blaming(self._archive.filename):
+            content = _content(self._archive, entry)
+        return File(path=_name(entry), content=content, executable=bool(entry.external_attr >> 16 & 0o100))
+
+
+def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    with archive.open(entry) as member:
+        return member.read(entry.file_size)
 
 
 def _copy(memory: IO[bytes], fd: int, expected: int) -> None:
     written = 0
-    while piece := memory.read(_CHUNK):
-        written += len(piece)
-        if written > expected:
-            break
-        os.write(fd, piece)
+    while piece := memory.read(_CHUNK_BYTES):
+        written += os.write(fd, piece)
     if written != expected:
         raise ValueError("its memory is not whole")

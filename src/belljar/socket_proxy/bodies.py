@@ -20,6 +20,8 @@ from belljar.socket_proxy.calls import NAME
 from belljar.socket_proxy.rules import CallRefused, ProxyRules, parse
 
 MAX_BODY_BYTES = 1 << 20
+_KERNEL_PROCESSES = 1024  # that a kernel in user space may have on the host, beside twice the guest's
+_MOST_NPROC = 16_384  # Podman's; the limit on processes is the control group's
 Check = Callable[[Any, ProxyRules], str]  # what speaks against a value; empty: nothing
 
 
@@ -140,7 +142,7 @@ def _volumes(value: Any, rules: ProxyRules) -> str:
 
 def _source(value: Any, rules: ProxyRules) -> str:
     """Below a folder that was named; looked at without its links, which a mount would follow."""
-    if type(value) is not str or not value.startswith("/") or os.path.normpath(value) != value:
+    if type(value) is not str or not _is_plain(value):
         return "is not a plain absolute path"
     if not os.path.lexists(value):
         return f"{value[:200]!r} cannot be seen by the proxy"
@@ -153,6 +155,10 @@ def _source(value: Any, rules: ProxyRules) -> str:
     return f"{value[:200]!r} is not below a folder that was named with --root"
 
 
+def _is_plain(path: str) -> bool:
+    return path.startswith("/") and not path.startswith("//") and os.path.normpath(path) == path
+
+
 def _below(path: str, roots: Sequence[str]) -> bool:
     real = [os.path.realpath(root) for root in roots]
     return any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in real)
@@ -163,25 +169,93 @@ def _sysctls(value: Any, rules: ProxyRules) -> str:
     return _map(value, rules) or ("" if set(value) <= {"net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"} else "holds another")
 
 
-_RATES = _rows(Path=_kind(str), Rate=_positive)
+def _tmpfs_options(text: str) -> dict[str, str] | None:
+    """The options of a tmpfs, each once and each one that Belljar uses; None if there are others."""
+    words = text.split(",")
+    options = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    return options if len(options) == len(words) and all(map(_TMPFS_WORD.fullmatch, words)) else None
+
+
+def _tmpfs(text: str) -> str:
+    """A folder in memory has a size, and brings neither devices nor setuid programs to life."""
+    options = _tmpfs_options(text)
+    if options is None:
+        return f"has options that Belljar does not use: {text[:80]!r}"
+    sizes = [int(options[name].rstrip("k")) for name in ("size", "nr_blocks", "nr_inodes") if name in options]
+    if not {"size", "nr_blocks"} & set(options) or 0 in sizes:  # 0 means any
+        return "has no size"
+    if {"rw", "ro"} <= set(options) or not ("ro" in options or {"nosuid", "nodev"} <= set(options)):
+        return "lacks nosuid or nodev"
+    return ""
+
+
+def _folders(value: Any, rules: ProxyRules) -> str:
+    if said := _map(value, rules):
+        return said
+    for path, options in value.items():
+        if not _is_plain(path) or path == "/":
+            return f"has {path[:80]!r}, which is not a plain absolute path"
+        if said := _tmpfs(options):
+            return f"{path[:80]!r} {said}"
+    return ""
+
+
+def _root(value: Any, rules: ProxyRules) -> str:
+    if type(value) is not bool:
+        return "is not of the type bool"
+    return "" if value or rules.writable_root else "must be true: the proxy was started without --writable-root"
+
+
+def _processes(value: Any, rules: ProxyRules) -> str:
+    """Beside a guest's own count those of its container, and of a kernel in user space."""
+    most = _most_processes(rules)
+    return _positive(value, rules) or ("" if value <= most else f"is over {most}: start the proxy with more --max-pids")
+
+
+def _most_processes(rules: ProxyRules) -> int:
+    return _KERNEL_PROCESSES + 2 * rules.max_pids
+
+
+def _ulimits(value: Any, rules: ProxyRules) -> str:
+    if said := _rows(Name=_kind(str), Soft=_kind(int), Hard=_kind(int))(value, rules):
+        return said
+    most = {"core": 0, "nofile": 1024, "nproc": max(_MOST_NPROC, _most_processes(rules))}
+    for row in value:
+        if row["Name"] not in most:
+            return f"cannot hold {row['Name'][:40]!r}"
+        if not 0 <= row["Soft"] <= row["Hard"] <= most[row["Name"]]:
+            return f"{row['Name']} is over {most[row['Name']]}"
+    return "" if any(row["Name"] == "core" for row in value) else "must have core, as 0"
+
+
+def _disk(value: Any, _: ProxyRules) -> str:
+    """The engine looks at this path as root: so it is a device's, and tells nothing of the host's files."""
+    return "" if type(value) is str and _DEVICE.fullmatch(value) else "is not a disk below /dev"
+
+
+_TMPFS_WORD = re.compile(
+    r"rw|ro|nosuid|nodev|noexec|exec|mode=1777|size=[0-9]{1,15}k?|(nr_blocks|nr_inodes|uid|gid)=[0-9]{1,15}"
+)
+_DEVICE = re.compile(r"/dev/(?!fd/|shm/|mqueue/|pts/)[A-Za-z][\w-]{0,63}(/[A-Za-z0-9][\w.-]{0,63})?", re.ASCII)
+_RATES = _rows(Path=_disk, Rate=_positive)
 _MOUNTS = _rows(
     Type=_only("bind"), Source=_source, Target=_kind(str), ReadOnly=_kind(bool),
     BindOptions=_only({"Propagation": "rprivate", "CreateMountpoint": False}),
 )  # fmt: skip
 _WALLS: dict[str, Check] = {
     "NetworkMode": _network, "IpcMode": _only("private"), "CgroupnsMode": _only("private"),
-    "ReadonlyRootfs": _kind(bool), "Privileged": _only(False), "CapDrop": _only(["ALL"]), "CapAdd": _capabilities,
+    "ReadonlyRootfs": _root, "Privileged": _only(False), "CapDrop": _only(["ALL"]), "CapAdd": _capabilities,
     "SecurityOpt": _security, "Init": _kind(bool), "Memory": _positive, "MemorySwap": _positive,
-    "CpuPeriod": _positive, "CpuQuota": _positive, "PidsLimit": _positive, "ShmSize": _positive,
-    "Ulimits": _rows(Name=_kind(str), Soft=_kind(int), Hard=_kind(int)),
-    "LogConfig": _only({"Type": "none", "Config": {}}), "RestartPolicy": _only({"Name": "no"}), "Tmpfs": _map,
+    "CpuPeriod": _positive, "CpuQuota": _positive, "PidsLimit": _processes, "ShmSize": _positive,
+    "Ulimits": _ulimits,
+    "LogConfig": _only({"Type": "none", "Config": {}}), "RestartPolicy": _only({"Name": "no"}), "Tmpfs": _folders,
     "Binds": _volumes, "Mounts": _MOUNTS, "Sysctls": _sysctls, "CpuShares": _positive, "BlkioWeight": _positive,
     "Runtime": lambda value, _: "" if re.fullmatch(r"[\w.-]{1,64}", str(value)) else "is no runtime's name",
     "Dns": _texts, **{f"BlkioDevice{way}{what}": _RATES for way in ("Read", "Write") for what in ("Bps", "IOps")},
 }  # fmt: skip
 _NEEDED_WALLS = (
     "NetworkMode", "IpcMode", "CgroupnsMode", "Privileged", "CapDrop", "SecurityOpt", "Memory", "MemorySwap",
-    "PidsLimit", "LogConfig", "RestartPolicy",
+    "PidsLimit", "LogConfig", "RestartPolicy", "ReadonlyRootfs", "Ulimits",
 )  # fmt: skip
 _CONTAINER: dict[str, Check] = {
     "Image": _kind(str), "Entrypoint": _only([]), "Cmd": _texts, "User": _user, "WorkingDir": _kind(str),
@@ -195,7 +269,6 @@ _EXEC: dict[str, Check] = {
     "AttachStdout": _kind(bool), "AttachStderr": _kind(bool), "Cmd": _texts, "Env": _texts_or_none,
     "WorkingDir": _kind(str), "detachKeys": _only(""), "User": _user,
 }  # fmt: skip
-_TMPFS = re.compile(r"((nr_blocks|size|uid|gid)=[0-9]+|mode=[0-7]{3,4}|nosuid|nodev|noexec)(,|$)")
 
 
 def _driver_options(value: Any, rules: ProxyRules) -> str:
@@ -204,7 +277,7 @@ def _driver_options(value: Any, rules: ProxyRules) -> str:
         return "must be a type, a device and options"
     if value["type"] != "tmpfs" or value["device"] != "tmpfs":
         return "may only be of a tmpfs"
-    return "" if re.fullmatch(rf"(?:{_TMPFS.pattern})+", value["o"]) and "nosuid" in value["o"] else "has other options"
+    return _tmpfs(value["o"])
 
 
 _VOLUME: dict[str, Check] = {

@@ -9,15 +9,13 @@ import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import anyio
 import typer
 
 from belljar.core import errors
-
-if TYPE_CHECKING:
-    from belljar.socket_proxy.rules import ProxyRules
+from belljar.socket_proxy.rules import MAX_PIDS, ProxyRules
 
 _BACKLOG = 256
 
@@ -29,11 +27,13 @@ def socket_proxy(
     network: Annotated[list[str] | None, typer.Option(help="A network of the engine that guests may have.")] = None,
     seccomp: Annotated[list[Path] | None, typer.Option(help="A seccomp profile beside Belljar's own.")] = None,
     images: Annotated[bool, typer.Option("--images", help="Let images be pulled, built and removed.")] = False,
+    writable_root: Annotated[
+        bool, typer.Option("--writable-root", help="Let guests write to their root (container.read_only_root = false).")
+    ] = False,
+    max_pids: Annotated[int, typer.Option(min=1, max=2**22, help="Processes that a guest may have.")] = MAX_PIDS,
     mode: Annotated[str, typer.Option(help="Of the socket that is made, in octal.")] = "660",
 ) -> None:
     """Let only Belljar's own calls through to a container engine."""
-    from belljar.socket_proxy.rules import ProxyRules
-
     path = Path(listen.removeprefix("unix://"))
     if not listen.startswith("unix:///") or not mode.isdigit() or int(mode, 8) & ~0o660:
         raise errors.InvalidRequest("listen: give unix:///PATH, and a mode up to 660", fix="nobody else may use it")
@@ -44,7 +44,13 @@ def socket_proxy(
             raise errors.InvalidRequest(f"seccomp: {profile} is not there", fix="check the path")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     rules = ProxyRules(
-        engine, tuple(map(str, root or ())), tuple(network or ()), tuple(map(str, seccomp or ())), images
+        engine,
+        tuple(map(str, root or ())),
+        tuple(network or ()),
+        tuple(map(str, seccomp or ())),
+        images,
+        writable_root,
+        max_pids,
     )
     listener = open_listener(path, int(mode, 8))
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+MAX_PIDS = 4096  # that a guest may have; as many as the service's own cap lets anybody ask for
+
 
 class CallRefused(Exception):
     """The answer is no; the message says why."""
@@ -18,6 +20,8 @@ class ProxyRules(NamedTuple):
     networks: tuple[str, ...] = ()  # networks of the engine that a guest may have
     profiles: tuple[str, ...] = ()  # seccomp profiles beside ours, by path
     images: bool = False  # may images be pulled, built, tagged and removed?
+    writable_root: bool = False  # may a guest write to its root, which is on the engine's disk?
+    max_pids: int = MAX_PIDS  # processes that a guest may have
 
 
 def parse(body: bytes) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from belljar.backends.apple.cli import Cli
 from belljar.backends.apple.ownership import MachineOwner
 from belljar.backends.guest_text import shell_script
 from belljar.control.control import Control
-from belljar.core import errors
+from belljar.core import errors, image_name
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN, Language
 from belljar.core.plan import Command, Plan
@@ -32,7 +32,7 @@ from belljar.core.settings import UNPRIVILEGED_UIDS
 from belljar.core.values import MIB
 from belljar.host import ownership as owners
 from belljar.host.seccomp import PROFILES
-from belljar.images import dockerfile, references
+from belljar.images import dockerfile
 from belljar.images.build_log import BuildReport
 
 _LEAST_VERSION = (0, 12)  # the first that can take capabilities away
@@ -229,7 +229,7 @@ class Apple:
         """Builds a folder, telling each line of progress. A step that fails is a report, not an exception."""
         if not os.path.isdir(context_dir):
             raise errors.InvalidRequest(f"context_dir: {context_dir} is not a folder", fix="check the path")
-        name = str(references.parse(tag))
+        name = str(image_name.parse(tag))
         cli, _ = await self._installed()
         began = time.perf_counter()
         context = os.path.abspath(context_dir)  # the program is started in another folder
@@ -289,7 +289,7 @@ class Apple:
         cli = self._cli()
         if plan.workspace and not os.path.isdir(plan.workspace.path):
             raise errors.InvalidRequest(f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path")
-        image = str(references.parse(self.image_for(plan)))
+        image = str(image_name.parse(self.image_for(plan)))
         if not await self._has(cli, image):  # `run` would fetch it, whatever the policy on that is
             raise errors.ImageNotFound(f"the image {image} is not here", fix=f"container image pull {image}")
         owner = (await self._prepare(cli)).name

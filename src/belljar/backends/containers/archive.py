@@ -37,6 +37,12 @@ LIST = shell_script("files/list", depth=files.MAX_DEPTH + 1, most=2 * files.MAX_
 FETCH = shell_script("files/fetch")
 
 
+def held(said: bytes) -> int:
+    """Adds up the bytes that folders in memory hold, by what `DELIVER` says of each: blocks, free ones, their size."""
+    rows = re.findall(rb"^(\d{1,19}) (\d{1,19}) (\d{1,10})$", said, re.MULTILINE)
+    return sum(max(0, int(blocks) - int(free)) * int(size) for blocks, free, size in rows)
+
+
 def archive(tree: Iterable[File], *, sticky: bool = False) -> bytes:
     """Packs files and the folders on the way; `sticky`: so that only who put them in can take them out."""
     buffer = io.BytesIO()

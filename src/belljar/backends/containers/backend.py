@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from belljar.backends.containers.images_for import ImagesFor
 from belljar.backends.containers.pool import Pool
 from belljar.backends.containers.probe import Knowledge, Probe, image_missing, own_network_stack
 from belljar.core import errors
+from belljar.core.addresses import Endpoint
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.languages import Language
 from belljar.core.plan import Plan
@@ -62,7 +63,7 @@ class Containers:
         *,
         first_uid: int,
         resolver: Resolve = resolve,
-        private_network: bool = False,
+        private: Sequence[Endpoint] = (),
     ) -> None:
         """Remembers where the engine is; nothing is asked yet.
 
@@ -73,7 +74,7 @@ class Containers:
             state_dir: Where the sockets of egress relays go.
             first_uid: The first uid of guests.
             resolver: Looks up the names of listed hosts.
-            private_network: Whether listed hosts may be in private networks.
+            private: Addresses of private networks that those names may lead to.
         """
         self.name: str = address.flavour.name
         self.address = address
@@ -82,7 +83,7 @@ class Containers:
         self.pool: Pool | None = None
         self._options = options
         self._uids = range(first_uid, first_uid + ownership.UIDS)
-        self._network = (resolver, private_network)
+        self._network = (resolver, private)
         self._state_dir = state_dir
         self._knowledge: Knowledge | None = None
         self._capabilities: Capabilities | None = None

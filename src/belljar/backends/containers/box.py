@@ -31,8 +31,8 @@ from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import INPUTS, Command, Plan
 from belljar.core.request import Egress, Limits
-from belljar.core.result import Collected, Entry, File, Result, Usage
-from belljar.core.values import MIB, WORKSPACE
+from belljar.core.result import Collected, Entry, File, Result, Status, Usage
+from belljar.core.values import MIB, WORKSPACE, format_size
 from belljar.host import egress, files
 from belljar.host.docker_api import ProgramStreams, asking
 from belljar.host.egress import Proxy, Told
@@ -42,6 +42,10 @@ from belljar.host.tree_copy import CopiedTree, TreeNode
 if TYPE_CHECKING:
     from aiodocker import Docker
     from aiodocker.containers import DockerContainer
+
+_RESERVE_BYTES = 32 * MIB  # that a command has however full its box is, so that a full one can be cleared
+_LEAST_KERNEL_BYTES = 64 * MIB  # the same where a kernel in user space has to live in it, too
+_WORDS_BYTES = 4096  # that a program inside may say of what the box holds
 
 
 class ContainerHost(NamedTuple):
@@ -80,6 +84,7 @@ class DockerBox:
         self._leftovers: list[str] = []
         self._one_at_a_time = anyio.Lock()
         self._current: DockerRun | None = None
+        self._held = 0  # bytes in the shared folders before the last command began
 
     @property
     def copies(self) -> bool:
@@ -133,12 +138,12 @@ class DockerBox:
 
     async def _make_volumes(self) -> None:
         for name in self._volumes:
-            body = spec.volume(name, self.plan.limits.disk, self._host.owner, self.id)
+            body = spec.volume(name, self.plan.limits, self._host.owner, self.id)
             async with asking("the sandbox's folders could not be made", errors.StartFailed):
                 await self._host.client.volumes.create(body)  # type: ignore[no-untyped-call]
 
     def _holder_facts(self, image: str, declared: tuple[str, ...]) -> spec.ContainerSpec:
-        room = 3 * self.plan.limits.disk + 64 * MIB  # what is written through it counts as its own
+        room = 3 * self.plan.limits.kept_bytes + 64 * MIB  # what is written through it counts as its own
         limits = self.plan.limits.model_copy(update={"memory": room, "pids": 64})
         return spec.ContainerSpec(
             self._host.flavour, image, ("/bin/sh", "-c", spec.HOLD), spec.KEEPER, limits,
@@ -230,14 +235,20 @@ class DockerBox:
             return await self._granted.finish(result) if self._granted else result
 
     async def measure(self) -> Usage | None:
-        """Returns what the running command uses; None if none runs."""
-        return await self._current.measure() if self._current else None
+        """Returns what the running command uses and what those before it left in memory; None if none runs."""
+        figures = await self._current.measure() if self._current else None
+        if figures is None or figures.memory is None:
+            return figures
+        return figures._replace(memory=figures.memory + self._held)
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
         given = dict(self.plan.files) | dict(command.files)
         image = await self._host.trusted(self._image(command))
         declared = await self._host.volumes_of(image)
-        body = self._body(command, command.limits or self.plan.limits, bool(given), image, declared)
+        limits = command.limits or self.plan.limits
+        if self._held > limits.memory + _RESERVE_BYTES:
+            return self._full(limits)
+        body = self._body(command, limits, bool(given), image, declared)
         relay = await self._relay() if self.plan.egress.mode == "listed" else None
         pool = None if self._holder or self.plan.workspace or control.stopping else self._host.pool
         waiting = pool.claim(body) if pool else None
@@ -262,15 +273,17 @@ class DockerBox:
         name = waiting.name if waiting else f"{self.id}-{secrets.token_hex(4)}"
 
         async def create() -> Standby:
+            if self._holder:  # in a kept folder the last command's files have to go
+                await self._deliver(self._holder, given)
             self._leftovers.append(name)
-            return waiting or await Standby.create(self._host.client, name, body)
+            return waiting or await Standby.create(self._host.client, name, self._with_memory_left(body))
 
         async def deliver(standby: Standby) -> None:
             if not standby.up:
                 await standby.start(local=self._host.local)
-            if self._holder:  # in a kept folder the last command's files have to go
-                await self._deliver(self._holder, given)
-            elif given or waiting:  # a keeper that waits has to go: it counts as a process of the guest's
+            if not self._holder and (
+                given or waiting
+            ):  # a keeper that waits has to go: it counts as a process of the guest's
                 await standby.lay(docker_files.archive(_inputs(given), sticky=True), self.plan.inputs)
 
         return ContainerJob(
@@ -278,6 +291,19 @@ class DockerBox:
             command.limits or self.plan.limits, create, deliver, relay,
             lambda told: self._host.proxy(self.plan.egress, told), lasting=bool(self._holder or self.plan.workspace),
         )  # fmt: skip
+
+    def _with_memory_left(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Lowers the memory of a container by what its box holds already: engines charge that to nobody any more."""
+        walls = body["HostConfig"]
+        least = _LEAST_KERNEL_BYTES if self._host.own_kernel else _RESERVE_BYTES
+        left = max(walls["Memory"] - self._held, min(walls["Memory"], least))
+        return body | {"HostConfig": walls | {"Memory": left, "MemorySwap": left}}
+
+    def _full(self, limits: Limits) -> Result:
+        """The result of a command that no memory is left for."""
+        held, most = (format_size(number // MIB * MIB) for number in (self._held, limits.memory))
+        said = f"the files of this sandbox hold {held} of its {most} of memory: open another, or give it more\n"
+        return Result(status=Status.OOM_KILLED, container_id=self.id, stderr=said)
 
     async def _relay(self) -> EgressRelay:
         host = self._host
@@ -309,11 +335,13 @@ class DockerBox:
     async def _deliver(self, container: DockerContainer, given: dict[str, bytes]) -> None:
         """As the keeper's, whom the guest cannot touch; below a folder that the guest made, as the guest's own."""
         tree = _inputs(given)
-        argv, data = ["/bin/sh", "-c", docker_files.DELIVER, self.plan.inputs], docker_files.archive(tree, sticky=True)
+        argv = ["/bin/sh", "-c", docker_files.DELIVER, self.plan.inputs, *self._volumes.values()]
+        data = docker_files.archive(tree, sticky=True)
         try:
-            await inside.execute(container, argv, spec.KEEPER, data, what="the input files")
+            said = await inside.execute(container, argv, spec.KEEPER, data, limit=_WORDS_BYTES, what="the input files")
+            self._held = docker_files.held(said)
         except errors.ExecutionFailed:
-            argv[2] = docker_files.LAY
+            argv = ["/bin/sh", "-c", docker_files.LAY, self.plan.inputs]
             data = docker_files.archive(tree)
             await inside.execute(container, argv, self.uid, data, what="the input files")
 

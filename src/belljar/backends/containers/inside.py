@@ -68,7 +68,7 @@ async def execute(
 
 def as_os_error(code: int | None, words: str, path: str) -> OSError | None:
     """Returns what the end of a program means for the file at a path; None if that cannot be told."""
-    text = words.lower()
+    text = words.lower().replace("wrote only", os.strerror(errno.ENOSPC).lower())  # GNU tar's words for a full disk
     number = code if code in _BY_NUMBER else next((n for n in _BY_TEXT if os.strerror(n).lower() in text), None)
     return OSError(number, os.strerror(number), path) if number else None
 

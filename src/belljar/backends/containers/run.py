@@ -64,8 +64,11 @@ class DockerRun:
         self._cpu_before = 0.0
         self._delivered = False
         self._ended = False
-        self._not_killed = False  # did the engine not answer when it was told to kill?
+        self._not_killed = False  # was it to be killed, and is it unknown whether that worked?
+        # What a kill puts an end to: a container that is dead, or has no order yet, can do nothing any more.
+        self._delivering = anyio.CancelScope()
         self._listening = anyio.CancelScope()
+        self._waiting = anyio.CancelScope()  # for the engine to tell the container's end
         self._silent_since = time.perf_counter()  # infinite while what was heard is told
         self._standby: Standby
 
@@ -99,7 +102,11 @@ class DockerRun:
             watchers.start_soon(self._watch_clock)
             watchers.start_soon(self._watch_control)
             await self._deliver()
-            if self._job.relay and self._outcome.verdict is None:
+            if self._outcome.verdict:  # its end came before its beginning: it is never given its order
+                self._ended = True
+                watchers.cancel_scope.cancel()
+                return self._result(None, False)
+            if self._job.relay:
                 await watchers.start(self._serve_egress)
             watchers.start_soon(self._feed)
             watchers.start_soon(self._watch_exit)
@@ -117,11 +124,12 @@ class DockerRun:
 
     async def _deliver(self) -> None:
         try:
-            await self._job.deliver(self._standby)
+            with self._delivering:
+                await self._job.deliver(self._standby)
         except errors.BelljarError:
             if self._outcome.verdict is None:
                 raise
-        if self._outcome.verdict:  # its end came before its beginning
+        if self._outcome.verdict and not self._delivering.cancelled_caught:  # it may have come up after the kill
             await self._kill()
         elif self._standby.group:
             self._cpu_before = self._standby.group.usage().cpu_ms or 0.0
@@ -206,16 +214,18 @@ class DockerRun:
                 await self._kill()
             self._ended = True  # its processes are dead; what is left of it is removed in a moment
             return min(int(told), _UNKNOWN_EXIT_CODE) if re.fullmatch(rb"\d{1,3}", told) else _UNKNOWN_EXIT_CODE
-        async with asking("the container's end"):
-            code = (await self._standby.container.wait())["StatusCode"]
+        code = KILLED_EXIT_CODE
+        with self._waiting:  # who killed it has seen its end, and wants no exit code of a busy engine
+            async with asking("the container's end"):
+                code = (await self._standby.container.wait())["StatusCode"]
         self._ended = True
         if not isinstance(code, int):
             raise errors.ExecutionFailed(f"the engine told no exit code: {code!r}")
-        if not self.begun and self._outcome.verdict is None and code != KILLED_EXIT_CODE:
+        if not self.begun and code != KILLED_EXIT_CODE:
             said = self._marked["stderr"].preamble.decode("utf-8", "replace").strip()
             raise errors.StartFailed(f"the guest could not be started: {said[-500:] or f'exit code {code}'}")
         # The launcher itself never ends with 0 before it has told an exit code: if none was heard, it was lost.
-        return code or _UNKNOWN_EXIT_CODE if self._outcome.verdict is None else code
+        return code or _UNKNOWN_EXIT_CODE
 
     def _read_usage(self) -> None:
         """Reads the group's figures, while the container is still there."""
@@ -226,12 +236,14 @@ class DockerRun:
     async def _was_oom_killed(self, code: int) -> bool:
         if self._usage is not None and (self._usage.oom_kills or self._marked["stderr"].ended is not None):
             return self._usage.oom_kills > 0
-        for pause in _LATE_OOM_SECONDS if code == KILLED_EXIT_CODE and self._outcome.verdict is None else (0.0,):
+        if self._outcome.verdict:
+            return False
+        for pause in _LATE_OOM_SECONDS if code == KILLED_EXIT_CODE else (0.0,):
             await anyio.sleep(pause)
             async with asking("the container's state"):
                 if (await self._standby.container.show())["State"].get("OOMKilled") is True:
                     return True
-        if code != KILLED_EXIT_CODE or self._outcome.verdict or self._standby.group is None:
+        if code != KILLED_EXIT_CODE or self._standby.group is None:
             return False
         # The group was gone before it could be read, and an engine that hears of it too late does not tell at all.
         return await anyio.to_thread.run_sync(cgroups.killed_for_memory, str(self._standby.container.id))
@@ -249,9 +261,13 @@ class DockerRun:
         await self._kill()
 
     async def _kill(self) -> None:
-        if not await self._standby.kill():
+        if await self._standby.kill():
+            self._listening.deadline = anyio.current_time() + _LAST_OUTPUT_SECONDS
+        else:
             self._not_killed = True
             self._listening.cancel()
+        self._delivering.cancel()
+        self._waiting.cancel()
 
     def _result(self, code: int | None, oom_killed: bool) -> Result:
         usage, ended = self._usage, self._outcome.verdict is not None

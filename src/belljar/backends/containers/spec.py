@@ -185,6 +185,7 @@ def _folders(guest: ContainerSpec) -> dict[str, str]:
     # The image's own volumes among them: the engine would put those on its disk, writable and of any size.
     wanted = ("/tmp", WORKSPACE, *((INPUTS,) if guest.inputs else ()), *guest.declared)
     options = f"rw,nosuid,nodev,exec,mode=1777,size={guest.limits.disk}"
+    options += f",nr_inodes={guest.limits.kept_inodes}" if guest.flavour.counts_files else ""
     return {path: options for path in wanted if path not in taken} | dict(guest.flavour.folders)
 
 
@@ -196,11 +197,11 @@ def _mount(path: str, place: str, *, read_only: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def volume(name: str, disk: int, owner: str, run: str) -> dict[str, Any]:
+def volume(name: str, limits: Limits, owner: str, run: str) -> dict[str, Any]:
     """Returns the request body for a folder in memory that several containers share, as large as a box may fill."""
     # Podman takes `size` for a quota of its own, which hardly any disk has; the kernel counts blocks just as well.
-    blocks = -(-disk // os.sysconf("SC_PAGE_SIZE"))
-    options = f"nr_blocks={blocks},mode=1777,uid={KEEPER},gid={KEEPER},nosuid,nodev"
+    blocks = -(-limits.kept_bytes // os.sysconf("SC_PAGE_SIZE"))
+    options = f"nr_blocks={blocks},nr_inodes={limits.kept_inodes},mode=1777,uid={KEEPER},gid={KEEPER},nosuid,nodev"
     return {
         "Name": name, "Driver": "local", "DriverOpts": {"type": "tmpfs", "device": "tmpfs", "o": options},
         "Labels": labels(owner, run),

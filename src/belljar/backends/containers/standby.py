@@ -6,8 +6,9 @@ command.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from aiodocker.containers import DockerContainer
 
 _MOVE_SECONDS = 60.0  # for files to go in
+_KILL_SECONDS = 15.0  # for a container to die
+_PATIENCE_SECONDS = 1.0  # that an engine has to kill it
+_LOOK_SECONDS = 0.02  # between looks at its processes
 _COMPLAINT_BYTES = 4096  # kept of what a program inside complains of
 
 
@@ -97,18 +101,47 @@ class Standby:
         return self.streams.connected and (self._keeper is None or self._keeper.connected)
 
     async def kill(self) -> bool:
-        """Returns when the engine says that it is dead; False if it says nothing at all.
+        """Ends all that runs in the container, and returns whether it is known to be dead.
 
-        What it says otherwise does not matter: the container will be removed.
+        The engine is told. Where the container's processes can be seen from here, nobody waits for an engine that is
+        busy: what lives after a second is killed by us, and when nothing does, the container is dead, whatever the
+        engine knows of it. (Docker's shim hears up to a minute late that a fork bomb on gVisor has died, and answers
+        no question about that container meanwhile.)
         """
+        dead = False
+
+        async def first(way: Callable[[], Awaitable[bool]]) -> None:
+            nonlocal dead
+            dead = await way() or dead
+            if dead:
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(first, self._killed_by_engine)
+            if self.group:
+                tasks.start_soon(first, partial(self._empty, self.group))
+        return dead
+
+    async def _killed_by_engine(self) -> bool:
+        """What the engine says does not matter, as long as it says something: the container will be removed."""
         try:
-            async with asking("kill", seconds=15):
+            async with asking("kill", seconds=_KILL_SECONDS):
                 await self.container.kill(signal="KILL")
         except errors.BackendTimeout:
             return False
         except errors.BelljarError:
             pass
         return True
+
+    async def _empty(self, group: cgroups.Group) -> bool:
+        """Waits until nothing runs in the group, and kills what the engine leaves alive there."""
+        deadline = anyio.current_time() + _KILL_SECONDS
+        patience = anyio.current_time() + _PATIENCE_SECONDS
+        while not group.is_empty() and anyio.current_time() < deadline:
+            if anyio.current_time() > patience:
+                group.kill()
+            await anyio.sleep(_LOOK_SECONDS)
+        return group.is_empty()
 
     async def close(self) -> None:
         """Hangs up. Whoever made the container removes it."""

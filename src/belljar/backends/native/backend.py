@@ -19,6 +19,7 @@ from belljar.backends.native.box import NativeBox, NativeHost
 from belljar.backends.native.toolchains import Toolchains, find_bubblewrap
 from belljar.control.control import Control
 from belljar.core import errors
+from belljar.core.addresses import Endpoint
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN, Language
 from belljar.core.plan import Command, Plan
@@ -45,7 +46,7 @@ class Native:
         spoken: Sequence[Language] | None = None,
         use_cgroups: bool = True,
         resolver: Resolve = egress.resolve,
-        private_network: bool = False,
+        private: Sequence[Endpoint] = (),
     ) -> None:
         """Remembers what it is told; nothing is looked at yet.
 
@@ -56,7 +57,7 @@ class Native:
             spoken: the languages to run; None: the built-in ones.
             use_cgroups: False: limits are kept without control groups.
             resolver: looks up the names of hosts that guests may reach.
-            private_network: whether those names may lead to private addresses; only in tests.
+            private: addresses of private networks that those names may lead to.
         """
         self.state_dir = state_dir
         as_root = sys.platform == "linux" and os.geteuid() == 0
@@ -64,7 +65,7 @@ class Native:
         known = BUILTIN.values() if spoken is None else spoken
         self.toolchains: Toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
         self.bubblewrap: str = ""
-        self._network = (resolver, private_network)
+        self._network = (resolver, private)
         self.groups: cgroups.Cgroups | None = None
         self.no_groups = "" if use_cgroups else "control groups were switched off"
         self._owner: ownership.Owner | None = None
@@ -250,7 +251,8 @@ class Native:
                 uid, claim = self.uid_for(plan.workspace)
                 stack.callback(claim)
             host = NativeHost(
-                self.bubblewrap, self.state_dir, self.place, self.toolchains, self.group_for, *self._network,
+                self.bubblewrap, self.state_dir, self.place, self.toolchains, self.group_for, self.group_to_keep,
+                *self._network,
             )  # fmt: skip
             box = NativeBox(host, plan, uid)
             if plan.packages:
@@ -270,13 +272,25 @@ class Native:
         uid, claim = ownership.claim_uid(self.uids)
         return uid, claim.close
 
-    def group_for(self, limits: Limits) -> cgroups.Group | None:
+    def group_for(self, limits: Limits, around: cgroups.Group | None = None) -> cgroups.Group | None:
+        """Makes a control group for a command or a worker; `around`: of the box that it is in."""
         if self.groups is None:
             return None
         assert self._owner is not None
         own = limits.model_copy(update={"pids": limits.pids + _OWN_PROCESSES})
         device = cgroups.disk_of("/usr") if limits.io_bps or limits.io_iops else None
-        return self.groups.create(self._owner.next_name(), own, device)
+        name = self._owner.next_name()
+        return around.inside(name, own, device) if around else self.groups.create(name, own, device)
+
+    def group_to_keep(self, limits: Limits) -> cgroups.Group | None:
+        """Makes the control group of a box that is kept, for those of its commands."""
+        if self.groups is None:
+            return None
+        assert self._owner is not None
+        device = cgroups.disk_of("/usr") if limits.io_bps or limits.io_iops else None
+        group = self.groups.create(self._owner.next_name(), None, device)
+        group.hold(limits.memory)
+        return group
 
 
 def stamp(path: str | Path) -> list[str | int]:

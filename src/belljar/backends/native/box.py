@@ -25,6 +25,7 @@ from belljar.backends.native.toolchains import Grant, Tool, Toolchains
 from belljar.backends.pipe_interpreter import PipeInterpreter
 from belljar.control.control import Control
 from belljar.core import errors
+from belljar.core.addresses import Endpoint
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Collected, Entry, File, Result, Usage
@@ -34,6 +35,7 @@ from belljar.host.egress import Proxy, Resolve, Told
 from belljar.host.lending import LentFolder
 
 _GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
+_HOLDER_PIDS = 16
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -44,9 +46,10 @@ class NativeHost(NamedTuple):
     state_dir: Path
     place: str
     toolchains: Toolchains
-    group_for: Callable[[Limits], cgroups.Group | None]
+    group_for: Callable[[Limits, cgroups.Group | None], cgroups.Group | None]  # limits, and the group to be inside of
+    group_to_keep: Callable[[Limits], cgroups.Group | None]
     resolver: Resolve
-    private_network: bool
+    private: Sequence[Endpoint]  # what listed hosts may lead to in private networks
 
 
 class NativeBox:
@@ -63,6 +66,7 @@ class NativeBox:
         self._lent: LentFolder | None = None
         self._one_at_a_time = anyio.Lock()
         self._current: NativeRun | None = None
+        self._group: cgroups.Group | None = None  # of the box, around those of its commands
 
     @asynccontextmanager
     async def granted(self, workspace: Workspace) -> AsyncIterator[None]:
@@ -81,7 +85,22 @@ class NativeBox:
 
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
-        """Starts the process that keeps /workspace and /tmp mounted, and opens the first for us."""
+        """Keeps /workspace and /tmp, and one control group for all that the box has in memory, while the block runs."""
+        limits = self.plan.limits
+        self._group = group = self._host.group_to_keep(limits)
+        try:
+            inner = self._host.group_for(limits.model_copy(update={"pids": _HOLDER_PIDS}), group) if group else None
+            async with self._folders_held(inner):
+                yield
+        finally:
+            self._group = None
+            with anyio.CancelScope(shield=True):
+                if group and not await anyio.to_thread.run_sync(group.destroy):
+                    raise errors.CleanupFailed("a process of the sandbox did not die", fix="look at the kernel's log")
+
+    @asynccontextmanager
+    async def _folders_held(self, group: cgroups.Group | None) -> AsyncIterator[None]:
+        """Starts the process that keeps /workspace and /tmp mounted, and opens both for us."""
         kept = "" if self.plan.workspace else self._host.place
         space = jail.Space(workspace=kept, tmp=str(self._host.state_dir / "tmp"))
         ready_read, ready_write = os.pipe()
@@ -91,9 +110,11 @@ class NativeBox:
             for fd in (ready_read, status_read, hold_write):
                 fds.callback(os.close, fd)
             try:
-                args = ["--json-status-fd", str(status_write), *jail.holder_arguments(self.plan.limits.disk, space)]
+                args = ["--json-status-fd", str(status_write), *jail.holder_arguments(self.plan.limits, space)]
+                join_files = group.join_files if group else ()
+                line = [*jail.unkillable(), *jail.launcher(join_files, self.uid, 0, self._namespace)]
                 child = process.Child(
-                    [*jail.launcher((), self.uid, 0, self._namespace), self._host.bubblewrap, *args],
+                    [*line, self._host.bubblewrap, *args],
                     stdin=hold_read, stdout=ready_write, stderr=ready_write, fds=(status_write,),
                 )  # fmt: skip
             finally:
@@ -164,11 +185,13 @@ class NativeBox:
             tool = await self._host.toolchains.tool_for(command.argv[0], command.language)
         walls = self._jail(command, limits, tool)
         placeholders = await anyio.to_thread.run_sync(self._clear_the_way, walls) if self._space.holder else ()
-        group = self._host.group_for(limits)  # last: from here on the run removes it, whatever happens
+        if self._group and limits.memory > self.plan.limits.memory:
+            self._group.hold(limits.memory)
+        group = self._host.group_for(limits, self._group)  # last: from here on the run removes it, whatever happens
         job = NativeJob(
             id=self.id, jail=walls, prefix=_rlimits(limits) if group is None else (), argv=self._argv(command.argv),
             stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
-            namespace="" if self._space.holder else self._namespace,
+            around=self._group, namespace="" if self._space.holder else self._namespace,
             proxy=self._proxy if self.plan.egress.mode == "listed" else None,
         )  # fmt: skip
         run = self._current = NativeRun(job, emit, control)
@@ -209,7 +232,7 @@ class NativeBox:
         return [self.packages.python if self.packages and first in ("python", "python3") else first, *rest]
 
     def _proxy(self, told: Told) -> Proxy:
-        return Proxy(self.plan.egress, told, resolver=self._host.resolver, private=self._host.private_network)
+        return Proxy(self.plan.egress, told, resolver=self._host.resolver, private=self._host.private)
 
     def _jail(self, command: Command, limits: Limits, tool: Tool | None) -> jail.Jail:
         grants: list[str] = []

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from belljar.backends.guest_text import shell_script
 from belljar.core import errors
-from belljar.core.request import Workspace
+from belljar.core.request import Limits, Workspace
 from belljar.core.values import MIB, WORKSPACE
 from belljar.host.seccomp import PROFILES
 
@@ -67,6 +67,11 @@ class Jail(NamedTuple):
     texts: Mapping[str, bytes] = {}  # inside -> content
 
 
+def unkillable() -> list[str]:
+    """The command line before a launcher, that keeps the kernel's OOM killer away where we have the right to."""
+    return ["/bin/sh", "-c", shell_script("native/unkillable"), "belljar"]
+
+
 def launcher(join_files: Sequence[Path], uid: int | None, holder: int, namespace: str = "") -> list[str]:
     """The command line before bubblewrap: sh joins the groups, chroot drops root, nsenter goes to the kept folders.
 
@@ -87,18 +92,19 @@ def launcher(join_files: Sequence[Path], uid: int | None, holder: int, namespace
     return argv
 
 
-def holder_arguments(disk: int, space: Space) -> list[str]:
+def holder_arguments(limits: Limits, space: Space) -> list[str]:
     """bubblewrap's arguments for a holder: a view of the host in which only our two folders are new.
 
-    No guest ever runs in it.
+    No guest ever runs in it. bubblewrap cannot limit the number of files, so the holder itself mounts the folders.
+
+    Args:
+        limits: of the box.
+        space: where its folders are.
     """
     walls = ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--die-with-parent"]
-    folders = [
-        part
-        for path in filter(None, (space.workspace, space.tmp))
-        for part in ("--perms", "0755", "--size", str(disk), "--tmpfs", path)
-    ]
-    return [*walls, "--dev-bind", "/", "/", *folders, "--", "/bin/sh", "-c", shell_script("native/hold")]
+    script = ["/bin/sh", "-c", shell_script("native/hold"), "belljar", str(limits.kept_bytes)]
+    folders = [str(limits.kept_inodes), *filter(None, (space.workspace, space.tmp))]
+    return [*walls, "--dev-bind", "/", "/", "--", *script, *folders]
 
 
 def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:

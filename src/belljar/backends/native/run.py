@@ -43,6 +43,7 @@ class NativeJob(NamedTuple):
     bubblewrap: str
     uid: int | None
     group: cgroups.Group | None
+    around: cgroups.Group | None = None  # of the box, if it is kept: what earlier commands left counts there
     namespace: str = ""  # the path of the mount namespace in which a granted folder was lent to the uid
     proxy: Callable[[Told], Proxy] | None = None
 
@@ -89,6 +90,8 @@ class NativeRun:
             return None
         if self._group:
             figures = procfs.of_group(self._group)
+            if figures and self._job.around:
+                figures = figures._replace(memory=self._job.around.figures().memory)
         else:
             figures = await anyio.to_thread.run_sync(self._measure_tree, self._monitor, abandon_on_cancel=True)
         init = self.status.get("child-pid")

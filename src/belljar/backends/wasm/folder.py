@@ -149,13 +149,13 @@ class BoxFolder:
         own_files = tuple(file for file in tree if file.path.startswith(_OWN))
         return own_files, tuple(folder for folder in folders if f"{folder}/".startswith(_OWN))
 
-    def lay(self, tree: FileTree, folders: Sequence[str]) -> None:
+    def lay(self, tree: Sequence[File], folders: Sequence[str]) -> None:
         """Writes what `tree` read."""
         for folder in folders:
             files.make_folder(self._root, folder, owner=self._worker.uid)
         files.write(self._root, tree, owner=self._worker.uid)
 
-    def replace(self, tree: FileTree, folders: Sequence[str]) -> None:
+    def replace(self, tree: Sequence[File], folders: Sequence[str]) -> None:
         """Makes these the session's only files."""
         for folder in ("workspace", "tmp"):
             with files.below(self._root, folder) as inside:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.abc import TaskGroup
 
+from belljar.backends.agent_frames import read_frame
 from belljar.backends.base import Emit
 from belljar.backends.turn import AGENT_ENV, TurnRecord, TurnRequest, agent_source
 from belljar.backends.wasm.run import GRACE, judge_trap
@@ -82,6 +83,8 @@ class WasmInterpreter:
                     await self._hear(frame, record)
         except TimeoutError:
             self.stop(Status.TIMEOUT)
+        except OverflowError:
+            self.stop(Status.OUTPUT_LIMIT)
         if not done:
             self._ended = self._ended or worker.ending()
         elif done.get("ended") or done.get("exit_code") or not record.verdict:  # the agent itself is gone
@@ -91,16 +94,22 @@ class WasmInterpreter:
     async def _hear(self, frame: Mapping[str, Any], record: TurnRecord) -> None:
         payload, data = frame.get("payload"), frame.get("data")
         if isinstance(payload, bytes):
-            try:
-                said = json.loads(payload)
-            except (ValueError, RecursionError):
-                return  # the guest called the host by itself: noise, to be ignored
-            if isinstance(said, dict):
-                await record.hear(said, len(payload))
+            record.spend(len(payload), 1)
+            await self._hear_agent(payload, record)
         elif isinstance(data, str):
+            record.spend(len(data), 1)
             with suppress(ValueError):  # not what our worker writes
                 await record.write(frame.get("stream"), base64.b64decode(data))
-        elif "dropped" in frame:
+        elif type(size := frame.get("dropped")) is int:
+            record.spend(max(size, 0), 1)
+            record.drop()
+
+    async def _hear_agent(self, payload: bytes, record: TurnRecord) -> None:
+        try:
+            said = await read_frame(payload)
+            if said is not None:  # else the guest called the host by itself: noise, to be ignored
+                await record.hear(said, len(payload))
+        except OverflowError:
             record.drop()
 
     def stop(self, reason: Status) -> None:

@@ -39,7 +39,8 @@ ENV = {
 _OVERHEAD_BYTES = 64 * MIB  # that wasmtime, the worker and the next guest's interpreter may take beside the guest
 _START_SECONDS = 30.0
 _REAP_SECONDS = 1.0
-_MAX_FRAME_BYTES = 64 * MIB
+_MAX_LINE_BYTES = MIB  # of a frame, its payload aside
+_MAX_PAYLOAD_BYTES = 17 * MIB
 
 
 # `-c` puts the current folder, which is the guest's, first in the path: it gives its place to ours before any import.
@@ -224,17 +225,21 @@ class WorkerProcess:
         """
         line = b""
         while not line:
-            if (end := self._pending.find(b"\n")) >= 0:
+            if (end := self._pending.find(b"\n", 0, _MAX_LINE_BYTES)) >= 0:
                 line = self._take(end + 1)
+            elif len(self._pending) >= _MAX_LINE_BYTES:
+                raise errors.ExecutionFailed("the wasm worker says too much at once")
             elif not await self._fill(deadline):
                 return None
         try:
             frame = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"noise": line.decode(errors="replace").rstrip("\n")}
         if not isinstance(frame, dict):
             return {}
         if type(size := frame.get("payload")) is int and size >= 0:
+            if size > _MAX_PAYLOAD_BYTES:
+                raise errors.ExecutionFailed("the wasm worker says too much at once")
             while len(self._pending) < size:
                 if not await self._fill(deadline):
                     return None
@@ -248,8 +253,6 @@ class WorkerProcess:
 
     async def _fill(self, deadline: float) -> bool:
         """Reads what there is; False at the worker's end."""
-        if len(self._pending) > _MAX_FRAME_BYTES:
-            raise errors.ExecutionFailed("the wasm worker says too much at once")
         with anyio.move_on_after(deadline - time.monotonic()) as clock:
             data = await process.read_some(self._stdout)
         if clock.cancelled_caught:

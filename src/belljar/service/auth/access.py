@@ -21,7 +21,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import anyio
@@ -119,7 +119,9 @@ class Access:
             raise errors.Unauthorized("this key was revoked", fix="ask for a new one")
         if key.expires is not None and key.expires <= time.time():
             raise errors.Unauthorized("this key has expired", fix="ask for a new one")
-        return Caller(name=key.name, scopes=key.scopes, key=key.id, rate=key.rate, concurrency=key.concurrency)
+        return Caller(
+            name=key.name, scopes=key.scopes, key=key.id, rate=key.rate, concurrency=key.concurrency, net=key.net
+        )
 
     async def _fresh(self) -> dict[str, Key]:
         """The keys, at most `FRESH` seconds old. A store that does not answer is a refusal, never a guess."""
@@ -193,9 +195,26 @@ def new_key(
     lifetime: float | None = None,
     rate: str = "",
     concurrency: int = 0,
+    net: Sequence[str] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> tuple[Key, str]:
-    """A key and, this once, what its holder sends."""
+    """Makes a key.
+
+    Args:
+        name: Whose it is.
+        scopes: What its holder may do.
+        lifetime: Seconds until it expires; None: it does not.
+        rate: Requests that its holder may send, such as "60/minute"; empty: as the settings say.
+        concurrency: Runs of its holder at once; 0: as the settings say.
+        net: Hosts and @sets that its holder's runs may ask for; None: as the settings say.
+        clock: Tells the time.
+
+    Returns:
+        The key and, this once, what its holder sends.
+
+    Raises:
+        InvalidRequest: Something of it makes no sense.
+    """
     if not _NAME.fullmatch(name) or name == LOCAL_USER:
         raise errors.InvalidRequest(
             f"{name[:64]!r} cannot be a key's name", fix="up to 64 letters, digits, blanks and any of _ . @ -"
@@ -211,6 +230,7 @@ def new_key(
         key = Key.model_validate({
             "id": identity, "name": name, "digest": digest_of(secret), "scopes": scopes, "created": now,
             "expires": None if lifetime is None else now + lifetime, "rate": rate, "concurrency": concurrency,
+            "net": net,
         })  # fmt: skip
     except ValidationError as error:
         raise errors.from_validation(error, "key") from None

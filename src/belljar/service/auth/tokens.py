@@ -2,7 +2,8 @@
 
 What is checked with is decided by the settings alone, never by the token: a shared secret speaks HS256, an RSA key
 RS256, a P-256 key ES256, and a token that names anything else is refused. `sub` is who asks, `scope` (one text) or
-`scopes` (a list) what they may; `belljar_rate` and `belljar_concurrency` are quotas.
+`scopes` (a list) what they may; `belljar_rate` and `belljar_concurrency` are quotas, and `belljar_net` (a list) the
+hosts that their runs may ask for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from pydantic import ValidationError
 
 from belljar.core import errors
 from belljar.core.settings import JwtSettings
@@ -61,12 +63,13 @@ class Tokens:
         if type(concurrency) is not int or concurrency < 0 or not (rate == "" or is_rate(rate)):
             raise errors.Unauthorized("the token's quotas are not understood", fix=_FIX)
         given = _scopes(claims)
-        return Caller(
-            name=f"jwt:{name}",  # no key's name has a colon
-            scopes=frozenset(scope for scope in SCOPES if scope in given),
-            rate=rate,
-            concurrency=concurrency,
-        )
+        scopes = frozenset(scope for scope in SCOPES if scope in given)
+        try:  # no key's name has a colon
+            return Caller(
+                name=f"jwt:{name}", scopes=scopes, rate=rate, concurrency=concurrency, net=claims.get("belljar_net")
+            )
+        except ValidationError:
+            raise errors.Unauthorized("the token's hosts are not understood", fix=_FIX) from None
 
     def _claims(self, token: str) -> dict[str, Any]:
         try:

@@ -66,7 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None, redoc_url=None, openapi_url="/openapi.json",
         description="Runs code that nobody has read yet, where it can do no harm, and returns a typed answer.",
     )  # fmt: skip
-    app.include_router(execute.router)
+    execute.add_route(app)
     app.include_router(runs.router)
     app.include_router(api_sessions.router)
     app.include_router(runs.about)

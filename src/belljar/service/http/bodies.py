@@ -17,9 +17,9 @@ from belljar.core.settings import ServiceSettings
 from belljar.core.values import KIB
 from belljar.service.budget import ByteBudget, Share
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-GONE: Message = {"type": "http.disconnect"}
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+GONE: AsgiMessage = {"type": "http.disconnect"}
 _LEAST_RATE = 64 * KIB  # bytes a second, which a body has to come at after the patience with it is over
 _log = logging.getLogger("belljar")
 
@@ -28,8 +28,8 @@ class Bodies:
     """The rules for bodies of one server, and what of them is in flight."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        self.limit = settings.request_size
-        self.patience = settings.body_patience
+        self.limit: int = settings.request_size
+        self.patience: float = settings.body_patience
         self._budget = ByteBudget("bodies that are on their way", 2 * self.limit, 3 * self.limit)
 
     def check_declared(self, length: str) -> None:
@@ -54,7 +54,7 @@ class Bodies:
 class Body:
     """One body. `receive` is what the application calls."""
 
-    def __init__(self, scope: Message, receive: Receive, bodies: Bodies, *, has_body: bool) -> None:
+    def __init__(self, scope: AsgiMessage, receive: Receive, bodies: Bodies, *, has_body: bool) -> None:
         self._has_body = has_body  # by the headers
         self._whole = False  # nothing of it is left to come
         self._scope = scope
@@ -69,7 +69,7 @@ class Body:
         """Whether some of it may be left to come."""
         return self._has_body and not self._whole
 
-    async def receive(self) -> Message:
+    async def receive(self) -> AsgiMessage:
         """Returns the next message of the server.
 
         Raises:
@@ -88,7 +88,7 @@ class Body:
         self._count(len(message.get("body", b"")))
         return message
 
-    async def _next(self) -> Message:
+    async def _next(self) -> AsgiMessage:
         start = anyio.current_time()
         left = self._bodies.patience + self._size / _LEAST_RATE - self._waited
         with anyio.move_on_after(left):

@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 
 from belljar.core import errors
 from belljar.core.settings import Settings
-from belljar.service.http.bodies import GONE, Bodies, Body, Message, Receive
+from belljar.service.http.bodies import GONE, AsgiMessage, Bodies, Body, Receive
 
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
+App = Callable[[AsgiMessage, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "[::1]"))
@@ -80,7 +80,7 @@ class Guard:
         self._hosts = frozenset(_listed_host(text) for text in settings.service.hosts)
         self._origins = frozenset(_listed_origin(text) for text in settings.service.origins)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -139,7 +139,7 @@ class Guard:
             headers += [(b"access-control-allow-origin", asked.origin.encode("latin-1")), _EXPOSED]
         return headers
 
-    async def _serve(self, scope: Message, receive: Receive, answer: _Answer) -> None:
+    async def _serve(self, scope: AsgiMessage, receive: Receive, answer: _Answer) -> None:
         """The app sees a body that ends with a disconnect where we refuse it, and what it says then is not sent."""
         length = _only(scope["headers"], b"content-length")
         try:
@@ -150,7 +150,7 @@ class Guard:
         chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
         body = answer.body = Body(scope, receive, self._bodies, has_body=chunked or length not in ("", "0"))
 
-        async def bounded() -> Message:
+        async def bounded() -> AsgiMessage:
             try:
                 return GONE if answer.refused else await body.receive()
             except errors.BelljarError as refusal:
@@ -169,7 +169,7 @@ class Guard:
 class _Asked:
     """What the headers of a request say."""
 
-    def __init__(self, scope: Message) -> None:
+    def __init__(self, scope: AsgiMessage) -> None:
         headers = scope["headers"]
         self.host = _only(headers, b"host")
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
@@ -195,7 +195,7 @@ class _Asked:
 class _Answer:
     """What goes out: with our headers on it, and nothing more once we have refused."""
 
-    def __init__(self, scope: Message, send: Send, headers: Headers) -> None:
+    def __init__(self, scope: AsgiMessage, send: Send, headers: Headers) -> None:
         self._send = send
         self._headers = headers
         self._websocket = scope["type"] == "websocket"
@@ -204,7 +204,7 @@ class _Answer:
         self.refused = False
         self.body: Body | None = None
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: AsgiMessage) -> None:
         if self.refused:
             return
         if message["type"] in ("http.response.start", "websocket.http.response.start"):

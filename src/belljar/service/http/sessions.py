@@ -48,7 +48,7 @@ async def open_session(
     body: OpenSession, sessions: TheSessions, caller: SessionHolder, sent: TheRequest
 ) -> SessionRecord:
     """One interpreter across calls (`session`), or one box for many commands (`sandbox`)."""
-    options = body.options() | {"timeout": body.timeout_seconds, "idle": body.idle, "lifetime": body.lifetime}
+    options = body.options() | {"idle": body.idle, "lifetime": body.lifetime}
     return await sent.once(lambda: sessions.open(caller, body.kind, **options), lambda record: record.id)
 
 

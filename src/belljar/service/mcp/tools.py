@@ -27,7 +27,7 @@ from belljar.core import errors
 from belljar.core.display import neutralise
 from belljar.core.options import request
 from belljar.core.result import Result
-from belljar.core.values import HostPattern
+from belljar.core.values import HostPattern, covers
 from belljar.core.version import __version__
 from belljar.engine import audit
 from belljar.protocol.records import Caller, Scope, SessionRecord
@@ -193,7 +193,7 @@ class Tools:
     def _net(self, asked: list[str] | None) -> list[str]:
         """What was asked, if people granted it."""
         for host in granted(tuple(asked or ())):
-            if not any(_covers(pattern, host) for pattern in self._hosts):
+            if not any(covers(pattern, host) for pattern in self._hosts):
                 raise errors.PolicyDenied(
                     f"{host!r} may not be reached from here: {_listed(self._hosts)}",
                     fix="do without, or ask the user to allow it where this server is started: belljar mcp --net HOST",
@@ -271,10 +271,6 @@ def granted(hosts: tuple[str, ...]) -> tuple[str, ...]:
         return _HOSTS.validate_python(hosts)
     except ValidationError as error:
         raise errors.from_validation(error, "net") from None
-
-
-def _covers(pattern: str, host: str) -> bool:
-    return host == pattern or (pattern.startswith("*.") and host.endswith(pattern[1:]))
 
 
 def _listed(hosts: tuple[str, ...]) -> str:

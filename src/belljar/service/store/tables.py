@@ -28,7 +28,7 @@ from belljar.core.result import Result
 from belljar.host.capture import scrub
 from belljar.protocol.records import Alert, Key, LogLine, RunRecord, Sample, State
 
-HEAD = "0001"  # the newest migration; a test holds it against the folder
+HEAD = "0003"  # the newest migration; a test holds it against the folder
 metadata: MetaData = MetaData()
 
 runs: Table = Table(
@@ -104,6 +104,7 @@ keys: Table = Table(
     Column("revoked", Double),
     Column("rate", Text, nullable=False),
     Column("concurrency", Integer, nullable=False),
+    Column("net", Text),  # JSON: a list; NULL: as the settings say
 )  # fmt: skip
 images: Table = Table(
     "images", metadata,
@@ -205,8 +206,10 @@ def as_alert(row: Row[Any]) -> Alert:
 
 
 def key_row(key: Key) -> dict[str, Any]:
-    return dict(key.__dict__) | {"scopes": " ".join(sorted(key.scopes))}
+    net = None if key.net is None else json.dumps(key.net)
+    return dict(key.__dict__) | {"scopes": " ".join(sorted(key.scopes)), "net": net}
 
 
 def as_key(row: Row[Any]) -> Key:
-    return Key.model_validate(dict(row._mapping) | {"scopes": frozenset(row.scopes.split())})
+    net = None if row.net is None else json.loads(row.net)
+    return Key.model_validate(dict(row._mapping) | {"scopes": frozenset(row.scopes.split()), "net": net})

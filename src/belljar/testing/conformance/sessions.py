@@ -36,6 +36,14 @@ async def _echoed(bench: Bench) -> None:
         equal(_echo(await session.run("None")), [], "results of None")
 
 
+@check("sessions", "a deeply nested value is shown as text, in a result that can be written down", _PYTHON)
+async def _nested(bench: Bench) -> None:
+    async with bench.session() as session:
+        shown = succeeded(await session.run("x = []\nfor _ in range(300): x = [x]\nx"))
+        expect(str(_echo(shown)[0]).startswith("[[["), f"results are {shown.results}")
+        expect("[[[" in shown.model_dump_json(), "the JSON of the result lacks the value")
+
+
 @check("sessions", "each turn has its own output", _PYTHON)
 async def _per_turn(bench: Bench) -> None:
     async with bench.session() as session:

@@ -5,7 +5,8 @@
 >>> [verdict.name for verdict in verdicts if not verdict.held]
 []
 
-Every attack is harmless where it succeeds. "Unknown" counts as got through: only a clear refusal is a wall.
+Every attack is harmless where it succeeds. Only a clear refusal is a wall: an attack of which neither that nor its
+success was seen is tried once more, alone, and then is "inconclusive".
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from belljar.core import errors
 from belljar.core.result import Result, Status
 from belljar.engine.engine import Engine
 from belljar.sandbox import arun, default_engine
-from belljar.testing.escape.attacks import PRELUDE, Attack, AttackVerdict, Control
+from belljar.testing.escape.attacks import PRELUDE, Attack, AttackStatus, AttackVerdict, Control
 from belljar.testing.escape.bait import Bait, lay
 from belljar.testing.escape.on_files import FILES, SURROUNDINGS
 from belljar.testing.escape.on_kernel import KERNEL, MOUNTS, NAMESPACES, PRIVILEGES
@@ -33,7 +34,7 @@ from belljar.testing.escape.on_resources import RESOURCES
 from belljar.testing.escape.on_wasm import WASM
 from belljar.testing.escape.scenarios import Range
 
-__all__ = ["ATTACKS", "Attack", "AttackVerdict", "Bait", "Control", "attack", "carry_out", "lay"]
+__all__ = ["ATTACKS", "Attack", "AttackStatus", "AttackVerdict", "Bait", "Control", "attack", "carry_out", "lay"]
 
 ATTACKS: tuple[Attack, ...] = (
     *FILES, *SURROUNDINGS, *MOUNTS, *PRIVILEGES, *NAMESPACES, *KERNEL, *NETWORK, *SIGNALS, *RESOURCES, *OUTPUTS,
@@ -41,7 +42,7 @@ ATTACKS: tuple[Attack, ...] = (
 )  # fmt: skip
 
 _AT_ONCE = 4  # attacks measure time and memory: a crowd would blur the verdicts
-_DEADLINE = 60.0
+_DEADLINE_SECONDS = 60.0
 
 
 async def attack(
@@ -54,7 +55,22 @@ async def attack(
 ) -> list[AttackVerdict]:
     """Puts a backend before the attacks and returns a verdict for each, in their order.
 
-    A backend that cannot run anything is an exception, never a list of walls that held.
+    Several are under way at a time. One that stays without a verdict may have starved among the others: it is tried
+    once more, alone, before it is called inconclusive.
+
+    Args:
+        backend: its name, or a backend of your own.
+        only: names and categories of attacks; None: all of them.
+        on_verdict: is called with each verdict as it falls.
+        engine: that runs them; None: the default one.
+        attacks: to choose from.
+
+    Returns:
+        The verdicts, in the order of the attacks.
+
+    Raises:
+        InvalidRequest: `only` names what does not exist.
+        BelljarError: the backend cannot run anything: that is never a list of walls that held.
     """
     engine = engine or default_engine()
     chosen = _choose(tuple(attacks), only)
@@ -65,54 +81,70 @@ async def attack(
     async def work(one: Attack, bait: Bait) -> None:
         async with turns:
             verdict = verdicts[one.name] = await carry_out(one, bait, backend, engine)
-        if on_verdict:
+        if on_verdict and verdict.status != "inconclusive":
             on_verdict(verdict)
 
     with lay() as bait:
         async with anyio.create_task_group() as tasks:
             for one in chosen:
                 tasks.start_soon(work, one, bait)
+        for one in chosen:
+            if (first := verdicts[one.name]).status == "inconclusive":
+                verdict = verdicts[one.name] = _noted(await carry_out(one, bait, backend, engine), first)
+                if on_verdict:
+                    on_verdict(verdict)
     return [verdicts[one.name] for one in chosen]
 
 
-async def carry_out(one: Attack, bait: Bait, backend: str | Backend, engine: Engine) -> AttackVerdict:
-    """One attack, and what became of it."""
+def _noted(second: AttackVerdict, first: AttackVerdict) -> AttackVerdict:
+    """The verdict of a second try, which says what came of the first."""
+    before = "" if second.detail == first.detail else f": {first.detail}"
+    return second.model_copy(update={"detail": f"{second.detail} (its second try{before})"})
 
-    def verdict(held: bool, detail: str) -> AttackVerdict:
-        return AttackVerdict(name=one.name, category=one.category, held=held, detail=detail)
+
+async def carry_out(one: Attack, bait: Bait, backend: str | Backend, engine: Engine) -> AttackVerdict:
+    """Carries out one attack, once, and returns what became of it."""
+
+    def verdict(status: AttackStatus, detail: str) -> AttackVerdict:
+        return AttackVerdict(name=one.name, category=one.category, status=status, detail=detail)
 
     bait = bait.apart()
     lack = await _lack(one, backend, engine)
     try:
-        with anyio.fail_after(_DEADLINE):
+        with anyio.fail_after(_DEADLINE_SECONDS):
             result = await _run(one, bait, backend, engine)
             if lack:
-                return verdict(False, f"not refused, though {lack}")
+                return verdict("through", f"not refused, though {lack}")
             through = await anyio.to_thread.run_sync(one.after, result, bait) if one.after else ""
     except TimeoutError:
-        return verdict(False, f"no answer within {_DEADLINE:g} s")
+        return verdict("inconclusive", f"no answer within {_DEADLINE_SECONDS:g} s")
     except (errors.PolicyDenied, errors.NotAvailable) as error:
-        return verdict(bool(lack), f"not possible: {lack}" if lack else f"it was refused: {error.message}")
+        if lack:
+            return verdict("held", f"not possible: {lack}")
+        return verdict("inconclusive", f"it was refused: {error.message}")
+    except errors.BackendError as error:
+        return verdict("inconclusive", f"the backend failed: {type(error).__name__}: {error}"[:300])
     except Exception as error:  # whatever an attack does to us, the others still get their verdict
-        return verdict(False, f"it broke Belljar: {type(error).__name__}: {error}"[:300])
-    return verdict(False, through) if through else verdict(*judge(one, result, bait))
+        return verdict("through", f"it broke Belljar: {type(error).__name__}: {error}"[:300])
+    return verdict("through", through) if through else verdict(*judge(one, result, bait))
 
 
-def judge(one: Attack, result: Result, bait: Bait) -> tuple[bool, str]:
+def judge(one: Attack, result: Result, bait: Bait) -> tuple[AttackStatus, str]:
     """Held only if the payload says so, or a limit that was meant to strike did, and no secret came back."""
     notes = (result.reasons, result.denied, result.left_out, result.warnings)
     told = (result.stdout, result.stderr, repr(notes), repr(result.error), repr(result.results))
     if any(bait.secret in text for text in told) or any(bait.secret.encode() in file.content for file in result.files):
-        return False, "the host's secret came back"
+        return "through", "the host's secret came back"
     lines = result.stdout.splitlines()
-    for word, held in (("ESCAPED", False), ("HELD", True)):
+    words: tuple[tuple[str, AttackStatus], ...] = (("ESCAPED", "through"), ("HELD", "held"))
+    for word, status in words:
         for line in lines:
             if line == word or line.startswith(f"{word} "):
-                return held, line.removeprefix(word).strip() or word.lower()
+                return status, line.removeprefix(word).strip() or word.lower()
     if result.status in one.ends:
-        return True, f"ended: {result.status.value}"
+        return "held", f"ended: {result.status.value}"
     said = (result.stderr.strip().splitlines() or lines or ["nothing"])[-1]
-    return False, f"no verdict ({result.status.value}, exit code {result.exit_code}), it said: {said[:160]}"
+    return "inconclusive", f"no verdict ({result.status.value}, exit code {result.exit_code}), it said: {said[:160]}"
 
 
 async def _lack(one: Attack, backend: str | Backend, engine: Engine) -> str:

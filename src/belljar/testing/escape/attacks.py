@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 #   none      not shown; `uncontrolled` says why
 Control = Literal["bare", "root", "terminal", "none"]
 
+# What became of an attack.
+#   held          a wall clearly stopped it
+#   through       it got what it was after
+#   inconclusive  neither was seen: it gave no answer, or said nothing, or could not be carried out
+AttackStatus = Literal["held", "through", "inconclusive"]
+
 
 @dataclass(frozen=True)
 class Attack:
     """One attempt at getting out. The payload prints one line, `ESCAPED <what>` or `HELD <by what>`.
 
-    No line at all means that it got through, unless the run was ended by one of the statuses in `ends`.
+    Without such a line nobody knows (`inconclusive`), unless the run was ended by one of the statuses in `ends`.
     `@words@` in payloads and options are replaced by the bait's (`Bait.words`).
     """
 
@@ -46,12 +52,17 @@ class Attack:
 
 
 class AttackVerdict(Model):
-    """What became of one attack."""
+    """What became of one attack. Only `held` is good: what is not known is no wall."""
 
     name: str
     category: str
-    held: bool
+    status: AttackStatus
     detail: str
+
+    @property
+    def held(self) -> bool:
+        """Whether a wall clearly stopped it."""
+        return self.status == "held"
 
     def as_dict(self) -> dict[str, Any]:
         return self.model_dump()

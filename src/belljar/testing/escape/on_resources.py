@@ -42,6 +42,11 @@ def in_time(result: Result, bait: Bait) -> str:
     return f"it ran for {result.duration_ms:.0f} ms" if result.duration_ms > 5000 else ""
 
 
+def _soon_after(result: Result, bait: Bait) -> str:
+    """For an attack that keeps every core busy: its end may take seconds, and not more."""
+    return f"it ran for {result.duration_ms:.0f} ms" if result.duration_ms > 10_000 else ""
+
+
 def _output_was_cut(result: Result, bait: Bait) -> str:
     kept = max(len(result.stdout), len(result.stderr))
     if kept > _KEPT + KIB:
@@ -117,6 +122,31 @@ escaped(f"{started} processes")
 """,
         held="the pids limit stops it", options={"pids": 40, "timeout": 20},
         ends=frozenset({Status.KILLED, Status.OOM_KILLED}),
+    ),
+    Attack(
+        name="forks without end", category="resources", tries="forks in 30 processes at a time, past its time",
+        payload="""
+need("fork")
+import time
+end = time.monotonic() + 12
+for _ in range(30):
+    try:
+        if os.fork() == 0:
+            break
+    except OSError:
+        break
+while time.monotonic() < end:
+    try:
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+    except OSError:
+        pass
+escaped("ran past its time")
+""",
+        held="it is ended when its time is up, and whoever ran it has an answer soon after",
+        options={"pids": 64, "timeout": 2}, ends=LATE | {Status.ERROR, Status.KILLED, Status.OOM_KILLED},
+        after=_soon_after, control="none", uncontrolled="it would keep every core of the host busy for seconds",
     ),
     Attack(
         name="memory", category="resources", tries="uses 512 MB with a limit of 64",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .messages import Request
 
 _CHUNK_BYTES = 1 << 15  # of waiting output, after which it waits no longer
+_FRAME_BYTES = 1 << 18  # of output in one frame
 _READ_BYTES = 1 << 18
 _MAX_DESCRIPTORS = 4
 
@@ -96,10 +97,16 @@ class FrameWriter:
             self._write(self._take_waiting())
 
     def _take_waiting(self) -> bytes:
+        """Returns the output that waits as frames: short ones, so that the host never has to parse much at once."""
         waiting, self._waiting, self._size = self._waiting, [], 0
-        return b"".join(
-            _line({"stream": stream, "data": base64.b64encode(b"".join(parts)).decode()}) for stream, parts in waiting
-        )
+        frames = []
+        for stream, parts in waiting:
+            data = b"".join(parts)
+            for at in range(0, len(data), _FRAME_BYTES):
+                frames.append(
+                    _line({"stream": stream, "data": base64.b64encode(data[at : at + _FRAME_BYTES]).decode()})
+                )
+        return b"".join(frames)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
