@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar, Self, Unpack
 from weakref import WeakKeyDictionary
@@ -244,12 +244,15 @@ class AsyncSandbox(Openable):
         return await self.lease.run(asked, listener=listener, control=control_for(cancel), id=id)
 
     async def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
-        """Writes a file of the sandbox.
+        """Writes a file of the sandbox, with the guest's rights. One that was there keeps its permissions.
 
         Args:
             path: its name, below /workspace.
             content: text, or bytes.
             executable: whether it may be run.
+
+        Raises:
+            OSError: what the guest would get: PermissionError for what is read-only, IsADirectoryError, and so on.
         """
         if not isinstance(content, bytes | str):
             raise errors.InvalidRequest(f"content: must be bytes or text, not {type(content).__name__}")
@@ -257,16 +260,21 @@ class AsyncSandbox(Openable):
         await self.lease.box.put([File(path=_name(path), content=data, executable=executable)])
 
     async def read(self, path: str) -> bytes:
-        """Returns the content of a file of the sandbox.
+        """Returns the content of a file of the sandbox, read with the guest's rights. No link is followed.
 
         Raises:
-            FileNotFoundError: there is no such file, or it is a link, a device or too large.
+            OSError: what the guest would get: FileNotFoundError, PermissionError, IsADirectoryError, and so on.
         """
-        collected = await self.lease.box.get([_exactly(_name(path))])
-        if not collected.files:
-            why = f": {collected.left_out[0]}" if collected.left_out else ""
-            raise FileNotFoundError(f"{path} is not a file of this sandbox{why}")
-        return collected.files[0].content
+        async with self.reading(path) as pieces:
+            return b"".join([piece async for piece in pieces])
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Opens a file as `read` does, for one that is too large to be held: `async with box.reading("big") as pieces`.
+
+        Args:
+            path: its name, below /workspace.
+        """
+        return self.lease.box.reading(_name(path))
 
     async def list(self) -> tuple[Entry, ...]:
         """Returns what lies below /workspace: path, kind and size of each entry."""
@@ -301,11 +309,6 @@ def _name(path: str) -> str:
         return guest_path(path)
     except ValueError as error:
         raise errors.InvalidRequest(f"path: {error}") from None
-
-
-def _exactly(path: str) -> str:
-    """Returns a pattern that matches this path and no other."""
-    return "./" + "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
 class Sandbox(portal.Blocking[AsyncSandbox]):
@@ -366,8 +369,12 @@ class Sandbox(portal.Blocking[AsyncSandbox]):
         portal.call(lambda: self._core.write(path, content, executable=executable))
 
     def read(self, path: str) -> bytes:
-        """Returns the content of a file of the sandbox, or raises FileNotFoundError."""
+        """Returns the content of a file of the sandbox, or raises the OSError that its guest would get."""
         return portal.call(self._core.read, path)
+
+    def reading(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
+        """Opens a file as `read` does, for one that is too large to be held: `with box.reading("big") as pieces`."""
+        return portal.reading(self._core.reading(path))
 
     def list(self) -> tuple[Entry, ...]:
         """Returns what lies below /workspace: path, kind and size of each entry."""

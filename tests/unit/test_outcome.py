@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from belljar.backends.granted import GrantedCopy
 from belljar.backends.outcome import WENT_ON, Ending, Outcome, judge
 from belljar.control.control import Control
 from belljar.core.request import Limits, Workspace
-from belljar.core.result import Collected, File, FileTree, Result, Status
+from belljar.core.result import Result, Status
 from belljar.host.egress import DENIALS
+from belljar.host.tree_copy import CopiedTree, TreeNode
 
 pytestmark = pytest.mark.anyio
 
@@ -117,17 +119,17 @@ async def test_a_callback_for_the_stop_is_called_once_and_at_once_if_it_comes_la
 @pytest.mark.parametrize("write", [True, False])
 async def test_changes_to_a_copy_come_back_only_if_the_guest_may_write(tmp_path: Path, write: bool) -> None:
     (tmp_path / "old").write_text("old")
-    inside: list[File] = []
+    inside: list[TreeNode] = []
 
-    async def put(tree: FileTree) -> None:
+    async def put(tree: Sequence[TreeNode]) -> None:
         inside.extend(tree)
 
-    async def get() -> Collected:
-        return Collected((File(path="new", content=b"new"),), ("link: link",))
+    async def get() -> CopiedTree:
+        return CopiedTree((TreeNode("new", "file", content=b"new"),), ("link: link",))
 
     granted = GrantedCopy(Workspace(path=str(tmp_path), write=write), 1000, put=put, get=get)
     await granted.copy_in()
-    assert [file.path for file in inside] == ["old"]
+    assert [node.path for node in inside] == ["old"]
     before = Result(status=Status.SUCCESS, denied=("a host",), left_out=("something",))
     result = await granted.finish(before)
     assert result.denied == ("a host",)

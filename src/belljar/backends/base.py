@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -19,7 +19,10 @@ Emit = Callable[[EventKind, str], Awaitable[None]]
 
 
 class Box(Protocol):
-    """One sandbox. `put`, `get` and `list` work when its plan said `keep_files`."""
+    """One sandbox. `put`, `reading`, `get` and `list` work when its plan said `keep_files`.
+
+    They act on what the guest sees at /workspace, a granted folder included, and with the guest's rights.
+    """
 
     id: str
 
@@ -40,7 +43,20 @@ class Box(Protocol):
         ...
 
     async def put(self, files: Sequence[File]) -> None:
-        """Writes files into /workspace, as the guest's own."""
+        """Writes files into /workspace. One that was there keeps its permissions.
+
+        Raises:
+            OSError: what the guest would get: PermissionError, IsADirectoryError, NotADirectoryError, ELOOP for a
+                link, ENOSPC.
+        """
+        ...
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Opens one regular file of /workspace, and gives its content piece by piece, however large it is.
+
+        Raises:
+            OSError: what the guest would get, when it is opened; ELOOP for a link.
+        """
         ...
 
     async def get(self, patterns: Sequence[str]) -> Collected:

@@ -19,17 +19,17 @@ import posixpath
 import shlex
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
 import anyio
 import anyio.lowlevel
 
+from belljar.backends import inputs
 from belljar.backends.base import Emit
 from belljar.backends.outcome import Ending, Outcome
 from belljar.control.control import Control
-from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN
 from belljar.core.plan import Command, Plan
@@ -93,10 +93,11 @@ class FakeProcess:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return file.content
 
-    def write(self, path: str, content: bytes, *, executable: bool = False) -> None:
+    def write(self, path: str, content: bytes, *, executable: bool = False, read_only: bool = False) -> None:
         """Writes a file of /workspace or /tmp. A full disk is an OSError, and `disk_limit` if it is let out."""
         where = self._writable(path)
-        self._box.store(where, File(path=posixpath.relpath(where, WORKSPACE), content=content, executable=executable))
+        name = posixpath.relpath(where, WORKSPACE)
+        self._box.store(where, File(path=name, content=content, executable=executable, read_only=read_only))
 
     def link(self, path: str, target: str) -> None:
         """A symbolic link in /workspace; nothing here ever follows it."""
@@ -235,11 +236,33 @@ class FakeBox:
         return outcome
 
     async def put(self, files: Sequence[File]) -> None:
-        try:
-            for file in files:
-                self.store(f"{WORKSPACE}/{file.path}", file)
-        except OSError as error:
-            raise errors.ExecutionFailed(f"the file could not be written: {error.strerror}") from None
+        inputs.check_writable(self.plan, files)
+        for file in files:
+            self._check_kind(file.path)
+            old = self.disk.get(f"{WORKSPACE}/{file.path}")
+            if old and old.read_only:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file.path)
+            kept = file.model_copy(update={"executable": True}) if old and old.executable else file
+            self.store(f"{WORKSPACE}/{file.path}", kept)
+
+    def _check_kind(self, path: str) -> None:
+        """Raises what opening a folder, or a name below a file, gives."""
+        names = [file.path for file in self._files()]
+        if any(name.startswith(f"{path}/") for name in names):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if any(path.startswith(f"{name}/") for name in names):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        if path in self.links:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        self._check_kind(path)
+        if own := inputs.reading(self.plan, path):
+            return own
+        for file in self._files():
+            if file.path == path:
+                return inputs.whole(file.content)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     def store(self, where: str, file: File) -> None:
         """/workspace and /tmp have a disk each, of the size that the plan allows."""
@@ -259,7 +282,7 @@ class FakeBox:
         entries = {Entry(file.path, "file", len(file.content)) for file in self._files()}
         entries |= {Entry(name, "link", len(target)) for name, target in self.links.items()}
         folders = {str(folder) for entry in entries for folder in PurePosixPath(entry.path).parents} - {"."}
-        return tuple(sorted(entries | {Entry(name, "folder", 0) for name in folders}))
+        return inputs.listed(self.plan, sorted(entries | {Entry(name, "folder", 0) for name in folders}))
 
     def _files(self) -> Iterator[File]:
         """What was written to /workspace, in the order of names."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
+import anyio
 import anyio.to_thread
 
 from belljar.core.request import Workspace
-from belljar.core.result import Collected, FileTree, Result
-from belljar.host import files
+from belljar.core.result import Result
+from belljar.host import tree_copy
+from belljar.host.tree_copy import CopiedTree, TreeNode
+
+_CLOSING_SECONDS = 60.0
 
 
 class GrantedCopy:
     """Copies a granted folder into a sandbox, and what the guest changed back to the host.
 
-    What comes back is written by us, file by file, following no link.
+    The copy has all that the folder has: links, permissions, times, empty folders. A folder of which that cannot be
+    said is refused. What comes back is written by us, entry by entry, following no link.
     """
 
     def __init__(
@@ -22,40 +27,52 @@ class GrantedCopy:
         workspace: Workspace,
         limit: int,
         *,
-        put: Callable[[FileTree], Awaitable[None]],
-        get: Callable[[], Awaitable[Collected]],
+        put: Callable[[Sequence[TreeNode]], Awaitable[None]],
+        get: Callable[[], Awaitable[CopiedTree]],
     ) -> None:
         """Remembers how to copy; nothing is done yet.
 
         Args:
             workspace: the folder, and whether the guest may change it.
             limit: how many bytes may be copied in.
-            put: writes the files into the sandbox.
-            get: reads all files of the copy out of the sandbox.
+            put: writes the entries into the sandbox.
+            get: reads all entries of the copy out of the sandbox.
         """
         self._workspace = workspace
         self._limit = limit
         self._put = put
         self._get = get
-        self._before: FileTree = ()
+        self._before: Sequence[TreeNode] = ()
+        self._changed = False
 
     async def copy_in(self) -> None:
-        """Puts the folder's regular files into the sandbox.
+        """Puts all that the folder holds into the sandbox.
 
         Raises:
-            PolicyDenied: the folder holds more than the limit.
+            PolicyDenied: the folder holds more than the limit, or what cannot be copied as it is.
         """
         path, limit = self._workspace.path, self._limit
-        self._before = await anyio.to_thread.run_sync(lambda: files.tree(path, limit=limit))
+        self._before = await anyio.to_thread.run_sync(lambda: tree_copy.read_tree(path, limit=limit))
         await self._put(self._before)
+
+    def note_change(self) -> None:
+        """Remembers that the caller has changed the copy: it is brought back even if no run follows."""
+        self._changed = True
+
+    async def close(self) -> None:
+        """Copies back what the caller changed since the last run."""
+        if self._changed:
+            with anyio.move_on_after(_CLOSING_SECONDS, shield=True):
+                await self.copy_back()
 
     async def copy_back(self) -> tuple[str, ...]:
         """Writes what the guest changed to the host, if it may change the folder; returns what was left out."""
+        self._changed = False
         if not self._workspace.write:
             return ()
         after = await self._get()
-        before, self._before = self._before, after.files
-        return await anyio.to_thread.run_sync(files.bring_back, after, before, self._workspace.path)
+        before, self._before = self._before, after.nodes
+        return await anyio.to_thread.run_sync(tree_copy.bring_back, before, after, self._workspace.path)
 
     async def finish(self, result: Result) -> Result:
         """Copies back after a run; returns its result with what was left out added to it."""

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from belljar.backends.agent_frames import FrameLines, read_frame
 from belljar.backends.base import Box, Emit
-from belljar.backends.turn import AGENT_ENV, TurnRecord, TurnRequest, agent_source
+from belljar.backends.turn import AGENT_ENV, AGENT_FOLDER, TurnRecord, TurnRequest, agent_source
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
@@ -26,7 +26,7 @@ from belljar.core.values import MIB
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-_AGENT = ".belljar/session_agent.py"  # among the read-only inputs
+_AGENT = f"{AGENT_FOLDER}/session_agent.py"  # among the read-only inputs
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 1.0  # that a turn has after its timeout to end by itself, before the interpreter is ended
 # Between turns a guest is heard only so that its prints do not block it: at most this much, then a pause.

@@ -22,6 +22,7 @@ from belljar.host.egress import DENIALS
 if TYPE_CHECKING:
     from belljar.backends.base import Emit
 
+AGENT_FOLDER = ".belljar"  # where the agent lies, among the read-only inputs
 AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib"}
 MAX_RESULTS = 64
 _FRAME_BYTES = 256  # that a frame counts for at least: an empty one is work, too

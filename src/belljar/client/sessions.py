@@ -22,6 +22,7 @@ from belljar.core.values import guest_path
 from belljar.host import portal
 from belljar.host.lifetime import Openable
 from belljar.host.source import turn_code, with_code
+from belljar.protocol import file_errors
 from belljar.protocol.records import RunRecord, SessionRecord
 from belljar.protocol.responses import Checkpointed, FileList
 
@@ -106,15 +107,13 @@ class _AsyncHandle(Openable):
         if not isinstance(content, bytes | str):
             raise errors.InvalidRequest(f"content: must be bytes or text, not {type(content).__name__}")
         data = content.encode() if isinstance(content, str) else content
-        await self._transport.ask("PUT", self._file(path), content=data)
+        with file_errors.raised(path):
+            await self._transport.ask("PUT", self._file(path), content=data)
 
     async def read(self, path: str) -> bytes:
-        """Returns the content of a file, or raises FileNotFoundError."""
-        try:
+        """Returns the content of a file, or raises the OSError that the guest would get."""
+        with file_errors.raised(path):
             return await self._transport.ask("GET", self._file(path))
-        except errors.NotFound as error:
-            await self._transport.ask("GET", self._path())  # is it the session that is not there?
-            raise FileNotFoundError(error.message) from None
 
     async def list(self) -> tuple[Entry, ...]:
         """Returns what lies below /workspace: path, kind and size of each entry."""
@@ -241,7 +240,7 @@ class _Handle(portal.Blocking[HandleT]):
         portal.call(self._core.write, path, content)
 
     def read(self, path: str) -> bytes:
-        """Returns the content of a file, or raises FileNotFoundError."""
+        """Returns the content of a file, or raises the OSError that the guest would get."""
         return portal.call(self._core.read, path)
 
     def list(self) -> tuple[Entry, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fnmatch
 import os
+import platform
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ MAX_DEPTH = 32  # folders
 MAX_ENTRIES = 10_000
 MANY = 1_000_000  # entries, for a folder of the user's own
 MAX_COLLECTED = 64 * MIB  # bytes
+_CHANGED = "changed while it was read"
 # Windows lacks some of these, and has no use for this module but to import it.
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _SAFE
@@ -30,7 +32,9 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _SAFE
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
 
 
-class _Node(NamedTuple):
+class Node(NamedTuple):
+    """One entry that `walk` came to."""
+
     path: str
     folder: int  # an open descriptor of the directory that holds it, valid during the step
     name: str
@@ -72,104 +76,60 @@ def seal(fd: int) -> None:
 
 def write(root: int, files: Sequence[File], *, owner: int | None = None) -> None:
     """Writes files below an open directory, as `owner` if given: then with that uid's rights and no more."""
-    with _acting_as(owner):
+    with acting_as(owner):
         for file in files:
             parts = guest_path(file.path).split("/")
             with _folder(root, parts[:-1]) as folder:
                 _replace(folder, parts[-1], file)
 
 
-def collect(root: int, patterns: Sequence[str], *, most: int = MAX_ENTRIES, limit: int = MAX_COLLECTED) -> Collected:
+def collect(
+    root: int, patterns: Sequence[str], *, owner: int | None = None, most: int = MAX_ENTRIES,
+    limit: int = MAX_COLLECTED,
+) -> Collected:  # fmt: skip
     """Reads the regular files below an open directory that match.
 
     Args:
         root: the directory.
         patterns: see `matches`.
+        owner: with whose rights, if not with ours.
         most: how many entries are looked at.
         limit: how many bytes are read in all.
 
     Returns:
         The files, and what was left out and why.
     """
+    with acting_as(owner):
+        return _collect(root, patterns, most, limit)
+
+
+def _collect(root: int, patterns: Sequence[str], most: int, limit: int) -> Collected:
     files: list[File] = []
     left_out: list[str] = []
     budget = limit
-    for node in _walk(root, left_out, most):
+    for node in walk(root, left_out, most):
         if stat.S_ISDIR(node.stat.st_mode) or not matches(node.path, patterns):
             continue
         if not stat.S_ISREG(node.stat.st_mode):
             left_out.append(f"{node.path}: {kind(node.stat.st_mode)}, only regular files leave a sandbox")
         elif node.stat.st_size > budget:
             left_out.append(f"{node.path}: {format_size(node.stat.st_size)} is over what may be collected")
-        elif (content := _read(node, budget)) is None:
-            left_out.append(f"{node.path}: changed while it was read")
+        elif isinstance(content := read_node(node, budget), str):
+            left_out.append(f"{node.path}: {content}")
         else:
             budget -= len(content)
             files.append(File(path=node.path, content=content, executable=bool(node.stat.st_mode & 0o100)))
     return Collected(tuple(files), tuple(left_out))
 
 
-def entries(root: int, *, most: int = MAX_ENTRIES) -> tuple[Entry, ...]:
-    """Lists all that is below an open directory, in the order of names; at most `most` entries."""
-    found = (Entry(node.path, kind(node.stat.st_mode), node.stat.st_size) for node in _walk(root, [], most))
+def entries(root: int, *, owner: int | None = None, most: int = MAX_ENTRIES) -> tuple[Entry, ...]:
+    """Lists all that is below an open directory, in the order of names; at most `most` entries.
+
+    With `owner`: all that this uid may see.
+    """
+    with acting_as(owner):
+        found = [Entry(node.path, kind(node.stat.st_mode), node.stat.st_size) for node in walk(root, [], most)]
     return tuple(sorted(found))
-
-
-def tree(path: str, *, limit: int) -> tuple[File, ...]:
-    """Reads the regular files of a host folder, to grant it by copy.
-
-    Raises:
-        PolicyDenied: they hold more bytes than the limit.
-    """
-    files: list[File] = []
-    left = limit
-    with opened(path) as root:
-        for node in _walk(root, [], most=MANY):
-            if not stat.S_ISREG(node.stat.st_mode):
-                continue
-            content = _read(node, left)
-            if content is None:
-                raise errors.PolicyDenied(
-                    f"workspace: {path} holds more than the disk limit of {format_size(limit)}",
-                    fix="raise `disk`, or run Belljar as the folder's owner, so that no copy is needed",
-                )
-            left -= len(content)
-            files.append(File(path=node.path, content=content, executable=bool(node.stat.st_mode & 0o100)))
-    return tuple(files)
-
-
-def bring_back(after: Collected, before: Sequence[File], path: str) -> tuple[str, ...]:
-    """Writes the changes to a copy of a host folder to that folder, file by file, following no link.
-
-    Args:
-        after: the copy as it is now.
-        before: the copy as it was.
-        path: the folder.
-
-    Returns:
-        What was left out, and why.
-    """
-    was = {file.path: file for file in before}
-    left_out = list(after.left_out)
-    unseen = {left.partition(": ")[0] for left in left_out}
-    gone = was.keys() - {file.path for file in after.files} - unseen
-    if any(name.endswith("/") for name in unseen):  # a folder of which not all was looked at: nothing says it is gone
-        gone = set()
-    with opened(path) as target:
-        discard(target, sorted(gone, reverse=True))
-        for file in after.files:
-            if was.get(file.path) != file:
-                left_out += _copy_one(target, file)
-    return tuple(left_out)
-
-
-def _copy_one(target: int, file: File) -> list[str]:
-    try:
-        clear(target, [folder] if (folder := file.path.rpartition("/")[0]) else [], folders=True)
-        write(target, [file])
-    except (OSError, errors.BelljarError) as error:
-        return [f"{file.path}: {error}"]
-    return []
 
 
 def clear(root: int, paths: Iterable[str], *, folders: bool = False) -> None:
@@ -194,7 +154,7 @@ def clear(root: int, paths: Iterable[str], *, folders: bool = False) -> None:
 
 def make_folder(root: int, path: str, *, owner: int | None = None) -> None:
     """Makes a folder below an open directory, and those on the way to it, as `owner` if given."""
-    with _acting_as(owner), _folder(root, path.split("/")):
+    with acting_as(owner), _folder(root, path.split("/")):
         pass
 
 
@@ -221,7 +181,7 @@ def erase(root: int, name: str, *, owner: int | None = None) -> bool:
     Each folder found is first moved to the top, so that neither the depth of the tree nor a name's length counts.
     """
     waiting = [name]
-    with suppress(OSError), _acting_as(owner):
+    with suppress(OSError), acting_as(owner):
         while waiting:
             folder = waiting[-1]
             with suppress(FileNotFoundError):
@@ -256,12 +216,14 @@ def _exists(root: int, path: str) -> bool:
 
 
 @contextmanager
-def _acting_as(owner: int | None) -> Iterator[None]:
-    """This thread's file rights become the owner's: root has none in a filesystem mounted by the guest's uid."""
+def acting_as(owner: int | None) -> Iterator[None]:
+    """This thread's file rights become the owner's, and no more: neither root's nor those of a group of ours."""
     if owner is None:
         yield
         return
     libc = ctypes.CDLL(None)
+    groups = os.getgroups()
+    _set_groups(libc, [])
     libc.setfsgid(owner)
     libc.setfsuid(owner)
     try:
@@ -269,6 +231,13 @@ def _acting_as(owner: int | None) -> Iterator[None]:
     finally:
         libc.setfsuid(os.geteuid())
         libc.setfsgid(os.getegid())
+        _set_groups(libc, groups)
+
+
+def _set_groups(libc: ctypes.CDLL, groups: Sequence[int]) -> None:
+    """Of this thread alone: `os.setgroups` would change those of all the others too."""
+    number = 116 if platform.machine() == "x86_64" else 159
+    libc.syscall(number, len(groups), (ctypes.c_uint32 * len(groups))(*groups))
 
 
 def matches(path: str, patterns: Sequence[str]) -> bool:
@@ -292,7 +261,20 @@ def _match(parts: list[str], pattern: list[str]) -> bool:
 
 @contextmanager
 def _folder(root: int, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
-    """Opens (making what is missing) the folder below root, one name at a time, so that no link is followed."""
+    try:
+        with descended(root, parts, make=make) as fd:
+            yield fd
+    except NotADirectoryError:
+        raise errors.InvalidRequest(f"path: {'/'.join(parts)!r} is not a folder in the sandbox") from None
+
+
+@contextmanager
+def descended(root: int, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
+    """Opens (making what is missing) the folder below root, one name at a time, so that no link is followed.
+
+    Raises:
+        NotADirectoryError: something else is on the way, a link perhaps.
+    """
     current = os.dup(root)
     try:
         for part in parts:
@@ -306,24 +288,34 @@ def _folder(root: int, parts: Sequence[str], *, make: bool = True) -> Iterator[i
             os.close(current)
             current = following
         yield current
-    except NotADirectoryError:
-        raise errors.InvalidRequest(f"path: {'/'.join(parts)!r} is not a folder in the sandbox") from None
     finally:
         os.close(current)
 
 
 def _replace(folder: int, name: str, file: File) -> None:
-    """The whole file or nothing: written under another name, then renamed over what was there (a link itself,
-    never what it points to)."""
+    mode = (0o755 if file.executable else 0o644) & ~(0o222 if file.read_only else 0)
+    replace(folder, name, file.content, mode=mode)
+
+
+def replace(folder: int, name: str, content: bytes, *, mode: int, exactly: bool = False) -> None:
+    """Writes a whole file or nothing: under another name, then renamed over what was there.
+
+    Args:
+        folder: an open directory.
+        name: the file in it; of a link, the link itself gives way, never what it points to.
+        content: its bytes.
+        mode: its permissions.
+        exactly: whether they hold whatever the umask says.
+    """
     draft = f".belljar-{os.urandom(6).hex()}"
-    fd = os.open(
-        draft, _CREATE, (0o755 if file.executable else 0o644) & ~(0o222 if file.read_only else 0), dir_fd=folder
-    )
+    fd = os.open(draft, _CREATE, 0o600 if exactly else mode, dir_fd=folder)
     try:
         try:
-            view = memoryview(file.content)
+            view = memoryview(content)
             while view:
                 view = view[os.write(fd, view) :]
+            if exactly:
+                os.fchmod(fd, mode)
         finally:
             os.close(fd)
         with suppress(NotADirectoryError, FileNotFoundError):
@@ -335,11 +327,11 @@ def _replace(folder: int, name: str, file: File) -> None:
         raise
 
 
-def _walk(root: int, left_out: list[str], most: int = MAX_ENTRIES) -> Iterator[_Node]:
+def walk(root: int, left_out: list[str], most: int = MAX_ENTRIES) -> Iterator[Node]:
     """Depth first, so that no more folders are open at once than the tree is deep."""
     seen = 0
 
-    def visit(folder: int, prefix: str, depth: int) -> Iterator[_Node]:
+    def visit(folder: int, prefix: str, depth: int) -> Iterator[Node]:
         nonlocal seen
         for name in sorted(os.listdir(folder)):
             seen += 1
@@ -354,7 +346,7 @@ def _walk(root: int, left_out: list[str], most: int = MAX_ENTRIES) -> Iterator[_
             except (OSError, ValueError):
                 left_out.append(f"{path.encode('utf-8', 'backslashreplace').decode()!r}: an unusable name")
                 continue
-            yield _Node(path, folder, name, facts)
+            yield Node(path, folder, name, facts)
             if stat.S_ISDIR(facts.st_mode) and depth >= MAX_DEPTH:
                 left_out.append(f"{path}: lies {MAX_DEPTH} folders deep, what is in it was not looked at")
             elif stat.S_ISDIR(facts.st_mode):
@@ -371,21 +363,23 @@ def _walk(root: int, left_out: list[str], most: int = MAX_ENTRIES) -> Iterator[_
     yield from visit(root, "", 1)
 
 
-def _read(node: _Node, limit: int) -> bytes | None:
-    """The content, or None if it is no regular file any more, or longer than allowed."""
+def read_node(node: Node, limit: int) -> bytes | str:
+    """The content, or why there is none: it is no regular file any more, or longer than allowed."""
     try:
         fd = os.open(node.name, _READ, dir_fd=node.folder)
+    except PermissionError:
+        return "may not be read"
     except OSError:
-        return None
+        return _CHANGED
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
+            return _CHANGED
         chunks: list[bytes] = []
         size = 0
         while chunk := os.read(fd, 1 << 20):
             size += len(chunk)
             if size > limit:
-                return None
+                return _CHANGED
             chunks.append(chunk)
         return b"".join(chunks)
     finally:

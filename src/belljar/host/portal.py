@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -105,6 +105,17 @@ def enter(context: AbstractAsyncContextManager[T]) -> AbstractContextManager[T]:
     """Returns an async context manager as a blocking one."""
     _refuse_callbacks()
     return _loop.portal().wrap_async_context_manager(context)
+
+
+@contextmanager
+def reading(context: AbstractAsyncContextManager[AsyncIterator[bytes]]) -> Iterator[Iterator[bytes]]:
+    """Opens what gives pieces of bytes, and gives them to blocking code."""
+
+    async def following() -> bytes:
+        return await anext(pieces, b"")
+
+    with enter(context) as pieces:
+        yield iter(lambda: call(following), b"")
 
 
 class Blocking(Generic[OpenableT]):

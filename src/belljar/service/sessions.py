@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +21,7 @@ from belljar.core.options import request
 from belljar.core.result import Entry, Result
 from belljar.core.values import MIB
 from belljar.engine import audit
+from belljar.protocol import file_errors
 from belljar.protocol.records import Caller, RunRecord, SessionRecord, new_id
 from belljar.sandbox import AsyncSandbox
 from belljar.service import projects
@@ -309,15 +310,18 @@ class Sessions:
     async def write(self, id: str, caller: Caller, path: str, content: bytes) -> None:
         held = self.get(id, caller)
         async with held.used():
-            await held.handle.write(path, content)
+            with file_errors.refused(path):
+                await held.handle.write(path, content)
 
-    async def read(self, id: str, caller: Caller, path: str) -> bytes:
+    @asynccontextmanager
+    async def reading(self, id: str, caller: Caller, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A file's content piece by piece; it is opened before the first one is asked for."""
         held = self.get(id, caller)
-        async with held.used():
-            try:
-                return await held.handle.read(path)
-            except FileNotFoundError as error:
-                raise errors.NotFound(str(error), fix="list the files first") from None
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(held.used())
+            with file_errors.refused(path):
+                pieces = await stack.enter_async_context(held.handle.reading(path))
+            yield pieces
 
     async def files(self, id: str, caller: Caller) -> tuple[Entry, ...]:
         held = self.get(id, caller)

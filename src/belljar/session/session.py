@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import ClassVar, Self, Unpack
 
@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 
 from belljar.backends.base import Backend, Copyable, Emit, Interpreting
 from belljar.backends.snapshot import Snapshot
+from belljar.backends.turn import AGENT_FOLDER
 from belljar.control.callbacks import Cancel, Listener, OutputCallback, listening
 from belljar.core import errors, policy
 from belljar.core.options import IDLE_SECONDS, LIFETIME_SECONDS, SessionOptions, StrPath, check_seconds
@@ -179,12 +180,18 @@ class AsyncSession(Openable):
         await self._sandbox.write(path, content)
 
     async def read(self, path: str) -> bytes:
-        """Returns the content of a file of the session, or raises FileNotFoundError."""
+        """Returns the content of a file of the session, or raises the OSError that its code would get."""
         return await self._sandbox.read(path)
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Opens a file as `read` does, for one that is too large to be held: see `AsyncSandbox.reading`."""
+        return self._sandbox.reading(path)
 
     async def list(self) -> tuple[Entry, ...]:
         """Returns what lies below /workspace: path, kind and size of each entry."""
-        return tuple(entry for entry in await self._sandbox.list() if not entry.path.startswith(".belljar"))
+        return tuple(
+            entry for entry in await self._sandbox.list() if not f"{entry.path}/".startswith(f"{AGENT_FOLDER}/")
+        )
 
     @property
     def _lease(self) -> Lease:
@@ -340,8 +347,12 @@ class Session(portal.Blocking[AsyncSession]):
         portal.call(self._core.write, path, content)
 
     def read(self, path: str) -> bytes:
-        """Returns the content of a file of the session, or raises FileNotFoundError."""
+        """Returns the content of a file of the session, or raises the OSError that its guest would get."""
         return portal.call(self._core.read, path)
+
+    def reading(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
+        """Opens a file as `read` does, for one that is too large to be held: `with box.reading("big") as pieces`."""
+        return portal.reading(self._core.reading(path))
 
     def list(self) -> tuple[Entry, ...]:
         """Returns what lies below /workspace: path, kind and size of each entry."""

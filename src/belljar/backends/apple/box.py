@@ -10,18 +10,21 @@ import random
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
 
+from belljar.backends import inputs
 from belljar.backends.apple import arguments, output
 from belljar.backends.apple.arguments import GuestLaunch, Machine
 from belljar.backends.apple.cli import Cli, CliCall, Said
 from belljar.backends.apple.run import AppleJob, AppleRun, MachineFigures, figures
 from belljar.backends.base import Emit, ImageUsed
 from belljar.backends.containers import archive as docker_files
+from belljar.backends.containers import file_stream
+from belljar.backends.containers.inside import as_os_error
 from belljar.backends.containers.spec import KEEPER
 from belljar.backends.granted import GrantedCopy
 from belljar.backends.guest_text import shell_script
@@ -29,9 +32,10 @@ from belljar.backends.pipe_interpreter import PipeInterpreter
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
-from belljar.core.result import Collected, Entry, File, FileTree, Result
+from belljar.core.result import Collected, Entry, File, Result
 from belljar.core.values import WORKSPACE
 from belljar.host import files, process
+from belljar.host.tree_copy import CopiedTree, TreeNode
 
 _BOOT_SECONDS = 120.0
 _STOP_SECONDS = 10.0
@@ -82,6 +86,8 @@ class AppleBox:
                 if self._granted:
                     await self._granted.copy_in()
                 yield
+                if self._granted:
+                    await self._granted.close()
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._close(call)
@@ -186,35 +192,51 @@ class AppleBox:
 
     async def put(self, files_in: Sequence[File]) -> None:
         """Writes files into /workspace, as the guest's own."""
+        inputs.check_writable(self.plan, files_in)
         names, data = [file.path for file in files_in], docker_files.archive(files_in)
         said = await self._inside(docker_files.REPLACE, WORKSPACE, *names, uid=self._uid, data=data)
-        if said.code == docker_files.NOT_A_FOLDER:
-            raise errors.InvalidRequest(f"path: {names[0]!r} lies below what is not a folder in the sandbox")
+        if said.code and (error := as_os_error(said.code, said.words.strip(), names[0])):
+            raise error
         _fit(said, "the file")
+        if self._granted:
+            self._granted.note_change()
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Opens a file of /workspace as the guest would."""
+        return inputs.reading(self.plan, path) or self._reading(path)
+
+    @asynccontextmanager
+    async def _reading(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        with ExitStack() as fds:
+            call = self._cli.start(arguments.inside(self.id, self._uid, docker_files.READ, WORKSPACE, path), fds)
+            try:
+                yield await file_stream.opened(lambda: process.read_some(call.stdout), path)
+            finally:
+                await call.end()
 
     async def get(self, patterns: Sequence[str]) -> Collected:
         """Reads the regular files of /workspace that match."""
-        return await self._get(patterns, files.MAX_COLLECTED)
+        chosen, left_out = docker_files.wanted(await self._listed(), patterns)
+        taken = await anyio.to_thread.run_sync(docker_files.unpacked, await self._fetched(chosen), chosen)
+        return Collected(taken.files, (*left_out, *taken.left_out))
 
     async def list(self) -> tuple[Entry, ...]:
         """Lists what is in /workspace."""
-        return docker_files.entries(await self._listed())
+        return inputs.listed(self.plan, docker_files.entries(await self._listed()))
 
-    async def _listed(self) -> bytes:
-        said = await self._inside(docker_files.LIST, WORKSPACE, uid=self._uid, limit=docker_files.LIST_LIMIT)
+    async def _listed(self, most: int = files.MAX_ENTRIES) -> bytes:
+        words = (docker_files.LIST, WORKSPACE, str(2 * most))
+        said = await self._inside(*words, uid=self._uid, limit=docker_files.LIST_LIMIT)
         if said.code:
             raise errors.ExecutionFailed(f"the files could not be listed: {said.words[-200:].strip()}")
         return said.stdout
 
-    async def _get(self, patterns: Sequence[str], limit: int) -> Collected:
-        chosen, left_out = docker_files.wanted(await self._listed(), patterns, limit)
+    async def _fetched(self, chosen: Sequence[docker_files.Found]) -> bytes:
         if not chosen:
-            return Collected((), tuple(left_out))
+            return b""
         names = "".join(f"./{item.path}\n" for item in chosen).encode()
         room = docker_files.room(chosen)
-        said = await self._inside(docker_files.FETCH, WORKSPACE, uid=self._uid, data=names, limit=room)
-        taken = await anyio.to_thread.run_sync(docker_files.unpacked, said.stdout, chosen)
-        return Collected(taken.files, (*left_out, *taken.left_out))
+        return (await self._inside(docker_files.FETCH, WORKSPACE, uid=self._uid, data=names, limit=room)).stdout
 
     def _copy_of_grant(self) -> GrantedCopy | None:
         """A granted folder is copied: what Apple's shared folders do with owners and links, we could not see."""
@@ -222,12 +244,15 @@ class AppleBox:
             return None
         limit, uid = arguments.disk(self.plan.limits), self._uid if self.plan.workspace.write else 0
 
-        async def put(tree: FileTree) -> None:
-            data = docker_files.archive(tree)
+        async def put(tree: Sequence[TreeNode]) -> None:
+            data = docker_files.pack(tree)
             _fit(await self._inside(docker_files.LAY, WORKSPACE, uid=uid, data=data), "the granted folder")
 
-        async def get() -> Collected:
-            return await self._get(["**"], limit)
+        async def get() -> CopiedTree:
+            chosen, known = docker_files.whole(await self._listed(files.MANY), limit)
+            return await anyio.to_thread.run_sync(
+                docker_files.unpacked_tree, await self._fetched(chosen), chosen, known
+            )
 
         return GrantedCopy(self.plan.workspace, limit, put=put, get=get)
 

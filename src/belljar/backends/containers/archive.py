@@ -13,13 +13,14 @@ import stat
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from belljar.backends.containers.spec import KEEPER
 from belljar.backends.guest_text import shell_script
 from belljar.core.result import Collected, Entry, File
 from belljar.core.values import MIB, format_size, guest_path
 from belljar.host import files
+from belljar.host.tree_copy import CopiedTree, TreeNode, paired
 
 _BLOCK = 512
 _LETTERS = {b"f": stat.S_IFREG, b"d": stat.S_IFDIR, b"l": stat.S_IFLNK, b"p": stat.S_IFIFO}  # of `find`
@@ -27,11 +28,11 @@ _LETTERS = {b"f": stat.S_IFREG, b"d": stat.S_IFDIR, b"l": stat.S_IFLNK, b"p": st
 _LINE = re.compile(rb"(\d{1,10}) (?:([a-z]) ([0-7]{1,6})|([0-9a-f]{1,8})) (\d{1,19}) \./(.+)")
 
 LIST_LIMIT = 32 * MIB  # bytes
-NOT_A_FOLDER = 20  # the exit code of REPLACE
 DELIVER = shell_script("files/deliver", keeper=KEEPER)
 LAY = shell_script("files/lay")
 LAY_AND_SAY = shell_script("files/lay_and_say")
-REPLACE = shell_script("files/replace", not_a_folder=NOT_A_FOLDER)
+REPLACE = shell_script("files/replace")
+READ = shell_script("files/read")
 LIST = shell_script("files/list", depth=files.MAX_DEPTH + 1, most=2 * files.MAX_ENTRIES, limit=LIST_LIMIT)
 FETCH = shell_script("files/fetch")
 
@@ -55,6 +56,26 @@ def archive(tree: Iterable[File], *, sticky: bool = False) -> bytes:
             mode = (0o755 if file.executable else 0o644) & ~(0o222 if file.read_only or sticky else 0)
             tar.addfile(_member(file.path, mode, len(file.content)), io.BytesIO(file.content))
     return buffer.getvalue()
+
+
+def pack(nodes: Iterable[TreeNode]) -> bytes:
+    """Packs a whole tree. Folders come last, from the deepest up: one that is read-only is filled before."""
+    buffer = io.BytesIO()
+    nodes = tuple(nodes)
+    folders = sorted((node for node in nodes if node.kind == "folder"), key=lambda node: node.path, reverse=True)
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for node in (*sorted(node for node in nodes if node.kind != "folder"), *folders):
+            member = _member(node.path, node.mode, kind=_TYPES[node.kind])
+            member.mtime, member.linkname = node.mtime, node.target
+            if node.twin and node.twin != node.path:
+                member.type, member.linkname = tarfile.LNKTYPE, f"./{node.twin}"
+            elif node.kind == "file":
+                member.size = len(node.content)
+            tar.addfile(member, io.BytesIO(node.content))
+    return buffer.getvalue()
+
+
+_TYPES = {"folder": tarfile.DIRTYPE, "file": tarfile.REGTYPE, "link": tarfile.SYMTYPE}
 
 
 def _member(path: str, mode: int, size: int = 0, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
@@ -104,11 +125,9 @@ def entries(said: bytes) -> tuple[Entry, ...]:
     return tuple(Entry(item.path, files.kind(item.mode), item.size) for item in listed(said)[0])
 
 
-def wanted(
-    said: bytes, patterns: Sequence[str], limit: int = files.MAX_COLLECTED, most: int = files.MAX_ENTRIES
-) -> tuple[list[Found], list[str]]:
+def wanted(said: bytes, patterns: Sequence[str], limit: int = files.MAX_COLLECTED) -> tuple[list[Found], list[str]]:
     """Chooses from a listing the regular files that match and fit; and says what was left out."""
-    found, left_out = listed(said, most)
+    found, left_out = listed(said)
     chosen: list[Found] = []
     for item in found:
         if stat.S_ISDIR(item.mode) or not files.matches(item.path, patterns):
@@ -123,6 +142,47 @@ def wanted(
     return chosen, left_out
 
 
+def whole(said: bytes, limit: int) -> tuple[list[Found], CopiedTree]:
+    """Chooses from a listing all that a copied folder holds.
+
+    Returns:
+        The files and links that have to be fetched, and what is known without that.
+    """
+    found, left_out = listed(said, files.MANY)
+    unseen = ["" for left in left_out if left.startswith("./: ")]
+    chosen: list[Found] = []
+    folders: list[TreeNode] = []
+    for item in found:
+        if stat.S_ISDIR(item.mode):
+            folders.append(TreeNode(item.path, "folder", stat.S_IMODE(item.mode) & 0o777))
+            if item.mode & 0o500 != 0o500:
+                left_out.append(f"{item.path}: may not be read, what is in it was not looked at")
+        elif not stat.S_ISREG(item.mode) and not stat.S_ISLNK(item.mode):
+            left_out.append(f"{item.path}: {files.kind(item.mode)}, which is not copied")
+        elif item.size > limit:
+            left_out.append(f"{item.path}: {format_size(item.size)} is over what may be copied")
+        else:
+            limit -= item.size
+            chosen.append(item)
+    return chosen, CopiedTree(tuple(folders), tuple(left_out), tuple(unseen))
+
+
+def unpacked_tree(said: bytes, chosen: Sequence[Found], known: CopiedTree) -> CopiedTree:
+    """Reads from an archive what `whole` chose, and returns it with what was known before."""
+    members = {member.path: member for member in _members(said)}
+    nodes, left_out = list(known.nodes), list(known.left_out)
+    twins: dict[str, list[str]] = {}
+    for item in chosen:
+        member = members.get(item.path)
+        if member is None or len(member.content) > item.size or (member.kind == "link") != stat.S_ISLNK(item.mode):
+            left_out.append(f"{item.path}: may not be read, or changed while it was read")
+            continue
+        mode = 0o777 if member.kind == "link" else stat.S_IMODE(item.mode) & 0o777
+        nodes.append(TreeNode(item.path, member.kind, mode, member.mtime, member.content, member.target))
+        twins.setdefault(member.first or item.path, []).append(item.path)
+    return CopiedTree(paired(nodes, twins.values()), tuple(left_out), known.unseen)
+
+
 def room(chosen: Sequence[Found]) -> int:
     """Returns how many bytes an honest archive of these can have."""
     return sum(item.size + 8 * _BLOCK for item in chosen) + 64 * _BLOCK
@@ -130,7 +190,7 @@ def room(chosen: Sequence[Found]) -> int:
 
 def unpacked(said: bytes, chosen: Sequence[Found]) -> Collected:
     """Reads from an archive the files that we asked for, and no others."""
-    contents = dict(_members(said))
+    contents = {member.path: member.content for member in _members(said) if member.kind == "file"}
     taken, left_out = [], []
     for item in chosen:
         content = contents.get(item.path)
@@ -141,25 +201,47 @@ def unpacked(said: bytes, chosen: Sequence[Found]) -> Collected:
     return Collected(tuple(taken), tuple(left_out))
 
 
-def _members(said: bytes) -> Iterator[tuple[str, bytes]]:
-    """The regular files of a tar. Only what GNU's and BusyBox's write: no sparse files, no headers that compute."""
-    seen: dict[str, bytes] = {}
-    place, long_name = 0, b""
+class _Member(NamedTuple):
+    path: str
+    kind: Literal["file", "link"]
+    mtime: int
+    content: bytes = b""
+    target: str = ""  # of a link
+    first: str = ""  # the name under which the same file came before
+
+
+def _members(said: bytes) -> Iterator[_Member]:
+    """The files and links of a tar. Only what GNU's and BusyBox's write: no sparse files, no headers that compute."""
+    seen: dict[str, _Member] = {}
+    place, long_name, long_target = 0, b"", b""
     while place + _BLOCK <= len(said):
         header = said[place : place + _BLOCK]
-        octal = header[124:136].strip(b"\0 ")
-        if not header.strip(b"\0") or not re.fullmatch(rb"[0-7]{1,12}", octal):
+        size, kind_ = _octal(header[124:136]), header[156:157]
+        if not header.strip(b"\0") or size is None:
             return
-        size, kind_ = int(octal, 8), header[156:157]
         content = said[place + _BLOCK : place + _BLOCK + size]
         place += _BLOCK + -(-size // _BLOCK) * _BLOCK
-        name = long_name or header[:100].rstrip(b"\0")
-        long_name = content.rstrip(b"\0") if kind_ == b"L" else b""
-        path = name.decode("utf-8", "replace").removeprefix("./")
-        if kind_ == b"1":  # another name of a file that came before
-            target = header[157:257].rstrip(b"\0").decode("utf-8", "replace").removeprefix("./")
-            if target in seen:
-                yield path, seen[target]
+        if kind_ in (b"L", b"K"):  # of the entry that comes next
+            long_name = content.rstrip(b"\0") if kind_ == b"L" else long_name
+            long_target = content.rstrip(b"\0") if kind_ == b"K" else long_target
+            continue
+        path, target = _text(long_name or header[:100]), _text(long_target or header[157:257])
+        long_name, long_target = b"", b""
+        member = _Member(path.removeprefix("./"), "file", _octal(header[136:148]) or 0)
+        first = target.removeprefix("./")
+        if kind_ == b"1" and first in seen:  # another name of a file that came before
+            yield member._replace(content=seen[first].content, first=first)
+        elif kind_ == b"2":
+            yield member._replace(kind="link", target=target)
         elif kind_ in (b"0", b"\0") and len(content) == size:
-            seen[path] = content
-            yield path, content
+            seen[member.path] = member._replace(content=content)
+            yield member._replace(content=content, first=member.path)
+
+
+def _octal(field: bytes) -> int | None:
+    digits = field.strip(b"\0 ")
+    return int(digits, 8) if re.fullmatch(rb"[0-7]{1,12}", digits) else None
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode("utf-8", "replace")

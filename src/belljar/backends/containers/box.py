@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import anyio.to_thread
 
+from belljar.backends import inputs
 from belljar.backends.base import Emit, ImageUsed
 from belljar.backends.containers import archive as docker_files
-from belljar.backends.containers import spec
+from belljar.backends.containers import inside, spec
 from belljar.backends.containers.cleanup import Cleanup, Leftovers
 from belljar.backends.containers.egress_relay import EgressRelay
 from belljar.backends.containers.pool import Pool
@@ -30,23 +31,21 @@ from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import INPUTS, Command, Plan
 from belljar.core.request import Egress, Limits
-from belljar.core.result import Collected, Entry, File, FileTree, Result, Status, Usage
+from belljar.core.result import Collected, Entry, File, Result, Status, Usage
 from belljar.core.values import MIB, WORKSPACE, format_size
 from belljar.host import egress, files
 from belljar.host.docker_api import ProgramStreams, asking
 from belljar.host.egress import Proxy, Told
 from belljar.host.engine_address import Flavour
-from belljar.host.loops import lone_errors
+from belljar.host.tree_copy import CopiedTree, TreeNode
 
 if TYPE_CHECKING:
     from aiodocker import Docker
     from aiodocker.containers import DockerContainer
-    from aiodocker.execs import Exec
 
-_MOVING = 60.0  # seconds for files to go in or out
 _RESERVE_BYTES = 32 * MIB  # that a command has however full its box is, so that a full one can be cleared
 _LEAST_KERNEL_BYTES = 64 * MIB  # the same where a kernel in user space has to live in it, too
-_WORDS = 4096  # kept of what a program inside complains of
+_WORDS_BYTES = 4096  # that a program inside may say of what the box holds
 
 
 class ContainerHost(NamedTuple):
@@ -100,12 +99,15 @@ class DockerBox:
         if not self.plan.workspace or not self._host.copies:
             return None
 
-        async def put(tree: FileTree) -> None:
+        async def put(tree: Sequence[TreeNode]) -> None:
             if tree:
-                await self._inside(docker_files.LAY, docker_files.archive(tree), what="the granted folder")
+                await self._inside(docker_files.LAY, docker_files.pack(tree), what="the granted folder")
 
-        async def get() -> Collected:
-            return await self.get(["**"], limit=self.plan.limits.disk, most=files.MANY)
+        async def get() -> CopiedTree:
+            listing = await self._listing(files.MANY)
+            chosen, known = docker_files.whole(listing, self.plan.limits.disk)
+            said = await self._fetched(chosen)
+            return await anyio.to_thread.run_sync(docker_files.unpacked_tree, said, chosen, known)
 
         return GrantedCopy(self.plan.workspace, self.plan.limits.disk, put=put, get=get)
 
@@ -132,6 +134,7 @@ class DockerBox:
                 self._holder = holder
                 if self._granted:
                     await self._granted.copy_in()
+                    stack.push_async_callback(self._granted.close)
                 yield
         finally:
             self._holder = None
@@ -167,26 +170,40 @@ class DockerBox:
 
     async def put(self, files_in: Sequence[File]) -> None:
         """Writes files into /workspace, as the guest's own."""
+        inputs.check_writable(self.plan, files_in)
         names = [file.path for file in files_in]
-        await self._inside(docker_files.REPLACE, docker_files.archive(files_in), names, what="the file")
-
-    async def get(
-        self, patterns: Sequence[str], limit: int = files.MAX_COLLECTED, most: int = files.MAX_ENTRIES
-    ) -> Collected:
-        chosen, left_out = docker_files.wanted(await self._listing(most), patterns, limit, most)
-        if not chosen:
-            return Collected((), tuple(left_out))
-        names = "".join(f"./{item.path}\n" for item in chosen).encode()
         try:
-            said = await self._inside(docker_files.FETCH, names, limit=docker_files.room(chosen), strict=False)
-        except errors.ExecutionFailed:
-            return Collected((), (*left_out, *(f"{item.path}: changed while it was read" for item in chosen)))
+            await self._inside(docker_files.REPLACE, docker_files.archive(files_in), names, what="the file")
+        except inside.FailedInside as failure:
+            raise inside.as_os_error(failure.code, failure.words, names[0]) or failure from None
+        if self._granted:
+            self._granted.note_change()
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Opens a file of /workspace as the guest would."""
+        argv = ["/bin/sh", "-c", docker_files.READ, WORKSPACE, path]
+        return inputs.reading(self.plan, path) or inside.reading(self._keeper(), argv, self.uid, path)
+
+    async def get(self, patterns: Sequence[str]) -> Collected:
+        """Reads the regular files of /workspace that match."""
+        chosen, left_out = docker_files.wanted(await self._listing(files.MAX_ENTRIES), patterns)
+        said = await self._fetched(chosen)
         collected = await anyio.to_thread.run_sync(docker_files.unpacked, said, chosen)
         return Collected(collected.files, (*left_out, *collected.left_out))
 
+    async def _fetched(self, chosen: Sequence[docker_files.Found]) -> bytes:
+        """An archive of these; empty if they changed while it was made."""
+        if not chosen:
+            return b""
+        names = "".join(f"./{item.path}\n" for item in chosen).encode()
+        try:
+            return await self._inside(docker_files.FETCH, names, limit=docker_files.room(chosen), strict=False)
+        except errors.ExecutionFailed:
+            return b""
+
     async def list(self) -> tuple[Entry, ...]:
         """Lists what is in /workspace."""
-        return docker_files.entries(await self._listing(files.MAX_ENTRIES))
+        return inputs.listed(self.plan, docker_files.entries(await self._listing(files.MAX_ENTRIES)))
 
     async def _listing(self, most: int) -> bytes:
         """Lists twice as many entries, because what the keeper put in is not counted."""
@@ -197,10 +214,13 @@ class DockerBox:
         strict: bool = True,
     ) -> bytes:  # fmt: skip
         """Runs one of our small programs in the holder, with the guest's rights."""
+        argv = ["/bin/sh", "-c", script, WORKSPACE, *words]
+        return await inside.execute(self._keeper(), argv, self.uid, stdin, limit=limit, what=what, strict=strict)
+
+    def _keeper(self) -> DockerContainer:
         if self._holder is None:
             raise errors.ExecutionFailed("this sandbox keeps no files", fix="open it with keep_files")
-        argv = ["/bin/sh", "-c", script, WORKSPACE, *words]
-        return await execute(self._holder, argv, self.uid, stdin, limit=limit, what=what, strict=strict)
+        return self._holder
 
     # --- running ---
 
@@ -324,54 +344,13 @@ class DockerBox:
         argv = ["/bin/sh", "-c", docker_files.DELIVER, self.plan.inputs, *self._volumes.values()]
         data = docker_files.archive(tree, sticky=True)
         try:
-            said = await execute(container, argv, spec.KEEPER, data, limit=_WORDS, what="the input files")
+            said = await inside.execute(container, argv, spec.KEEPER, data, limit=_WORDS_BYTES, what="the input files")
             self._held = docker_files.held(said)
         except errors.ExecutionFailed:
             argv = ["/bin/sh", "-c", docker_files.LAY, self.plan.inputs]
             data = docker_files.archive(tree)
-            await execute(container, argv, self.uid, data, what="the input files")
+            await inside.execute(container, argv, self.uid, data, what="the input files")
 
 
 def _inputs(given: dict[str, bytes]) -> list[File]:
     return [File(path=path, content=content, read_only=True) for path, content in given.items()]
-
-
-async def execute(
-    container: DockerContainer, argv: Sequence[str], uid: int, stdin: bytes, *, limit: int = 0,
-    what: str = "the files", strict: bool = True,
-) -> bytes:  # fmt: skip
-    """Runs a program of ours in a container and returns what it printed; over the limit is a failure."""
-    out, complaint = bytearray(), bytearray()
-    async with asking(what, seconds=_MOVING):
-        call = await container.exec(list(argv), user=f"{uid}:{uid}", stdin=True, workdir="/")
-        with lone_errors():
-            async with (
-                ProgramStreams.open(call.start(detach=False), what) as streams,
-                anyio.create_task_group() as tasks,
-            ):
-                tasks.start_soon(streams.supply, stdin)
-                tasks.start_soon(_watch_end, call, tasks.cancel_scope)
-                async for name, data in streams.parts():
-                    if name == "stderr":
-                        complaint += data[: _WORDS - len(complaint)]
-                    elif len(out) + len(data) > limit:
-                        raise errors.ExecutionFailed(f"{what}: more came out than may be taken")
-                    else:
-                        out += data
-                tasks.cancel_scope.cancel()
-        code = (await call.inspect()).get("ExitCode")
-    if code == docker_files.NOT_A_FOLDER:
-        raise errors.InvalidRequest("path: a name on the way to it is not a folder in the sandbox")
-    if strict and code != 0:
-        said = complaint.decode("utf-8", "replace").strip().splitlines()
-        raise errors.ExecutionFailed(f"{what} could not be moved: {said[-1] if said else f'exit code {code}'}")
-    return bytes(out)
-
-
-async def _watch_end(call: Exec, reading: anyio.CancelScope) -> None:
-    """gVisor's engine at times forgets to hang up after its program has ended."""
-    for pause in (1.0, 0.5, *[2.0] * 30):
-        await anyio.sleep(pause)
-        if (await call.inspect()).get("Running") is False:
-            await anyio.sleep(0.5)  # for what is still on its way
-            reading.cancel()

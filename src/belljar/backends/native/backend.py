@@ -71,6 +71,11 @@ class Native:
         self._owner: ownership.Owner | None = None
         self._guarantees: Guarantees | None = None
 
+    @property
+    def place(self) -> str:
+        """Where the mount namespace of a sandbox has its workspace."""
+        return str(self.state_dir / "workspace")
+
     # --- what it can do here ---
 
     async def probe(self) -> Capabilities:
@@ -246,13 +251,15 @@ class Native:
                 uid, claim = self.uid_for(plan.workspace)
                 stack.callback(claim)
             host = NativeHost(
-                self.bubblewrap, self.state_dir, bool(self.uids), self.toolchains, self.group_for, self.group_to_keep,
+                self.bubblewrap, self.state_dir, self.place, self.toolchains, self.group_for, self.group_to_keep,
                 *self._network,
             )  # fmt: skip
             box = NativeBox(host, plan, uid)
             if plan.packages:
                 box.packages = self.toolchains.environment(plan.packages)
-            if plan.keep_files or box.copies:
+            if plan.workspace:
+                await stack.enter_async_context(box.granted(plan.workspace))
+            if plan.keep_files:
                 await stack.enter_async_context(box.holding())
             yield box
 

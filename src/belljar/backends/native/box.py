@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from functools import partial
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
 
+from belljar.backends import inputs
 from belljar.backends.base import Emit
-from belljar.backends.granted import GrantedCopy
 from belljar.backends.native import jail
 from belljar.backends.native.run import NativeJob, NativeRun
 from belljar.backends.native.toolchains import Grant, Tool, Toolchains
@@ -31,8 +30,9 @@ from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Collected, Entry, File, Result, Usage
 from belljar.core.values import WORKSPACE
-from belljar.host import cgroups, egress, files, process
+from belljar.host import box_files, cgroups, egress, files, lending, process
 from belljar.host.egress import Proxy, Resolve, Told
+from belljar.host.lending import LentFolder
 
 _GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
 _HOLDER_PIDS = 16
@@ -44,7 +44,7 @@ class NativeHost(NamedTuple):
 
     bubblewrap: str
     state_dir: Path
-    drops_uid: bool
+    place: str
     toolchains: Toolchains
     group_for: Callable[[Limits, cgroups.Group | None], cgroups.Group | None]  # limits, and the group to be inside of
     group_to_keep: Callable[[Limits], cgroups.Group | None]
@@ -63,27 +63,25 @@ class NativeBox:
         self._host = host
         self._space = jail.Space()
         self._root = self._tmp = -1
-        self._granted = self._copy_of_grant()
+        self._lent: LentFolder | None = None
         self._one_at_a_time = anyio.Lock()
         self._current: NativeRun | None = None
         self._group: cgroups.Group | None = None  # of the box, around those of its commands
 
-    @property
-    def copies(self) -> bool:
-        """Whether a granted folder is copied in, and changes back."""
-        return self._granted is not None
-
-    def _copy_of_grant(self) -> GrantedCopy | None:
-        """A folder that belongs to root is copied: the guest's uid could not use it otherwise."""
-        workspace, limit = self.plan.workspace, self.plan.limits.disk
-        if not workspace or not self._host.drops_uid or os.stat(workspace.path).st_uid != 0:
-            return None
-
-        async def get() -> Collected:
-            collect = partial(files.collect, self._folder(), ["**"], most=files.MANY, limit=limit)
-            return await anyio.to_thread.run_sync(collect)
-
-        return GrantedCopy(workspace, limit, put=self.put, get=get)
+    @asynccontextmanager
+    async def granted(self, workspace: Workspace) -> AsyncIterator[None]:
+        """Opens the granted folder for us and, if it belongs to root, lends it to the guest's uid."""
+        with ExitStack() as stack:
+            if self.uid is not None and os.stat(workspace.path).st_uid == 0:
+                self._lent = await anyio.to_thread.run_sync(lending.lend, workspace.path, self.uid, self._host.place)
+                stack.callback(self._lent.close)
+                self._root = self._lent.folder
+            else:
+                self._root = stack.enter_context(files.opened(workspace.path))
+            try:
+                yield
+            finally:
+                self._lent, self._root = None, -1
 
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
@@ -103,8 +101,8 @@ class NativeBox:
     @asynccontextmanager
     async def _folders_held(self, group: cgroups.Group | None) -> AsyncIterator[None]:
         """Starts the process that keeps /workspace and /tmp mounted, and opens both for us."""
-        state = self._host.state_dir
-        space = jail.Space(workspace=str(state / "workspace"), tmp=str(state / "tmp"))
+        kept = "" if self.plan.workspace else self._host.place
+        space = jail.Space(workspace=kept, tmp=str(self._host.state_dir / "tmp"))
         ready_read, ready_write = os.pipe()
         status_read, status_write = os.pipe()
         hold_read, hold_write = os.pipe()
@@ -113,7 +111,8 @@ class NativeBox:
                 fds.callback(os.close, fd)
             try:
                 args = ["--json-status-fd", str(status_write), *jail.holder_arguments(self.plan.limits, space)]
-                line = [*jail.unkillable(), *jail.launcher(group.join_files if group else (), self.uid, 0)]
+                join_files = group.join_files if group else ()
+                line = [*jail.unkillable(), *jail.launcher(join_files, self.uid, 0, self._namespace)]
                 child = process.Child(
                     [*line, self._host.bubblewrap, *args],
                     stdin=hold_read, stdout=ready_write, stderr=ready_write, fds=(status_write,),
@@ -132,29 +131,31 @@ class NativeBox:
                     )
                 self._space = space._replace(holder=json.loads(status.splitlines()[0])["child-pid"])
                 inside = f"/proc/{self._space.holder}/root"
-                self._root = fds.enter_context(files.opened(inside + space.workspace))
+                if kept:
+                    self._root = fds.enter_context(files.opened(inside + kept))
                 self._tmp = fds.enter_context(files.opened(inside + space.tmp))
-                if self._granted:
-                    await self._granted.copy_in()
                 yield
             finally:
                 child.kill()
                 with anyio.CancelScope(shield=True):
                     await child.wait()
-                self._space, self._root, self._tmp = jail.Space(), -1, -1
+                self._space, self._tmp = jail.Space(), -1
+                self._root = self._root if self.plan.workspace else -1
 
     # --- files ---
 
     async def put(self, files_in: Sequence[File]) -> None:
-        """Writes files into /workspace, as the guest's own."""
-        try:
-            await anyio.to_thread.run_sync(lambda: files.write(self._folder(), files_in, owner=self.uid))
-        except OSError as error:
-            raise errors.ExecutionFailed(f"the file could not be written: {error.strerror}") from None
+        """Writes files into /workspace, as the guest would."""
+        inputs.check_writable(self.plan, files_in)
+        await anyio.to_thread.run_sync(lambda: box_files.put(self._folder(), files_in, owner=self.uid))
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Opens a file of /workspace as the guest would."""
+        return inputs.reading(self.plan, path) or box_files.reading(self._folder(), path, owner=self.uid)
 
     async def get(self, patterns: Sequence[str]) -> Collected:
         """Reads the regular files of /workspace that match."""
-        return await anyio.to_thread.run_sync(files.collect, self._folder(), tuple(patterns))
+        return await anyio.to_thread.run_sync(lambda: files.collect(self._folder(), tuple(patterns), owner=self.uid))
 
     def _folder(self) -> int:
         if self._root < 0:
@@ -175,7 +176,7 @@ class NativeBox:
             result, status = await self._run(command, emit, control)
             if note:
                 note(status)
-            return await self._granted.finish(result) if self._granted else result
+            return result
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> tuple[Result, dict[str, Any]]:
         limits = command.limits or self.plan.limits
@@ -183,14 +184,15 @@ class NativeBox:
         if "/" not in command.argv[0]:
             tool = await self._host.toolchains.tool_for(command.argv[0], command.language)
         walls = self._jail(command, limits, tool)
-        placeholders = await anyio.to_thread.run_sync(self._clear_the_way, walls) if self._root >= 0 else ()
+        placeholders = await anyio.to_thread.run_sync(self._clear_the_way, walls) if self._space.holder else ()
         if self._group and limits.memory > self.plan.limits.memory:
             self._group.hold(limits.memory)
         group = self._host.group_for(limits, self._group)  # last: from here on the run removes it, whatever happens
         job = NativeJob(
             id=self.id, jail=walls, prefix=_rlimits(limits) if group is None else (), argv=self._argv(command.argv),
             stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
-            around=self._group, proxy=self._proxy if self.plan.egress.mode == "listed" else None,
+            around=self._group, namespace="" if self._space.holder else self._namespace,
+            proxy=self._proxy if self.plan.egress.mode == "listed" else None,
         )  # fmt: skip
         run = self._current = NativeRun(job, emit, control)
         try:
@@ -209,16 +211,21 @@ class NativeBox:
         bubblewrap follows links while it builds the jail, when the host is still in its reach. A guest of an
         earlier command may have left one under a name that is mounted on now: the link goes.
         """
-        os.fchmod(self._root, 0o755)  # an earlier guest may have locked the next one out
-        os.fchmod(self._tmp, 0o755)
-        mounts = () if self.plan.workspace else tuple(walls.files)
-        made = files.missing(self._root, mounts)
-        files.clear(self._root, mounts)
+        os.fchmod(self._tmp, 0o755)  # an earlier guest may have locked the next one out
         granted = [path.removeprefix("/tmp/") for path in walls.grants if path.startswith("/tmp/")]
         files.clear(self._tmp, granted, folders=True)
-        if walls.cwd.startswith(f"{WORKSPACE}/") and not walls.workspace:
+        if self.plan.workspace:
+            return ()
+        os.fchmod(self._root, 0o755)
+        made = files.missing(self._root, walls.files)
+        files.clear(self._root, walls.files)
+        if walls.cwd.startswith(f"{WORKSPACE}/"):
             files.make_folder(self._root, walls.cwd.removeprefix(f"{WORKSPACE}/"), owner=self.uid)
         return made
+
+    @property
+    def _namespace(self) -> str:
+        return self._lent.path if self._lent else ""
 
     def _argv(self, argv: Sequence[str]) -> Sequence[str]:
         first, *rest = argv
@@ -240,8 +247,8 @@ class NativeBox:
             path = f"{os.path.dirname(self.packages.python)}:{path}"
             env |= self.packages.env
         workspace = self.plan.workspace
-        if workspace and self.copies:
-            workspace = Workspace(path=self._space.workspace, write=workspace.write)
+        if workspace and self._lent:
+            workspace = Workspace(path=self._host.place, write=workspace.write)
         return jail.Jail(
             env=_joined(env | {"PATH": path}, command.env), cwd=command.cwd, disk=limits.disk,
             files=dict(self.plan.files) | dict(command.files), inputs=self.plan.inputs,
@@ -250,7 +257,8 @@ class NativeBox:
 
     async def list(self) -> tuple[Entry, ...]:
         """Lists what is in /workspace."""
-        return await anyio.to_thread.run_sync(files.entries, self._folder())
+        found = await anyio.to_thread.run_sync(lambda: files.entries(self._folder(), owner=self.uid))
+        return inputs.listed(self.plan, found)
 
 
 def _rlimits(limits: Limits) -> Sequence[str]:

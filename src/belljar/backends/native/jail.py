@@ -47,7 +47,7 @@ class Space(NamedTuple):
     """Where the writable folders of a box come from: fresh for one run, or kept by a holder process."""
 
     holder: int = 0
-    workspace: str = ""
+    workspace: str = ""  # empty where a granted folder is the workspace
     tmp: str = ""
 
 
@@ -72,15 +72,18 @@ def unkillable() -> list[str]:
     return ["/bin/sh", "-c", shell_script("native/unkillable"), "belljar"]
 
 
-def launcher(join_files: Sequence[Path], uid: int | None, holder: int) -> list[str]:
+def launcher(join_files: Sequence[Path], uid: int | None, holder: int, namespace: str = "") -> list[str]:
     """The command line before bubblewrap: sh joins the groups, chroot drops root, nsenter goes to the kept folders.
 
     Args:
         join_files: what to write to, to join the control groups.
         uid: to become; None: the uid is kept.
         holder: the pid of the process that keeps the writable folders; 0: there is none.
+        namespace: the path of a mount namespace in which a folder was lent to the uid; empty: none was.
     """
     argv = ["/bin/sh", "-c", shell_script("native/launch"), "belljar", str(len(join_files)), *map(str, join_files)]
+    if namespace:  # by its path: a descriptor of it would be inherited by the guest
+        argv += ["nsenter", f"--mount={namespace}", "--"]
     if uid is not None:
         # coreutils' chroot to / only changes the uid, in half the time that setpriv takes.
         argv += ["chroot", f"--userspec=+{uid}:+{uid}", "--groups=", "/"]
@@ -100,7 +103,7 @@ def holder_arguments(limits: Limits, space: Space) -> list[str]:
     """
     walls = ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--die-with-parent"]
     script = ["/bin/sh", "-c", shell_script("native/hold"), "belljar", str(limits.kept_bytes)]
-    folders = [str(limits.kept_inodes), space.workspace, space.tmp]
+    folders = [str(limits.kept_inodes), *filter(None, (space.workspace, space.tmp))]
     return [*walls, "--dev-bind", "/", "/", "--", *script, *folders]
 
 
@@ -144,7 +147,7 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
 def _writable(jail: Jail) -> list[str]:
     if jail.space.holder:
         tmp = ["--bind", jail.space.tmp, "/tmp"]
-        workspace = ["--bind", jail.space.workspace, WORKSPACE]
+        workspace = [] if jail.workspace else ["--bind", jail.space.workspace, WORKSPACE]
     else:
         tmp = ["--perms", "1777", "--size", str(jail.disk), "--tmpfs", "/tmp"]
         workspace = ["--perms", "0755", "--size", str(jail.disk), "--tmpfs", WORKSPACE]

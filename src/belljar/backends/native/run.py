@@ -44,6 +44,7 @@ class NativeJob(NamedTuple):
     uid: int | None
     group: cgroups.Group | None
     around: cgroups.Group | None = None  # of the box, if it is kept: what earlier commands left counts there
+    namespace: str = ""  # the path of the mount namespace in which a granted folder was lent to the uid
     proxy: Callable[[Told], Proxy] | None = None
 
 
@@ -125,7 +126,8 @@ class NativeRun:
             args += ["--json-status-fd", str(theirs["status"])]
             # In a file of its own, not on the command line, where every user of the host could read the environment.
             listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", self._fds)
-            line = jail.launcher(job.group.join_files if job.group else (), job.uid, job.jail.space.holder)
+            join_files = job.group.join_files if job.group else ()
+            line = jail.launcher(join_files, job.uid, job.jail.space.holder, job.namespace)
             line += [job.bubblewrap, "--args", str(listing), "--", *job.prefix, *command]
             passed = (*fds, listing, theirs["status"])
             try:

@@ -138,13 +138,12 @@ class Wasm:
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator[WasmBox]:
-        copies = await self._copies_project(plan)
-        if copies:
-            plan = plan.model_copy(update={"keep_files": True})
-        box = WasmBox(await self._worker(plan), plan, self._worker, self._profile(plan), copies_project=copies)
+        if plan.workspace and not os.path.isdir(plan.workspace.path):
+            raise errors.InvalidRequest(f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path")
+        box = WasmBox(await self._worker(plan), plan, self._worker, self._profile(plan))
         try:
             if plan.keep_files:
-                await box.prepare()
+                box.folder.make()
             yield box
         finally:
             with anyio.CancelScope(shield=True):
@@ -152,14 +151,6 @@ class Wasm:
                     self._put_back(box.worker)
                 else:
                     await box.worker.end()
-
-    async def _copies_project(self, plan: Plan) -> bool:
-        """Says whether a granted folder is copied: one that belongs to root, which the guest's uid could not read."""
-        if not plan.workspace:
-            return False
-        if not os.path.isdir(plan.workspace.path):
-            raise errors.InvalidRequest(f"workspace.path: {plan.workspace.path} is not a folder", fix="check the path")
-        return bool(await self._in_jail() and self._native.uids) and os.stat(plan.workspace.path).st_uid == 0
 
     def _profile(self, plan: Plan) -> wasm_profiles.Profile | None:
         unknown = plan.language is None  # a session or a sandbox, whose code is still to come

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TypeVar
 
@@ -12,7 +13,6 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.base import Emit
-from belljar.backends.granted import GrantedCopy
 from belljar.backends.snapshot import Snapshot
 from belljar.backends.wasm import snapshots
 from belljar.backends.wasm.folder import BoxFolder
@@ -43,33 +43,19 @@ class WasmBox:
 
     def __init__(
         self, worker: WorkerProcess, plan: Plan, another: Callable[[Plan], Awaitable[WorkerProcess]],
-        profile: Profile | None, *, copies_project: bool,
+        profile: Profile | None,
     ) -> None:  # fmt: skip
         """`another`: gives a worker in the place of one that was lost."""
         self.id: str = plan.id
         self.worker: WorkerProcess = worker
         self.plan = plan
         self.profile = profile
-        self.folder: BoxFolder = BoxFolder(worker, plan, copies_project=copies_project)
+        self.folder: BoxFolder = BoxFolder(worker, plan)
         self.one_at_a_time: anyio.Lock = anyio.Lock()
         self.holds_session = self.session_is_open = self.restored = False
         self._another = another
-        self._copies_project = copies_project
-        self._granted = self._copy_of_grant()
         self._running = False
         self._before: tuple[WorkerProcess, Usage] | None = None  # what the worker's earlier guests had used
-
-    def _copy_of_grant(self) -> GrantedCopy | None:
-        if not self._copies_project or not self.plan.workspace:
-            return None
-        limit = self.plan.limits.disk
-        return GrantedCopy(self.plan.workspace, limit, put=self.put, get=lambda: self.folder.get_all(limit))
-
-    async def prepare(self) -> None:
-        """Makes the folder of a box whose files are to outlive a run."""
-        self.folder.make()
-        if self._granted:
-            await self._granted.copy_in()
 
     async def dispose(self) -> bool:
         """Removes what is left of the box; False if something would not go, and the worker must."""
@@ -91,7 +77,7 @@ class WasmBox:
         fresh = await self._another(self.plan)
         with anyio.CancelScope(shield=True):  # half a change of hands would leave us with closed descriptors
             gone, self.worker = self.worker, fresh
-            old, self.folder = self.folder, BoxFolder(fresh, self.plan, copies_project=self._copies_project)
+            old, self.folder = self.folder, BoxFolder(fresh, self.plan)
             try:
                 if old.made:
                     self.folder.make()
@@ -103,15 +89,14 @@ class WasmBox:
     async def put(self, files: Sequence[File]) -> None:
         await self.folder.put(files)
 
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self.folder.reading(path)
+
     async def get(self, patterns: Sequence[str]) -> Collected:
         return await self.folder.get(patterns)
 
     async def list(self) -> tuple[Entry, ...]:
         return await self.folder.list()
-
-    async def copy_back(self, result: Result) -> Result:
-        """Copies what a guest changed in a granted folder back; what was left out is added to the result."""
-        return await self._granted.finish(result) if self._granted else result
 
     async def measure(self) -> Usage | None:
         """Counts from the first look: to look before each guest would cost those that nobody looks at."""
@@ -133,7 +118,7 @@ class WasmBox:
         try:
             async with self.one_at_a_time:
                 await self.revive_if_dead()
-                return await self.copy_back(await self._run(command, emit, control))
+                return await self._run(command, emit, control)
         finally:
             self._running = False
 

@@ -1,7 +1,6 @@
 """The files of one wasm box: a folder in its worker's private file system.
 
 workspace/  tmp/        the guest's /workspace and /tmp
-project/                a granted folder that had to be copied, then the guest's /workspace
 inputs/                 read-only files, where /workspace is a granted folder
 stdin
 """
@@ -9,17 +8,18 @@ stdin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack
 
 import anyio.to_thread
 
+from belljar.backends import inputs
 from belljar.backends.wasm.worker_process import WorkerProcess
 from belljar.core import errors
 from belljar.core.plan import INPUTS, Command, Plan
 from belljar.core.result import Collected, Entry, File, FileTree
 from belljar.core.values import WORKSPACE
-from belljar.host import files
+from belljar.host import box_files, files
 
 _PROJECT = "/mnt/project"  # where a guest finds a granted folder, beside /workspace
 _OWN = ("workspace/", "tmp/")  # what belongs to a session
@@ -28,10 +28,9 @@ _OWN = ("workspace/", "tmp/")  # what belongs to a session
 class BoxFolder:
     """The folder of one box; it is made when files are to outlive a run."""
 
-    def __init__(self, worker: WorkerProcess, plan: Plan, *, copies_project: bool) -> None:
+    def __init__(self, worker: WorkerProcess, plan: Plan) -> None:
         self._worker = worker
         self._plan = plan
-        self._copies_project = copies_project
         self._fds = ExitStack()
         self._root = -1
         self._workspace = -1
@@ -53,10 +52,9 @@ class BoxFolder:
         self._root = self._fds.enter_context(files.below(worker.tmp, name))
         if self._plan.workspace:
             files.make_folder(self._root, "inputs", owner=worker.uid)
-        if self._copies_project:
-            files.make_folder(self._root, "project", owner=worker.uid)
-        workspace = "project" if self._copies_project else "workspace"
-        self._workspace = self._fds.enter_context(files.below(self._root, workspace))
+            self._workspace = worker.granted
+        else:
+            self._workspace = self._fds.enter_context(files.below(self._root, "workspace"))
 
     def close(self) -> None:
         """Closes it; its files stay for as long as the worker lives or somebody has it open."""
@@ -77,7 +75,7 @@ class BoxFolder:
         root, workspace = self.inside, self._plan.workspace
         if not workspace:
             return [(f"{root}/workspace", WORKSPACE, True), (f"{root}/tmp", "/tmp", True)]
-        project = f"{root}/project" if self._copies_project else self._worker.project
+        project = self._worker.project
         return [
             (project, WORKSPACE, workspace.write), (f"{root}/tmp", "/tmp", True), (f"{root}/inputs", INPUTS, False),
             (project, _PROJECT, workspace.write),
@@ -86,25 +84,25 @@ class BoxFolder:
     # --- what the user puts and gets ---
 
     async def put(self, given: Iterable[File]) -> None:
-        """Writes files into the guest's /workspace."""
+        """Writes files into the guest's /workspace, as the guest would."""
         given = tuple(given)
-        try:
-            await anyio.to_thread.run_sync(lambda: files.write(self._workspace, given, owner=self._worker.uid))
-        except OSError as error:
-            raise errors.ExecutionFailed(f"the file could not be written: {error.strerror}") from None
+        inputs.check_writable(self._plan, given)
+        await anyio.to_thread.run_sync(lambda: box_files.put(self._workspace, given, owner=self._worker.uid))
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Opens a file of /workspace as the guest would."""
+        own = inputs.reading(self._plan, path)
+        return own or box_files.reading(self._workspace, path, owner=self._worker.uid)
 
     async def get(self, patterns: Sequence[str]) -> Collected:
         """Reads the files of /workspace that match."""
-        return await anyio.to_thread.run_sync(files.collect, self._workspace, tuple(patterns))
-
-    async def get_all(self, limit: int) -> Collected:
-        """Reads all files of /workspace, up to this many bytes."""
         return await anyio.to_thread.run_sync(
-            lambda: files.collect(self._workspace, ["**"], most=files.MANY, limit=limit)
+            lambda: files.collect(self._workspace, tuple(patterns), owner=self._worker.uid)
         )
 
     async def list(self) -> tuple[Entry, ...]:
-        return await anyio.to_thread.run_sync(files.entries, self._workspace)
+        found = await anyio.to_thread.run_sync(lambda: files.entries(self._workspace, owner=self._worker.uid))
+        return inputs.listed(self._plan, found)
 
     # --- the inputs of a run ---
 
@@ -112,17 +110,17 @@ class BoxFolder:
         """Returns where a read-only file lies."""
         return f"{'inputs' if self._plan.workspace else 'workspace'}/{name}"
 
-    def write_inputs(self, inputs: Mapping[str, bytes], command: Command) -> Sequence[str]:
+    def write_inputs(self, given: Mapping[str, bytes], command: Command) -> Sequence[str]:
         """Writes read-only files, stdin and the working folder; returns what was not there before."""
         owner = self._worker.uid
-        names = [self.input(name) for name in inputs]
+        names = [self.input(name) for name in given]
         made = files.missing(self._root, names)
         files.clear(self._root, names)
-        given = [File(path=self.input(name), content=data, read_only=True) for name, data in inputs.items()]
+        tree = [File(path=self.input(name), content=data, read_only=True) for name, data in given.items()]
         try:
             if command.stdin:
-                given.append(File(path="stdin", content=command.stdin))
-            files.write(self._root, given, owner=owner)
+                tree.append(File(path="stdin", content=command.stdin))
+            files.write(self._root, tree, owner=owner)
         except OSError as error:
             raise errors.ExecutionFailed(f"the input could not be written: {error.strerror}") from None
         if command.cwd.startswith(f"{WORKSPACE}/"):

@@ -67,7 +67,7 @@ class WasmInterpreter:
         with anyio.CancelScope() as self._turn:
             async with self._box.one_at_a_time:
                 await self._take(request, record)
-                return await self._box.copy_back(record.result(self._ended or Status.KILLED))
+                return record.result(self._ended or Status.KILLED)
         return record.result(self._ended or Status.KILLED)
 
     async def _take(self, request: TurnRequest, record: TurnRecord) -> None:

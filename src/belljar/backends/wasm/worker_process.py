@@ -31,7 +31,8 @@ from belljar.core.plan import Plan
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Status, Usage
 from belljar.core.values import MIB, WORKSPACE
-from belljar.host import files, process, procfs, tmpfs
+from belljar.host import files, lending, process, procfs, tmpfs
+from belljar.host.lending import LentFolder
 
 _OVERHEAD_BYTES = 64 * MIB  # that wasmtime, the worker and the next guest's interpreter may take beside the guest
 _START_SECONDS = 30.0
@@ -101,6 +102,8 @@ class WorkerProcess:
         self.private: str = "/tmp"
         self.project: str = WORKSPACE
         self.tmp: int = -1
+        self.granted: int = -1  # the granted folder as the guest sees it, if there is one
+        self._lent: LentFolder | None = None
         self.group: Any = None
         self._init = 0  # the pid of the jail's first process, if there is a jail
         self._resting = 0  # bytes that it held before its first guest
@@ -115,6 +118,10 @@ class WorkerProcess:
         Raises:
             StartFailed: it ended instead.
         """
+        if self._native:
+            await self._prepare_jail(self._native)
+        elif self.kind.workspace:
+            self.granted = self._fds.enter_context(files.opened(self.kind.workspace.path))
         status = self._spawn_jailed(self._native) if self._native else self._spawn_plain()
         deadline = time.monotonic() + _START_SECONDS
         frame = await self._frame(deadline)
@@ -143,18 +150,29 @@ class WorkerProcess:
         }  # fmt: skip
         return json.dumps(facts)
 
-    def _spawn_jailed(self, native: Native) -> int:
-        """Starts it in the native jail; returns the pipe on which bubblewrap tells its pid."""
+    async def _prepare_jail(self, native: Native) -> None:
+        """Chooses the worker's uid, and opens the granted folder for both of us."""
         native.prepare()
         if native.uids:
             self.uid, release = native.uid_for(self.kind.workspace)
             self._fds.callback(release)
+        if not (workspace := self.kind.workspace):
+            return
+        if self.uid is None or os.stat(workspace.path).st_uid != 0:
+            self.granted = self._fds.enter_context(files.opened(workspace.path))
+            return
+        self._lent = await anyio.to_thread.run_sync(lending.lend, workspace.path, self.uid, native.place)
+        self._fds.callback(self._lent.close)
+        self.granted = self._lent.folder
+
+    def _spawn_jailed(self, native: Native) -> int:
+        """Starts it in the native jail; returns the pipe on which bubblewrap tells its pid."""
         kind = self.kind
         limits = Limits(
             cpus=kind.cpus, memory=kind.memory + _OVERHEAD_BYTES, pids=64, io_bps=kind.io_bps, io_iops=kind.io_iops
         )
         self.group = native.group_for(limits)
-        walls, places = self._walls()
+        walls, places = self._walls(native)
         with ExitStack() as theirs:
             args, fds = jail.arguments(walls, theirs)
             told, status = os.pipe()
@@ -163,23 +181,27 @@ class WorkerProcess:
             args += ["--json-status-fd", str(status)]
             listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", theirs)
             python = native.toolchains.find("python3")
-            line = jail.launcher(self.group.join_files if self.group else (), self.uid, 0)
+            join_files = self.group.join_files if self.group else ()
+            line = jail.launcher(join_files, self.uid, 0, self._lent.path if self._lent else "")
             line += [native.bubblewrap, "--args", str(listing), "--"]
             facts = self._facts(places, [f"{INSIDE}/scripts"])
             line += _command(python.path if python else "python3", INSIDE, facts, places.get("bytecode", ""))
             self._spawn(line, theirs, (*fds, listing, status))
         return told
 
-    def _walls(self) -> tuple[jail.Jail, dict[str, str]]:
+    def _walls(self, native: Native) -> tuple[jail.Jail, dict[str, str]]:
         """Describes the native jail, with the interpreters, their libraries and wasmtime in reach, and no file of the
         guest's; and says where the interpreters are in it."""
         package = wasmtime_folder()
         found = self._store.places()
         places = {name: f"{INSIDE}/{name}" for name in found}
         binds = {f"{INSIDE}/{name}": path for name, path in found.items()}
+        workspace = self.kind.workspace
+        if workspace and self._lent:
+            workspace = Workspace(path=native.place, write=workspace.write)
         walls = jail.Jail(
             env=ENV | {"PATH": "/usr/bin:/bin"}, cwd="/tmp", disk=self.kind.disk, files={}, inputs=WORKSPACE,
-            grants=(str(package),), workspace=self.kind.workspace, space=jail.Space(), binds=binds, texts=_texts(),
+            grants=(str(package),), workspace=workspace, space=jail.Space(), binds=binds, texts=_texts(),
         )  # fmt: skip
         return walls, places
 

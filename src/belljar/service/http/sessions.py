@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from belljar.protocol.records import SessionRecord
 from belljar.protocol.requests import Fork, OpenSession, Rollback, Turn
@@ -20,6 +24,20 @@ from belljar.service.http.dependencies import (
     TheSessions,
     answer,
 )
+
+
+class FileResponse(StreamingResponse):
+    """A file that is sent while it is read; it is closed when all is sent, or the client has gone."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], opened: AsyncExitStack) -> None:
+        headers = {"Content-Disposition": "attachment"}
+        super().__init__(pieces, media_type="application/octet-stream", headers=headers)
+        self._opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._opened:
+            await super().__call__(scope, receive, send)
+
 
 router: APIRouter = APIRouter(prefix="/api/sandbox", tags=["sessions"], route_class=BoundedRoute)
 _Path = Annotated[str, InPath(min_length=1, max_length=1024)]
@@ -90,8 +108,9 @@ async def list_files(id: str, sessions: TheSessions, caller: FileUser) -> FileLi
 @router.get("/{id}/files/{path:path}", response_class=Response)
 async def read_file(id: str, path: _Path, sessions: TheSessions, caller: FileUser) -> Response:
     """Its bytes, never to be taken for a page."""
-    content = await sessions.read(id, caller, path)
-    return Response(content, media_type="application/octet-stream", headers={"Content-Disposition": "attachment"})
+    async with AsyncExitStack() as stack:
+        pieces = await stack.enter_async_context(sessions.reading(id, caller, path))
+        return FileResponse(pieces, stack.pop_all())
 
 
 @router.put("/{id}/files/{path:path}", status_code=204)

@@ -27,6 +27,7 @@ from belljar.protocol.responses import BackendLanguage, Executed, Listed
 TEXT_LIMIT = 16_000  # characters of a stream or a value; what is cut is said where it was
 FILE_LIMIT = 64 * 1024  # bytes of a file in one answer
 IMAGE_LIMIT = 600_000  # base64 characters of all images of an answer together
+_PICTURE_BYTES = IMAGE_LIMIT * 3 // 4
 _IMAGES = 8
 _LIST_LIMIT = 1000
 _PATHS_LIMIT = 100_000
@@ -182,32 +183,55 @@ def _shallow(value: object, deepest: int) -> bool:
 # --- files and the rest ---
 
 
-def of_file(path: str, content: bytes, offset: int) -> CallToolResult:
-    part = content[offset : offset + FILE_LIMIT]
-    text, used = _decoded(content, part)
-    end = offset + used
-    after = end if end < len(content) else None
+class FileWindow:
+    """Looks at a file as it passes by, and keeps what one answer takes of it."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset: int = offset
+        self.size: int = 0
+        self.part: bytearray = bytearray()  # from the offset on
+        self.head: bytearray = bytearray()  # the whole file, if it may be a picture that is small enough
+        self._checker: codecs.IncrementalDecoder | None = codecs.getincrementaldecoder("utf-8")()
+
+    def take(self, piece: bytes) -> None:
+        """Goes on with the next piece."""
+        self._check(piece)
+        if self.offset == 0 and len(self.head) <= _PICTURE_BYTES:
+            self.head += piece[: _PICTURE_BYTES + 1 - len(self.head)]
+        skipped = max(0, self.offset - self.size)
+        self.part += piece[skipped : skipped + FILE_LIMIT - len(self.part)]
+        self.size += len(piece)
+
+    def _check(self, piece: bytes, *, last: bool = False) -> None:
+        try:
+            if self._checker:
+                self._checker.decode(piece, last)
+        except UnicodeDecodeError:
+            self._checker = None
+
+    def text(self) -> str | None:
+        """The part as text, without a character that its end cuts in two; None where the file is not text."""
+        self._check(b"", last=True)
+        if self._checker is None or b"\0" in self.part:
+            return None
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(bytes(self.part))
+        if left := len(decoder.getstate()[0]):
+            del self.part[-left:]
+        return text
+
+
+def of_file(path: str, window: FileWindow) -> CallToolResult:
+    text = window.text()
+    end = window.offset + len(window.part)
     told = FileText(
-        path=path, size=len(content), text=text, next_offset=after,
-        base64=None if text is not None else base64.b64encode(part).decode(),
+        path=path, size=window.size, text=text, next_offset=end if end < window.size else None,
+        base64=None if text is not None else base64.b64encode(window.part).decode(),
     )  # fmt: skip
     blocks: list[ContentBlock] = [_text(_file_prose(told))]
-    if text is None and offset == 0:
-        blocks += _picture(content)
+    if text is None and window.offset == 0:
+        blocks += _picture(bytes(window.head))
     return CallToolResult(content=blocks, structured_content=told.model_dump(mode="json"))
-
-
-def _decoded(content: bytes, part: bytes) -> tuple[str | None, int]:
-    """The part as text, without a character that its end cuts in two; None where the file is not text."""
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return None, len(part)
-    if b"\0" in part:
-        return None, len(part)
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = decoder.decode(part)
-    return text, len(part) - len(decoder.getstate()[0])
 
 
 def _file_prose(file: FileText) -> str:
@@ -218,7 +242,7 @@ def _file_prose(file: FileText) -> str:
 
 
 def _picture(content: bytes) -> list[ContentBlock]:
-    if len(content) > IMAGE_LIMIT * 3 // 4:
+    if len(content) > _PICTURE_BYTES:
         return []
     mime = next((mime for mime, magic in IMAGES.items() if content.startswith(magic)), None)
     data = base64.b64encode(content).decode()

@@ -167,8 +167,11 @@ class Tools:
         offset: Annotated[int, Field(ge=0, description="bytes to skip, for files that need several calls")] = 0,
     ) -> Annotated[CallToolResult, answer.FileText]:  # fmt: skip
         """Read a file of a session's sandbox: as text, as base64 if it is not text, and as an image if it is one."""
-        data = await self._sessions.read(session_id, await self._caller(ctx, "files"), path)
-        return answer.of_file(path, data, offset)
+        window = answer.FileWindow(offset)
+        async with self._sessions.reading(session_id, await self._caller(ctx, "files"), path) as pieces:
+            async for piece in pieces:
+                window.take(piece)
+        return answer.of_file(path, window)
 
     async def file_list(self, ctx: Ctx, session_id: Session) -> Annotated[CallToolResult, answer.Folder]:
         """List the files of a session's sandbox."""

@@ -23,6 +23,7 @@ from belljar.core import errors
 from belljar.engine.engine import Engine
 from belljar.sandbox import default_engine
 from belljar.testing.conformance import (
+    box_files,
     endings,
     files,
     inputs,
@@ -38,7 +39,7 @@ from belljar.testing.conformance.bench import CHECKS, SCRIPTS, Bench, Check, Che
 
 __all__ = ["AREAS", "Bench", "Check", "CheckFailed", "CheckVerdict", "check", "checks", "conform", "guest", "scripts"]
 
-AREAS = (streams, inputs, files, sandboxes, endings, limits, lives, results, walls, sessions)
+AREAS = (streams, inputs, files, sandboxes, box_files, endings, limits, lives, results, walls, sessions)
 AT_ONCE = 6
 _DEADLINE_SECONDS = 90
 

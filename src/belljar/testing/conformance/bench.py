@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from belljar.session.session import AsyncSession
 
 T = TypeVar("T")
+Refusal = TypeVar("Refusal", bound=Exception)
 
 
 class CheckFailed(Exception):
@@ -185,13 +186,13 @@ def printed(result: Result, wanted: str) -> None:
     equal(result.stdout, wanted, "stdout")
 
 
-async def refused(kind: type[errors.BelljarError], attempt: Awaitable[Any]) -> None:
-    """This must be an exception of that kind: not a result, and not another exception."""
+async def refused(kind: type[Refusal], attempt: Awaitable[Any]) -> Refusal:
+    """This must be an exception of that kind: not a result, and not another exception. It is returned."""
     try:
         answer = await attempt
-    except kind:
-        return
-    except errors.BelljarError as error:
+    except kind as error:
+        return error
+    except (errors.BelljarError, OSError) as error:
         raise CheckFailed(f"raised {type(error).__name__} ({error}), and should raise {kind.__name__}") from None
     raise CheckFailed(f"gave {_short(answer)}, and should raise {kind.__name__}")
 

@@ -1,3 +1,3 @@
 #!/bin/sh
-# Unpacks an archive from stdin into a folder ($0).
-cd "$0" && umask 022 && exec tar -xf -
+# Unpacks an archive from stdin into a folder ($0), with its permissions.
+cd "$0" && umask 022 && exec tar -xpf -

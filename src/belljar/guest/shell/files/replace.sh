@@ -1,8 +1,7 @@
 #!/bin/sh
 # Puts files ("$@", with their contents in the archive on stdin) into a folder ($0): whole or not at all.
-# They are unpacked beside, then moved over what was there. No link is followed on the way.
-# `not_a_folder` is set before this text: the exit code for a path that leads through something else than a folder.
-: "${not_a_folder:?}"
+# They are unpacked beside, then moved over what was there, with the permissions that this had. No link is followed.
+# It ends with the number of the error, where it knows it.
 cd "$0" || exit 1
 umask 022
 draft=$(mktemp -d ./.belljar-XXXXXX) || exit 1
@@ -12,6 +11,7 @@ for path; do
     at=.
     rest=$path
     while :; do
+        [ -x "$at" ] || exit 13
         case $rest in
         */*)
             at=$at/${rest%%/*}
@@ -19,15 +19,21 @@ for path; do
             ;;
         *) break ;;
         esac
-        if [ -L "$at" ]; then exit "$not_a_folder"; fi
-        if [ -d "$at" ]; then continue; fi
-        if [ -e "$at" ]; then exit "$not_a_folder"; fi
+        [ -L "$at" ] && exit 20
+        [ -d "$at" ] && continue
+        [ -e "$at" ] && exit 20
         mkdir -- "$at" || exit 1
     done
-    if [ -L "./$path" ]; then
-        rm -f -- "./$path"
-    elif [ -d "./$path" ]; then
-        rmdir -- "./$path" || exit 1
+    file=./$path
+    [ -L "$file" ] && exit 40
+    [ -d "$file" ] && exit 21
+    if [ -e "$file" ]; then
+        [ -f "$file" ] || exit 6
+        [ -w "$file" ] || exit 13
+        mode=$(find "$file" -prune -printf %m 2>/dev/null) || mode=$(stat -c %a -- "$file") || exit 1
+        [ -x "$draft/$path" ] && run=+x || run=
+        chmod "$mode" "$draft/$path" || exit 1
+        [ -z "$run" ] || chmod "$run" "$draft/$path" || exit 1
     fi
-    mv -f -- "$draft/$path" "./$path" || exit 1
+    mv -f -- "$draft/$path" "$file" || exit 1
 done

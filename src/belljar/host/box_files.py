@@ -1,0 +1,101 @@
+"""Reads and writes a file of a box as its guest would: with the guest's rights, and with the errors it would get.
+
+The guest may swap anything at any moment: folders are opened one name at a time, no link is followed, and nothing but a
+regular file is read or replaced. A pipe that nobody writes to blocks nobody.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio.to_thread
+
+from belljar.core.result import File
+from belljar.core.values import MIB
+from belljar.host import files
+
+CHUNK_BYTES = MIB
+_CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def put(root: int, given: Sequence[File], *, owner: int | None = None) -> None:
+    """Writes files below an open folder; one that was there keeps its permissions, and one that is read-only stays.
+
+    Args:
+        root: the folder.
+        given: the files.
+        owner: with whose rights, if not with ours.
+
+    Raises:
+        OSError: as the guest would get it: PermissionError, IsADirectoryError, NotADirectoryError, no space left.
+    """
+    with files.acting_as(owner):
+        for file in given:
+            *folders, name = file.path.split("/")
+            with _named(file.path), files.descended(root, folders, make=True) as folder:
+                mode = _mode(folder, name, file.executable)
+                new = 0o755 if file.executable else 0o644
+                files.replace(folder, name, file.content, mode=mode or new, exactly=mode is not None)
+
+
+def open_file(root: int, path: str, *, owner: int | None = None) -> int:
+    """Opens a regular file below an open folder for reading, and returns its descriptor.
+
+    Raises:
+        OSError: as the guest would get it: FileNotFoundError, PermissionError, IsADirectoryError; ELOOP for a link.
+    """
+    *folders, name = path.split("/")
+    with files.acting_as(owner), _named(path), files.descended(root, folders) as folder:
+        return _open_regular(folder, name, os.O_RDONLY)
+
+
+@asynccontextmanager
+async def reading(root: int, path: str, *, owner: int | None = None) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Opens a file as `open_file` does, and gives its content piece by piece."""
+    fd = await anyio.to_thread.run_sync(lambda: open_file(root, path, owner=owner))
+    try:
+        yield _pieces(fd)
+    finally:
+        os.close(fd)
+
+
+async def _pieces(fd: int) -> AsyncIterator[bytes]:
+    while piece := await anyio.to_thread.run_sync(os.read, fd, CHUNK_BYTES):
+        yield piece
+
+
+def _mode(folder: int, name: str, executable: bool) -> int | None:
+    """The permissions for what replaces a file: those that it has, if it may be written to at all. None: it is new."""
+    try:
+        fd = _open_regular(folder, name, os.O_WRONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode) & 0o777
+    finally:
+        os.close(fd)
+    return mode | ((mode & 0o444) >> 2 if executable else 0)
+
+
+def _open_regular(folder: int, name: str, flags: int) -> int:
+    fd = os.open(name, flags | _CAREFULLY, dir_fd=folder)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, f"{files.kind(mode)}, not a regular file")
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Errors name the file as the caller did."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
