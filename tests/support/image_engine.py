@@ -110,7 +110,8 @@ def publish(name: str, content: bytes) -> str:
         tar.addfile(entry, io.BytesIO(content))
     architecture = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     config = json.dumps({
-        "architecture": architecture, "os": "linux", "config": {},
+        "architecture": architecture, "os": "linux", "config": {}, "created": "2026-01-01T00:00:00Z",
+        "history": [{"created": "2026-01-01T00:00:00Z", "created_by": "COPY data /"}],
         "rootfs": {"type": "layers", "diff_ids": [_sha256(layer.getvalue())]},
     }).encode()  # fmt: skip
     packed = gzip.compress(layer.getvalue(), 1)
