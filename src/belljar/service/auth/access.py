@@ -1,12 +1,12 @@
 """Authenticates callers: by an API key, by a JWT, or as the local user.
 
-An API key of ours is `bj_<id>_<secret>`, and is kept as a hash. A JWT is signed by somebody else (`tokens`). Where there
-are neither keys nor JWTs, whoever reaches a service that listens on loopback only is the local user.
+An API key of ours is `bj_<id>_<secret>`, and is kept as a hash. A JWT is signed by somebody else (`tokens`). Where
+there are neither keys nor JWTs, whoever reaches a service that listens on loopback only is the local user.
 
-A credential is sent as `Authorization: Bearer …` or as `X-API-Key: …`. A browser cannot set headers on a WebSocket, so it
-may also offer the credential as a subprotocol: `new WebSocket(url, ["belljar", "bearer." + key])`. The answer then names
-`belljar` (see `Access.subprotocol`) and never the other one, which would put the secret into an answer. Query strings
-are not read, because they end up in histories and logs.
+A credential is sent as `Authorization: Bearer …` or as `X-API-Key: …`. A browser cannot set headers on a WebSocket, so
+it may also offer the credential as a subprotocol: `new WebSocket(url, ["belljar", "bearer." + key])`. The answer then
+names `belljar` (see `Access.subprotocol`) and never the other one, which would put the secret into an answer. Query
+strings are not read, because they end up in histories and logs.
 
 Only a caller who has the secret of a key is told that the key was revoked or has expired. A wrong secret and an unknown
 id get the same answer, after the same work.
