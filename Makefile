@@ -14,7 +14,7 @@ test: $(STAMP)             ## everything a change can break, on real sandboxes; 
 	@sh scripts/system_packages.sh
 	@sh scripts/test_engines.sh prepare
 	@$(BIN)/belljar setup wasm
-	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(TESTS)
+	@$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(TESTS)
 
 test-all:                  ## the same and what takes long: see CONTRIBUTING.md
 	@$(MAKE) test TESTS='--exhaustive $(TESTS)'
@@ -38,6 +38,7 @@ bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand 
 	@$(BIN)/python tests/bench/bench_wasm.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_containers.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_service.py $(BENCH)
+	@$(BIN)/python tests/bench/bench_cli.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_neighbour.py $(BENCH)
 
 docs: $(STAMP)             ## the documentation as a site, in build/site; nothing is loaded from elsewhere

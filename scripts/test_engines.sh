@@ -167,8 +167,10 @@ start_all() {
         echo "missing docker there is no image" >"$folder/found"
         echo "missing podman there is no image" >>"$folder/found"
     else
-        start_docker
+        start_docker &
+        docker_start=$!
         [ -n "$size" ] || start_podman
+        wait "$docker_start"
     fi
     mv "$folder/found" "$folder/ready"
 }

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from belljar.core.errors import InvalidRequest
+from belljar.host.source import read_source
+
 RESULT_FIELDS = (
     "status exit_code stdout stderr truncated duration_ms startup_ms memory_used_mb cpu_ms fuel_consumed files results "
     "error backend container_id guarantees reasons denied left_out warnings"
@@ -86,6 +89,16 @@ def test_code_comes_from_stdin_with_a_dash_and_input_from_a_file(tmp_path: Path)
     (tmp_path / "in.txt").write_text("the input")
     done = belljar("run", "-", "--stdin", str(tmp_path / "in.txt"), stdin=b"print(input().upper())")
     assert done.stdout == b"THE INPUT\n"
+
+
+def test_a_file_of_code_is_read_as_the_library_reads_it_and_a_pipe_to_its_end(tmp_path: Path) -> None:
+    assert belljar("run", "-l", "python", "/dev/stdin", stdin=b"print(7)").stdout == b"7\n"
+    script = tmp_path / "latin.py"
+    script.write_bytes(b"print('\xe9')")
+    with pytest.raises(InvalidRequest) as refused:
+        read_source(script)
+    done = belljar("run", "--json", str(script))
+    assert json.loads(done.stdout)["error"]["message"] == refused.value.message
 
 
 def test_files_go_in_and_collected_ones_come_out(tmp_path: Path) -> None:

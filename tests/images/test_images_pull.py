@@ -147,7 +147,7 @@ async def test_a_registry_that_falls_silent_in_the_middle_of_a_layer_ends_in_a_t
         tasks.start_soon(listener.serve, half_a_registry)
         name = f"127.0.0.1:{listener.extra(SocketAttribute.local_port)}/app:1"
         with pytest.raises(errors.BackendTimeout, match="without any progress"):
-            await host.images(stall_timeout=5).pull(name, listener=seen.append)
+            await host.images(stall_timeout=3).pull(name, listener=seen.append)
         tasks.cancel_scope.cancel()
     assert any(progress.layer for progress in seen), seen
     assert not host.has(name)

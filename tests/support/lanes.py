@@ -1,7 +1,7 @@
-"""Which tests run, in which order and beside which others: two tiers, and two processes that share the work.
+"""Which tests run, in which order and beside which others: two tiers, and processes that share the work.
 
 Tests of one file stay in one process, because they share servers and engines; so does one suite on one backend. Long
-groups go first, so that both processes end at about the same time.
+groups go first, so that all processes end at about the same time.
 """
 
 from __future__ import annotations
@@ -12,41 +12,46 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Seconds that the longest groups take on two cores; what is not named takes less. Only their order matters.
+# Seconds that the longest groups take with two cores; what is not named takes less. Only their order matters.
 SECONDS: dict[str, float] = {
-    "images/test_images_pull.py": 120,
-    "images/test_images_build.py": 120,
-    "containers/test_docker_faults.py": 110,
+    "conformance on gvisor": 110,
     "escape on apple's stand-in": 105,
-    "containers/test_docker_settings.py": 100,
     "conformance on apple's stand-in": 95,
-    "conformance on gvisor": 90,
-    "containers/test_docker_hostile.py": 90,
-    "containers/test_docker_pool.py": 80,
-    "conformance on podman": 70,
-    "containers/test_docker_seccomp.py": 60,
-    "escape on gvisor": 60,
-    "wasm/test_wasm.py": 60,
-    "mcp/test_mcp.py": 50,
-    "native/test_unprivileged.py": 50,
+    "escape on gvisor": 90,
+    "images/test_images_build.py": 75,
+    "conformance on podman": 75,
+    "containers/test_docker_faults.py": 75,
+    "containers/test_docker_hostile.py": 70,
+    "containers/test_docker_pool.py": 65,
+    "images/test_images_pull.py": 60,
+    "escape on podman": 60,
+    "conformance on docker": 55,
+    "containers/test_docker_settings.py": 55,
+    "wasm/test_wasm.py": 50,
     "apple/test_apple.py": 50,
-    "conformance on docker": 45,
-    "escape on podman": 40,
-    "escape on docker": 40,
+    "escape on docker": 45,
+    "mcp/test_mcp.py": 45,
     "escape/test_attacks_hold.py": 40,
-    "escape/test_controls.py": 40,
+    "native/test_unprivileged.py": 40,
     "service/test_faults.py": 40,
-    "service/test_access_http.py": 35,
+    "containers/test_docker_seccomp.py": 40,
     "native/test_leaks.py": 35,
+    "service/test_access_http.py": 35,
     "wasm/test_wasm_sessions.py": 35,
-    "containers/test_docker.py": 35,
+    "conformance/test_conformance.py": 35,
     "sandbox/test_egress.py": 35,
+    "containers/test_docker.py": 30,
+    "images/test_images_project.py": 25,
     "service/test_drain.py": 25,
     "wasm/test_wasm_javascript_files.py": 25,
     "cli/test_cli.py": 25,
+    "store/test_store_faults.py": 20,
+    "sandbox/test_session.py": 20,
+    "escape/test_controls.py": 20,
     "store/test_sync.py": 20,
     "docs/test_docs.py": 20,
     "wasm/test_soak.py": 20,
+    "unit/test_options.py": 15,
 }
 
 

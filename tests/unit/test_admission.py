@@ -240,6 +240,29 @@ async def test_what_started_a_moment_ago_counts_with_all_it_may_use() -> None:
         await runs.all_end()
 
 
+async def test_a_session_is_refused_where_its_memory_is_not_there_and_counts_at_once_where_it_is() -> None:
+    now = 1000.0
+    limits = Settings(max_containers=10, service=ServiceSettings(memory_headroom=0, cpu_overcommit=1e6))
+    gate = Admission(limits, memory=lambda: GIB, clock=lambda: now)
+    gate.keep(2 * GIB)  # alone, any
+    gate.held = 1
+    with pytest.raises(errors.Busy, match="no memory left"):
+        gate.keep(400 * MIB)
+    now += module.YOUNG
+    gate.keep(400 * MIB)
+    gate.keep(400 * MIB)
+    with pytest.raises(errors.Busy) as busy:
+        gate.keep(400 * MIB)
+    assert busy.value.http_status == 503
+    async with anyio.create_task_group() as group:
+        runs = Runs(gate, group)
+        await runs.ask("a1")
+        await runs.ask("a2", memory=400 * MIB)
+        assert runs.started == ["a1"]
+        await runs.cancel("a2")
+        await runs.all_end()
+
+
 async def test_who_is_cancelled_while_waiting_leaves_the_queue_and_those_behind_move_up() -> None:
     async with anyio.create_task_group() as group:
         runs = Runs(admission(1), group)

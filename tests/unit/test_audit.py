@@ -345,6 +345,9 @@ def test_the_command_verifies_shows_and_exports(tmp_path: Path) -> None:
     assert (code, "5 lines, none changed, none missing" in text) == (0, True)
     assert json.loads(said("show", "--log", str(path), "--json", "--run", "bj-3")[1])[0]["run"] == "bj-3"
     assert said("export", "--log", str(path))[1] == path.read_text()
+    moved = json.loads(said("rotate", "--log", str(path), "--json")[1])["moved_to"]
+    assert said("verify", "--log", str(path))[0] == 0, "right after it was rotated there is no file of that name"
+    Path(moved).rename(path)
     path.write_text(path.read_text().replace("bj-1", "bj-7"))
     assert said("verify", "--log", str(path))[0] == 1
     code, text = said("show", "--log", str(path), "--run", "bj-3")

@@ -196,6 +196,24 @@ def test_version_2_s_group_has_its_limits_and_one_file_to_join_by(v2: Path) -> N
     }
 
 
+def test_version_2_s_group_of_a_kept_box_hands_all_down_and_limits_memory_for_all_inside(v2: Path) -> None:
+    (v2 / "service" / "own" / "cgroup.subtree_control").write_text("cpu memory pids")
+    group = found(v2).create("me-1", None)
+    group.hold(64 * MIB)
+    folder = v2 / "service" / "own" / f"{PREFIX}me-1"
+    assert {file.name: file.read_text() for file in folder.iterdir()} == {
+        "cgroup.subtree_control": "+memory +pids +cpu",
+        "memory.max": str(96 * MIB),  # so much more that a full one can be cleared
+        "memory.swap.max": "0",  # and no memory.oom.group, by which the holder would die with a command
+    }
+    inner = group.inside("me-2", LIMITS)
+    assert inner.join_files == (folder / "me-2" / "cgroup.procs",)
+    assert (folder / "me-2" / "memory.max").read_text() == str(64 * MIB)
+    assert (folder / "me-2" / "memory.oom.group").read_text() == "1"
+    group.hold(128 * MIB)
+    assert (folder / "memory.max").read_text() == str(160 * MIB)
+
+
 def test_version_2_s_usage_is_read_and_what_is_missing_is_none(tmp_path: Path) -> None:
     group = Group(2, dict.fromkeys(("memory", "pids", "cpu"), tmp_path))
     assert group.usage() == GroupTotals(None, None, 0, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from belljar.backends.containers import evidence, spec
 from belljar.backends.containers.evidence import confinement
-from belljar.backends.containers.facts import EngineFacts, read_facts, security
+from belljar.backends.containers.facts import EngineFacts, has_own_kernel, read_facts, security
 from belljar.backends.containers.images_for import ImagesFor
 from belljar.backends.containers.spec import ContainerSpec, Options
 from belljar.core import errors
@@ -255,3 +255,15 @@ def test_a_type_that_wants_the_project_s_image_and_got_none_says_what_to_set() -
 )
 def test_the_preferred_container_engine_comes_first_among_its_kind(preferred: str, order: tuple[str, ...]) -> None:
     assert Engine(Settings(container=ContainerSettings(engine=preferred))).known == order
+
+
+# What Docker 20.10 tells of itself where gVisor is installed: three of these are runc.
+@pytest.mark.parametrize(
+    ("runtime", "own"),
+    [
+        ("runc", False), ("crun", False), ("io.containerd.runc.v2", False), ("io.containerd.runtime.v1.linux", False),
+        ("runsc", True), ("kata-runtime", True), ("io.containerd.runsc.v1", True),
+    ],
+)  # fmt: skip
+def test_only_a_runtime_with_a_kernel_of_its_own_is_taken_for_one(runtime: str, own: bool) -> None:
+    assert has_own_kernel(runtime) is own

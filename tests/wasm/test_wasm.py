@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 import belljar
+from belljar.backends.wasm import bytecode
 from belljar.backends.wasm import store as wasm_store
 from belljar.backends.wasm.backend import Wasm
 from belljar.core import errors
@@ -435,8 +436,40 @@ async def test_auto_does_not_wait_and_an_explicit_request_builds_and_tells_its_s
     assert (result.stdout, result.backend) == ("1\n", "wasm"), result.stderr
     assert [step.split()[0] for step in steps[:3]] == ["compiling", "compiling", "unpacking"]
     assert any("numpy" in step for step in steps[3:]), "and the profiles"
+    assert {"bytecode", "fresh"} <= set(backend._store.places()), "and what workers start faster with"
     assert (await belljar.arun("print(2)", engine=own)).backend == "wasm", "now auto takes it"
     backend.close()
+
+
+async def test_a_worker_starts_without_what_setup_kept_for_a_faster_start(
+    wasm: Wasm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wasm_store.CompiledStore, "_quick_parts", lambda store: {})
+    result = await belljar.arun("print(1)", backend=wasm)
+    assert result.stdout == "1\n", result.stderr
+
+
+async def test_the_worker_runs_its_source_where_the_bytecode_is_of_another(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = open_folder / "worker"
+    package.mkdir()
+    script = Path(bytecode.__file__).with_name("worker") / "start.py"
+    (package / "start.py").write_bytes(script.read_bytes())
+    main, compiled = package / "main.py", open_folder / "bytecode"
+    main.write_text("def main(): print('as it was compiled')\n")
+    monkeypatch.setattr(bytecode, "own_modules", lambda: {str(main): main})
+    await bytecode.build(compiled, sys.executable)
+
+    def start(code: bytes) -> str:
+        for found in compiled.rglob("main.*.pyc"):  # what tells that it was used
+            found.write_bytes(found.read_bytes().replace(b"as it was compiled", code))
+        argv = [sys.executable, "-I", "-S", str(package / "start.py"), "{}", str(open_folder), str(compiled)]
+        return subprocess.run(argv, capture_output=True, check=True, text=True).stdout
+
+    assert start(b"from its bytecode!") == "from its bytecode!\n"
+    main.write_text("def main(): print('after a change')\n")
+    assert start(b"") == "after a change\n"
 
 
 def test_versions_it_was_never_tried_with_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from belljar.core.capabilities import Capabilities, Guarantees, Isolation, Langu
 from belljar.core.languages import BUILTIN
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits
-from belljar.core.result import Collected, Entry, File, Result, Status, Stream, Usage
+from belljar.core.result import Collected, Entry, File, Result, Status, StreamName, Usage
 from belljar.core.values import WORKSPACE
 from belljar.host.files import matches
 
@@ -135,7 +135,7 @@ class FakeProcess:
         """Dies of a signal, with the exit code that a shell would tell."""
         raise _End(128 + number)
 
-    async def _print(self, stream: Stream, data: str | bytes) -> None:
+    async def _print(self, stream: StreamName, data: str | bytes) -> None:
         if await self._outcome.take(stream, data.encode() if isinstance(data, str) else data):
             raise _End(None, Status.OUTPUT_LIMIT)
         await anyio.lowlevel.checkpoint()  # a program that prints for ever must still meet its timeout

@@ -10,7 +10,7 @@ import anyio
 
 from belljar.backends.base import Emit
 from belljar.core.request import Limits
-from belljar.core.result import STREAMS, EventKind, Result, Status, Stream
+from belljar.core.result import STREAMS, EventKind, Result, Status, StreamName
 from belljar.core.values import MIB
 from belljar.host.capture import Capture
 from belljar.host.egress import DENIALS
@@ -76,7 +76,7 @@ class Outcome:
         await self.emit("started", self._box)
         await self._tell_early()
 
-    async def take(self, name: Stream, data: bytes) -> bool:
+    async def take(self, name: StreamName, data: bytes) -> bool:
         """Takes what the guest wrote to a stream, and tells it. Passing the output limit is told once.
 
         Returns:

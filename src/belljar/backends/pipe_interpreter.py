@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from belljar.backends.agent_frames import FrameLines, read_frame
 from belljar.backends.base import Box, Emit
@@ -22,6 +22,9 @@ from belljar.core import errors
 from belljar.core.plan import Command, Plan
 from belljar.core.result import EventKind, Result, Status
 from belljar.core.values import MIB
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 _AGENT = ".belljar/session_agent.py"  # among the read-only inputs
 _START_SECONDS = 20.0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio.to_thread
 
 from belljar.core.request import Limits
-from belljar.core.result import STREAMS, MimeBundle, Result, Status, Stream
+from belljar.core.result import STREAMS, MimeBundle, Result, Status, StreamName
 from belljar.core.values import MIB
 from belljar.host.capture import FLOOD_FACTOR, FLOOD_LEAST, Capture, scrub
 from belljar.host.egress import DENIALS
@@ -64,7 +64,7 @@ class TurnRecord:
         self.verdict: TurnVerdict | None = None
         self._box = box
         self._emit = emit
-        self._streams: dict[Stream, Capture] = {name: Capture(request.limits.output) for name in STREAMS}
+        self._streams: dict[StreamName, Capture] = {name: Capture(request.limits.output) for name in STREAMS}
         self._results: list[MimeBundle] = []
         self._room = MAX_RESULTS_BYTES
         self._budget = FLOOD_FACTOR * max(request.limits.output, FLOOD_LEAST) + MAX_RESULTS_BYTES

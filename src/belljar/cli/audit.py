@@ -34,11 +34,10 @@ def _audit(log: Path | None) -> Audit:
     path = str(log or load().audit_log)
     if not path:
         raise errors.InvalidRequest("there is no audit log", fix="set BELLJAR_AUDIT_LOG or audit_log, or give --log")
-    if not Path(path).exists():
-        raise errors.InvalidRequest(
-            f"{path}: there is no such file", fix="check the path; a log begins with its first run"
-        )
-    return Audit(path)
+    audit = Audit(path)
+    if not audit.begun:
+        raise errors.InvalidRequest(f"{path}: there is no such log", fix="check the path; it begins with its first run")
+    return audit
 
 
 @app.command()
@@ -47,7 +46,7 @@ def verify(
     head: Annotated[str | None, typer.Option(metavar="NUMBER:HASH", help="A head that was kept elsewhere.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Look at every line; exit code 1 if one was changed or is missing, or the head is."""
+    """Check every line; exits 1 if one was changed or is missing, or the head is."""
     verdict = _audit(log).verify(Head.parse(head) if head else None)
     if as_json:
         told = {"whole": not verdict.problems, "head": str(verdict.head), "problems": verdict.problems}
@@ -72,7 +71,7 @@ def show(
     last: Annotated[int, typer.Option("--last", min=1, help="At most so many, the latest.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """What happened, oldest first. What is not as Belljar wrote it is marked, whatever run or kind it says it is of."""
+    """Show what happened, oldest first. What is not as Belljar wrote it is marked, whatever run or kind it names."""
     chosen = deque[AuditEntry](maxlen=last)
 
     def take(entry: AuditEntry) -> None:
@@ -130,6 +129,6 @@ def rotate(log: Log = None, as_json: Json = False) -> None:
 
 @app.command()
 def export(log: Log = None) -> None:
-    """The whole log as it is, a line of JSON each, on stdout."""
+    """Print the whole log as it is, one line of JSON for each record."""
     for line in _audit(log).raw():
         sys.stdout.buffer.write(line)

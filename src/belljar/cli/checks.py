@@ -57,6 +57,6 @@ def attack(backend: Backend = "auto", as_json: Json = False) -> None:
 
 
 async def _working(backend: str) -> str:
-    """The backend to put to the test: the one named, or the first that works here."""
+    """Returns the backend to test: the one that was named, or the first that works here."""
     found = await default_engine().backends()
     return next((one.backend for one in found if backend in ("auto", one.backend) and one.available), backend)

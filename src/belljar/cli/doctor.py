@@ -13,7 +13,7 @@ from belljar.core.capabilities import Capabilities
 
 
 def doctor(as_json: Json = False) -> None:
-    """Every backend: does it work here, why not, how to fix it, and what it guarantees."""
+    """Show for every backend whether it works here, why not, how to fix it, and what it guarantees."""
     found = process.run_async(lambda: remote.backends(process.make_engine(probe=True)))
     if as_json:
         terminal.print_json({"backends": [_document(capabilities) for capabilities in found]})
@@ -45,7 +45,7 @@ def setup(
 
 
 def languages(as_json: Json = False) -> None:
-    """The languages this installation can run now, and how to get the others."""
+    """List the languages that this installation can run now, and how to get the others."""
     rows = process.run_async(lambda: remote.languages(process.make_engine()))
     if as_json:
         terminal.print_json({"languages": [{"backend": name, **row.model_dump(mode="json")} for name, row in rows]})

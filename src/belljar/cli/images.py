@@ -54,7 +54,7 @@ def _await(function: Callable[[Listener], Awaitable[Any]], *, quiet: bool = Fals
 
 @contextmanager
 def _shown(quiet: bool) -> Iterator[Listener]:
-    """Bars on a terminal, one for each layer; elsewhere only a build's steps, as lines on stderr."""
+    """Shows bars on a terminal, one for each layer; elsewhere only a build's steps, as lines on stderr."""
     err = terminal.console(stderr=True)
     if quiet or not err.is_terminal:
         yield _say_steps if not quiet else (lambda progress: None)
@@ -149,7 +149,7 @@ def list_(
     ours: Annotated[bool, typer.Option("--ours", help="Only those Belljar built.")] = False,
     engine: Engine = "docker", lock_file: LockFile = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """The images of the engine: size, digest, whether they are pinned, what the last scan said."""
+    """List the images of the engine: size, digest, whether they are pinned, what the last scan said."""
     images = _images(engine, lock_file)
     rows = []
     pins = {pin.digest for pin in images.records.lock().images.values()}
@@ -185,7 +185,7 @@ def pull(
     ] = None,
     engine: Engine = "docker", lock_file: LockFile = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Have an image here, as policy says: pinned digest, signature and scan included."""
+    """Pull an image by policy, with its pinned digest, signature and scan."""
     images = _images(engine, lock_file)
     done = _await(lambda listener: images.pull(name, policy=policy, listener=listener), quiet=as_json)
     said = "pulled" if done.pulled else f"not pulled: {done.reason}"
@@ -194,7 +194,7 @@ def pull(
 
 @app.command()
 def prepull(names: Names = None, engine: Engine = "docker", lock_file: LockFile = None, as_json: Json = False) -> None:
-    """Have several images here before they are needed; without names, those of images.prepull."""
+    """Pull several images before they are needed; without names, those of images.prepull."""
     images = _images(engine, lock_file)
     _tell_outcomes(_await(lambda listener: images.prepull(names or (), listener=listener), quiet=as_json), as_json)
 
@@ -237,7 +237,7 @@ def lock(
 
 @app.command()
 def verify(name: Name, engine: Engine = "docker", lock_file: LockFile = None, as_json: Json = False) -> None:
-    """Digest, signature and scan of an image that is here, by policy; exits 126 if one speaks against it."""
+    """Check digest, signature and scan of an image that is here, by policy; exits 126 if one speaks against it."""
     images = _images(engine, lock_file)
     facts = _await(lambda _: images.verify(name), quiet=True)
     _tell(as_json, facts.model_dump(mode="json"), f"[green]✓[/] {facts.reference} {facts.pin[:19]} holds")

@@ -31,7 +31,7 @@ _LONGEST = 100 * 365 * 86400.0
 
 @asynccontextmanager
 async def open_keys() -> AsyncIterator[KeyStore]:
-    """The store that the settings name, the same that `belljar serve` opens."""
+    """Opens the store that the settings name, the same that `belljar serve` opens."""
     try:
         from belljar.service.store.store import Store, store_url
     except ModuleNotFoundError as error:
@@ -51,7 +51,7 @@ def _with_keys(function: Callable[[KeyStore], Awaitable[Any]]) -> Any:
 
 
 def seconds(text: str) -> float:
-    """A lifetime. It has a unit: 30 would be seconds to us, and days to many."""
+    """Returns a lifetime in seconds. It must have a unit: 30 would be seconds to us, and days to many."""
     found = terminal.seconds(text)
     if text.strip()[-1].isdigit() or not 0 < found <= _LONGEST:
         raise errors.InvalidRequest(f"{text[:40]!r} is no lifetime", fix="write it as 30d, 12h or 90m")
@@ -74,7 +74,7 @@ def create(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a key. Its secret is shown this once, and kept nowhere."""
+    """Create a key. Its secret is shown this once, and kept nowhere."""
     from belljar.service.auth.access import new_key
 
     lifetime = None if expires is None else seconds(expires)
@@ -99,7 +99,7 @@ def create(
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
-    """All keys, without their secrets."""
+    """List all keys, without their secrets."""
     found: list[Key] = sorted(_with_keys(lambda keys: keys.keys()), key=lambda key: key.created)
     if as_json:
         terminal.print_json({"keys": [_told(key) for key in found]})
@@ -119,7 +119,7 @@ def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="As `belljar keys list` shows it; or the whole key.")],
     as_json: Json = False,
 ) -> None:
-    """End a key, for good. A running service knows within a second."""
+    """Revoke a key, for good. A running service knows within a second."""
     identity = key_id.split("_")[1] if key_id.startswith("bj_") and key_id.count("_") == 2 else key_id
     if not _with_keys(lambda keys: keys.revoke_key(identity)):
         raise errors.NotFound(f"there is no key {identity[:40]!r} that could be revoked", fix="belljar keys list")

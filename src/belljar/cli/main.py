@@ -38,16 +38,16 @@ COMMANDS = {
         "run", "exec_", "Run a command in a sandbox, with a folder of the host at /workspace if you grant one.",
         {"ignore_unknown_options": True},
     ),
-    "session": LazyCommand("session", "session", "An interactive prompt with one sandboxed interpreter."),
-    "doctor": LazyCommand("doctor", "doctor", "Every backend: does it work here, why not, how to fix it."),
+    "session": LazyCommand("session", "session", "Open an interactive prompt with one sandboxed interpreter."),
+    "doctor": LazyCommand("doctor", "doctor", "Show for every backend whether it works here, why not, how to fix it."),
     "setup": LazyCommand("doctor", "setup", "Prepare a backend that needs it, once."),
-    "languages": LazyCommand("doctor", "languages", "The languages this installation can run now."),
-    "version": LazyCommand("main", "version", "Belljar's version."),
+    "languages": LazyCommand("doctor", "languages", "List the languages that this installation can run now."),
+    "version": LazyCommand("main", "version", "Print Belljar's version."),
     "conformance": LazyCommand("checks", "conformance", "Check a backend against the contract."),
     "attack": LazyCommand("checks", "attack", "Attack a sandbox in every way we know."),
     "serve": LazyCommand("serve", "serve", "Serve HTTP, WebSocket and MCP."),
     "mcp": LazyCommand("mcp", "mcp", "Offer sandboxes to models over MCP."),
-    "top": LazyCommand("top", "top", "What runs on a server now: who, what, for how long, and what it uses."),
+    "top": LazyCommand("top", "top", "Show what runs on a server now: who, what, for how long, and what it uses."),
     "socket-proxy": LazyCommand("proxy", "socket_proxy", "Let only Belljar's own calls through to a container engine."),
     "images": LazyCommand("images", "app", "Images of container engines: build, pull, pin, verify, scan, clean up."),
     "audit": LazyCommand("audit", "app", "The audit log: show it, export it, prove that nothing was changed."),
@@ -137,7 +137,7 @@ def _wants_json() -> bool:
 def version(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Belljar's version."""
+    """Print Belljar's version."""
     from belljar.cli import terminal
 
     terminal.print_json({"version": __version__}) if as_json else print(f"belljar {__version__}")

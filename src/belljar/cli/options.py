@@ -39,12 +39,11 @@ Runtime = Annotated[str | None, typer.Option("--runtime", help="Of containers: r
 Packages = Annotated[Path | None, typer.Option("--packages", metavar="VENV", help="A Python environment, read-only.")]
 
 
-def read_text(path: str) -> str:
-    """Reads a file, or stdin for `-`, as UTF-8; raises InvalidRequest where that cannot be."""
-    try:
-        return _read(path).decode()
-    except UnicodeDecodeError:
-        raise errors.InvalidRequest(f"{path}: is not UTF-8 text", fix="save the code as UTF-8") from None
+def read_code(path: str) -> str:
+    """Reads a file of code, or stdin for `-`; raises InvalidRequest where that cannot be."""
+    from belljar.host.source import decode_source, read_source
+
+    return decode_source("stdin", _read(path)) if path == "-" else read_source(path, waits=True)
 
 
 def read_stdin(path: str | None) -> bytes | None:

@@ -68,7 +68,7 @@ def list_runs(
     last: Annotated[int, typer.Option("--last", min=1, max=10_000, help="At most so many, the newest.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """Runs, the newest first."""
+    """List runs, the newest first."""
     found = _with(where, lambda store: store.runs(caller=caller, state=state, language=language, limit=last))
     if as_json:
         terminal.print_json([run.model_dump(mode="json") for run in found])
@@ -89,7 +89,7 @@ def _sentence(run: RunRecord) -> str:
 
 @app.command()
 def show(id: Annotated[str, typer.Argument(metavar="ID")], where: Where = None, as_json: Json = False) -> None:
-    """One run: how it ended, and what it printed."""
+    """Show one run: how it ended, and what it printed."""
 
     async def find(store: Store) -> tuple[RunRecord | None, list[LogLine], list[Any]]:
         return await store.run(id), await store.lines(id), await store.alerts(id)
@@ -138,7 +138,7 @@ def sync(
     where: Where = None,
     as_json: Json = False,
 ) -> None:
-    """Push what the shared store does not have yet. `belljar serve` does so by itself."""
+    """Push the records that the shared store does not have yet. `belljar serve` does so by itself."""
     shared = to or load().service.shared_store
     if not shared:
         raise errors.InvalidRequest("there is no shared store", fix="set BELLJAR_SHARED_STORE, or give --to")
@@ -162,7 +162,7 @@ def export(
     logs: Annotated[bool, typer.Option("--logs", help="With the lines that each run printed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="It is JSON in any case.")] = False,
 ) -> None:
-    """All runs with their results, the oldest first, a line of JSON each, on stdout."""
+    """Print all runs with their results, the oldest first, one line of JSON for each."""
 
     async def write(store: Store) -> None:
         async for run in store.history():

@@ -44,7 +44,7 @@ def run(
     engine = process.make_engine()
     if code is None:
         assert file is not None
-        code = opt.read_text(file)
+        code = opt.read_code(file)
         if language is None and file != "-":
             language = engine.languages.of_file(file).name
     asked = make_request(

@@ -29,7 +29,7 @@ def session(
     load: Annotated[Path | None, typer.Option("--load", metavar="FILE", help="Go on from what :save wrote.")] = None,
     as_json: opt.Json = False,
 ) -> None:  # fmt: skip
-    """An interactive prompt with one sandboxed interpreter: what you define stays. :help lists its commands."""
+    """Open an interactive prompt with one sandboxed interpreter: what you define stays. :help lists its commands."""
     options: dict[str, Any] = {"timeout": timeout, "memory": memory, "packages": opt.absolute(packages)}
     if load is None:
         first = AsyncSession(backend=backend, **options)

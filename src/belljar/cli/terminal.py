@@ -23,7 +23,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def seconds(text: str) -> float:
-    """A duration such as 30d, 12h or 90m; a bare number is seconds."""
+    """Returns the seconds of a duration such as 30d, 12h or 90m; a bare number is seconds."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw]?)", text.strip(), re.ASCII)
     if not match:
         raise InvalidRequest(f"{text[:40]!r} is no duration", fix="write it as 30d, 12h or 90m")
@@ -32,7 +32,7 @@ def seconds(text: str) -> float:
 
 @cache
 def console(*, stderr: bool = False) -> Console:
-    """rich, imported when something is to be shown: a run that prints only what the guest says does without."""
+    """Returns rich's console, imported when it is needed: not by a run that prints only the guest's words."""
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=True)
@@ -47,7 +47,7 @@ def warn(text: str) -> None:
 
 
 def escape(text: str) -> str:
-    """Text with no markup in it, and nothing that would act on a terminal."""
+    """Returns text with no markup in it, and nothing that would act on a terminal."""
     from rich.markup import escape as escape_markup
 
     return escape_markup(neutralise(text))
@@ -59,7 +59,7 @@ def print_json(data: Any) -> None:
 
 
 def relay(event: Event) -> None:
-    """Guest output as it comes: stdout to stdout, stderr to stderr, harmless on a terminal."""
+    """Prints guest output as it comes: stdout to stdout, stderr to stderr, harmless on a terminal."""
     if event.kind in ("stdout", "stderr"):
         stream = sys.stdout if event.kind == "stdout" else sys.stderr
         _write(stream, event.text)
@@ -74,7 +74,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def verdict(result: Result) -> None:
-    """One line for what went wrong, one for what to do; silence when all went well."""
+    """Prints one line for what went wrong and one for what to do; nothing when all went well."""
     if result.truncated:
         warn("[yellow]belljar: output was cut; --json has its head and its tail[/]")
     if result.error:
@@ -118,7 +118,7 @@ def languages(rows: Iterable[tuple[str, LanguageSupport]]) -> None:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Any]:
-    """A bar on stderr while something long is under way; nothing where nobody looks."""
+    """Shows a bar on stderr while something long is under way; nothing where nobody looks."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     err = console(stderr=True)
@@ -157,7 +157,7 @@ def _bar() -> Iterator[Callable[[str], None]]:
 
 
 def verdicts(title: str, rows: Iterable[tuple[str, str, str, str]]) -> None:
-    """A table of (mark, area, name, detail)."""
+    """Prints a table of (mark, area, name, detail)."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)

@@ -42,7 +42,7 @@ def top(
     server: Server = SERVER, key: ApiKey = "", once: Once = False, as_json: Json = False, interval: Interval = 1.0,
     insecure: remote.Insecure = False,
 ) -> None:  # fmt: skip
-    """What runs on a server now: who, what, for how long, and what it uses. Ctrl-C ends it."""
+    """Show what runs on a server now: who, what, for how long, and what it uses. Ctrl-C ends it."""
     from belljar.client.async_client import AsyncClient
 
     client = AsyncClient(server, key or None, timeout=_SECONDS, retries=2, insecure=insecure)
@@ -79,7 +79,7 @@ async def _show(client: AsyncClient, interval: float) -> None:
 
 
 async def look(client: AsyncClient) -> tuple[list[RunRecord], dict[str, SandboxMetrics]]:
-    """The runs that are under way or wait, and the figures of the first."""
+    """Returns the runs that are under way or wait, and the figures of the first."""
     runs = ordered([run for state in _STATES for run in await client.runs(state=state, limit=_SHOWN)])
     metrics: dict[str, SandboxMetrics] = {}
     places = anyio.Semaphore(_AT_ONCE)
@@ -101,12 +101,12 @@ async def look(client: AsyncClient) -> tuple[list[RunRecord], dict[str, SandboxM
 
 
 def ordered(runs: Iterable[RunRecord]) -> list[RunRecord]:
-    """Those that run first, the longest first; then those that wait, in their order."""
+    """Returns those that run first, the longest first; then those that wait, in their order."""
     return sorted(runs, key=lambda run: (run.state != "running", _began(run), run.id))
 
 
 def rows(runs: list[RunRecord], metrics: Mapping[str, SandboxMetrics], *, now: float) -> Table:
-    """The table. What a server says is shown, never obeyed: no markup, no escape codes."""
+    """Returns the table. What a server says is shown, never obeyed: no markup, no escape codes."""
     from rich.table import Table
 
     running = sum(run.state == "running" for run in runs)
@@ -144,21 +144,21 @@ def _document(run: RunRecord, figures: SandboxMetrics | None) -> dict[str, Any]:
 
 
 def _raised(figures: SandboxMetrics | None) -> list[str]:
-    """The alerts that are not over."""
+    """Returns the kinds of the alerts that are not over."""
     told = sorted(figures.alerts, key=lambda alert: alert.at) if figures else ()
     still = {str(alert.kind): not alert.over for alert in told}
     return sorted(kind for kind in still if still[kind])
 
 
 def _traffic(latest: Sample | None) -> str:
-    """Received and sent."""
+    """Returns the bytes received and sent, as a cell of the table."""
     if latest is None or latest.network_rx_bytes is None or latest.network_tx_bytes is None:
         return "-"
     return f"{_size(latest.network_rx_bytes)}/{_size(latest.network_tx_bytes)}"
 
 
 def _size(size: float) -> str:
-    """Short, and always about as wide."""
+    """Returns a size as a short text that is always about as wide."""
     for unit in ("B", "K", "M", "G"):
         if size < 1000:
             return f"{size:.3g}{unit}"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream
 
 from belljar.core.result import Status
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream
 
 
 class Control:

@@ -1,7 +1,5 @@
 """What a backend says of itself: what it can do here, and what stands around its guests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal

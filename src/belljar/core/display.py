@@ -7,7 +7,6 @@ image is checked to be one, and HTML of a guest is put into a frame that runs no
 from __future__ import annotations
 
 import base64
-import html
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +88,7 @@ def _bundle(bundle: Mapping[str, Any]) -> str:
     page = bundle.get("text/html")
     if isinstance(page, str) and len(page) <= _MAX_TEXT_CHARACTERS:
         frame = "border:0;width:100%;height:20em"
-        return f'<iframe sandbox="" style="{frame}" srcdoc="{html.escape(_POLICY + page, quote=True)}"></iframe>'
+        return f'<iframe sandbox="" style="{frame}" srcdoc="{_quoted(_POLICY + page)}"></iframe>'
     return _pre(str(bundle.get("text/plain", "")), "")
 
 
@@ -110,7 +109,13 @@ def _pre(text: str, style: str) -> str:
 def _escaped(text: str) -> str:
     left_out = len(text) - _MAX_TEXT_CHARACTERS
     shown = text if left_out <= 0 else f"{text[:_MAX_TEXT_CHARACTERS]}\n[… {left_out} characters …]"
-    return html.escape(neutralise(shown), quote=True)
+    return _quoted(neutralise(shown))
+
+
+def _quoted(text: str) -> str:
+    import html  # whose table of entities is large, and which only notebooks need
+
+    return html.escape(text, quote=True)
 
 
 def neutralise(text: str) -> str:

@@ -1,7 +1,5 @@
 """Language name -> the file its code goes into and the command that runs it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath

@@ -1,7 +1,5 @@
 """What was decided: the plan of a box, and the commands that are started in it."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """What a caller asks for: one run, its limits, its network and the folder it is granted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -71,6 +69,11 @@ class Limits(Model):
     def kept_inodes(self) -> int:
         """How many files and folders each of them may have: one takes about a kilobyte of the kernel's memory."""
         return max(_LEAST_INODES, self.kept_bytes // _BYTES_FOR_INODE)
+
+    @property
+    def kept_box_bytes(self) -> int:
+        """How much memory a sandbox that is kept may take: its own, and that of files which others put into it."""
+        return self.memory + self.kept_bytes
 
     def named(self) -> dict[str, Any]:
         """Returns the limits that were set, by name."""

@@ -1,7 +1,5 @@
 """What happened: the result of a run, the events on the way, the files and the resources it used."""
 
-from __future__ import annotations
-
 import time
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -12,8 +10,8 @@ from belljar.core.capabilities import Guarantees
 from belljar.core.model import Model
 from belljar.core.values import Bytes
 
-Stream = Literal["stdout", "stderr"]
-STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+StreamName = Literal["stdout", "stderr"]
+STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 
 
 class Status(StrEnum):

@@ -1,7 +1,5 @@
 """The settings as data, with their defaults. `belljar.settings` reads them from files and the environment."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self

@@ -1,7 +1,5 @@
 """Values that users write: sizes with units, names inside a box, variables, hosts, bytes as text or base64."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Collection, Mapping

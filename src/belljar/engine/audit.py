@@ -62,6 +62,11 @@ class Audit:
         self.path: Path = Path(path)
         self._head = self.path.with_name(f"{self.path.name}.head")
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything was ever recorded. The file itself may be missing: `rotate` moved it away, or somebody."""
+        return self.path.exists() or self._head.exists()
+
     async def record(self, kind: str, **facts: Any) -> None:
         """Returns when it is on the disk; otherwise raises, so that nothing happens that nobody knows of."""
         facts = {"kind": kind, "caller": caller.get("") or _user(), **facts}

@@ -24,6 +24,11 @@ import threading
 import traceback
 import warnings
 
+TYPE_CHECKING = False  # to import `typing` would slow down every session; and turns would inherit a `__future__` import
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, BinaryIO
+
 TEXT_LIMIT = 1_000_000
 DEPTH_LIMIT = 64  # of a JSON form; the host reads little more than this
 VALUE_LIMIT = 100_000
@@ -45,15 +50,15 @@ class TurnTimeout(BaseException):
 class Channel:
     """The private pipes to the host: copies of the first stdin and stdout, which guest code then cannot see."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.lines = os.fdopen(os.dup(0), "rb")
+        self.lines: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
 
-    def send(self, **frame):
+    def send(self, **frame: "Any") -> None:
         line = json.dumps(frame).encode() + b"\n"
         with self._lock:
             view = memoryview(line)
@@ -64,7 +69,7 @@ class Channel:
 class OutputPipe:
     """Turns fd 1 or 2 into a pipe back to us, so that output of child processes is seen too."""
 
-    def __init__(self, channel, name, fd):
+    def __init__(self, channel: Channel, name: str, fd: int) -> None:
         self._channel = channel
         self._name = name
         self._fd = fd
@@ -75,14 +80,14 @@ class OutputPipe:
         self._marked = threading.Event()
         threading.Thread(target=self._pump, daemon=True).start()
 
-    def settle(self):
+    def settle(self) -> None:
         """Returns when all that was written before this call has been sent."""
         self._marked.clear()
         self._mark = b"\0belljar:" + os.urandom(16).hex().encode() + b"\0"
         os.write(self._fd, self._mark)
         self._marked.wait(5)
 
-    def _pump(self):
+    def _pump(self) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pending = b""
         while True:
@@ -98,12 +103,12 @@ class OutputPipe:
             self._send(decoder, pending[: len(pending) - keep])
             pending = pending[len(pending) - keep :]
 
-    def _send(self, decoder, data):
+    def _send(self, decoder: codecs.IncrementalDecoder, data: bytes) -> None:
         if text := decoder.decode(data):
             self._channel.send(stream=self._name, text=text)
 
 
-def _overlap(data, mark):
+def _overlap(data: bytes, mark: bytes) -> int:
     """Returns how many bytes at the end of data could be the beginning of the mark."""
     for size in range(min(len(mark) - 1, len(data)), 0, -1):
         if data.endswith(mark[:size]):
@@ -111,9 +116,9 @@ def _overlap(data, mark):
     return 0
 
 
-def bundle(value):
+def bundle(value: object) -> "dict[str, Any]":
     """Returns a value as a MIME bundle: its repr, and whatever richer forms it offers."""
-    data = {}
+    data: dict[str, Any] = {}
     try:
         data["text/plain"] = repr(value)[:TEXT_LIMIT]
     except Exception as error:
@@ -134,7 +139,7 @@ def bundle(value):
     return {mime: shown for mime, shown in data.items() if isinstance(shown, str) or json_text(shown)}
 
 
-def json_text(value):
+def json_text(value: object) -> str:
     """Returns a value as JSON; nothing for what JSON cannot say, or what is too deep or too much for the host."""
     try:
         text = json.dumps(value)
@@ -144,13 +149,13 @@ def json_text(value):
     return text if small and is_shallow(value, DEPTH_LIMIT) else ""
 
 
-def is_shallow(value, depth):
+def is_shallow(value: object, depth: int) -> bool:
     """Says whether no more than so many lists and dicts are in each other."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return depth > 0 and all(is_shallow(item, depth - 1) for item in inner)
 
 
-def figures():
+def figures() -> "Iterator[dict[str, str]]":
     """Yields every open matplotlib figure as a PNG; then they are closed, so that the next turn starts clean."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is None:
@@ -162,7 +167,7 @@ def figures():
     pyplot.close("all")
 
 
-def evaluate(code, name, scope):
+def evaluate(code: str, name: str, scope: "dict[str, Any]") -> "tuple[Any, ...]":
     """Runs the code; the value of a last expression is returned in a tuple, so that None can be told from nothing."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     tree = ast.parse(code, name)
@@ -174,17 +179,17 @@ def evaluate(code, name, scope):
     return (value,) if value is not None else ()
 
 
-def _set_alarm(seconds):
+def _set_alarm(seconds: float) -> None:
     if hasattr(signal, "setitimer"):  # on wasm the worker interrupts the turn
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def end_turn(signum, frame):
+def end_turn(signum: int, frame: object) -> None:
     """Handles SIGALRM: the turn's time is over."""
     raise TurnTimeout
 
 
-def turn(channel, request, scope):
+def turn(channel: "Channel | HostCalls", request: "dict[str, Any]", scope: "dict[str, Any]") -> "dict[str, Any]":
     """Runs one turn, sends what it displays, and returns how it ended. Tracebacks show the guest's frames only."""
     name = f"turn-{request['turn']}.py"
     verdict = {"ok": True, "exit_code": 0, "timeout": False}
@@ -211,7 +216,7 @@ def turn(channel, request, scope):
     return verdict
 
 
-def show(error, name):
+def show(error: BaseException, name: str) -> None:
     """Prints a traceback that begins at the turn's own code."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename != name:
@@ -222,22 +227,22 @@ def show(error, name):
 class HostCalls:
     """The way to the host on wasm, where the worker keeps the interpreter and calls it for every turn."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         import _host  # of the interpreter itself
 
         self._call = _host.call
 
-    def send(self, **frame):
+    def send(self, **frame: "Any") -> None:
         self._call(json.dumps(frame).encode())
 
-    def request(self):
+    def request(self) -> "Any":
         return json.loads(self._call(b"turn?"))
 
 
-_scope = {"__name__": "__main__", "__builtins__": __builtins__}
+_scope: "dict[str, Any]" = {"__name__": "__main__", "__builtins__": __builtins__}
 
 
-def take_turn():
+def take_turn() -> None:
     """Runs one turn on wasm."""
     host = HostCalls()
     request = host.request()
@@ -246,7 +251,7 @@ def take_turn():
     host.send(done=request["turn"], **verdict)
 
 
-def _flush():
+def _flush() -> None:
     for text in (sys.stdout, sys.stderr):
         try:
             text.flush()
@@ -254,7 +259,7 @@ def _flush():
             continue
 
 
-def main():
+def main() -> None:
     """Runs turns until the host closes the pipe."""
     channel = Channel()
     streams = [OutputPipe(channel, "stdout", 1), OutputPipe(channel, "stderr", 2)]

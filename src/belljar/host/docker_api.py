@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.core import errors
-from belljar.core.result import Stream
+from belljar.core.result import StreamName
 from belljar.host.engine_address import EngineAddress
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _UNREACHABLE = 900  # aiodocker's own status for "no connection"
 _CLOSE_SECONDS = 5
 _UPLOAD_BYTES = 1 << 20
 _SEND_BYTES = 1 << 18
-_NAMES: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+_NAMES: dict[int, StreamName] = {1: "stdout", 2: "stderr"}
 _NO_IMAGE = re.compile(
     r"manifest (?:for \S+ )?(?:unknown|not found)|not found: manifest|no such image|repository does not exist"
     r"|repository name not known|name unknown|pull access denied|does not exist or no pull access",
@@ -230,11 +230,21 @@ async def list_volumes(client: Docker, *, label: str) -> list[dict[str, Any]]:
     return [dict(row) for row in found.get("Volumes") or ()]
 
 
+@asynccontextmanager
+async def _answering(client: Docker, path: str, method: str = "GET", **options: Any) -> AsyncIterator[Any]:
+    """Makes a call and yields the response, however much of it is read; aiodocker itself leaves the connection open."""
+    async with client._query(path, method, **options) as response:
+        try:
+            yield response
+        finally:
+            response.release()
+
+
 async def status_of(client: Docker, method: str, path: str) -> int:
     """Makes a call for the sake of its HTTP status alone, and returns that, be it yes or no."""
     try:
         with refusals():
-            async with client._query(path, method=method) as response:
+            async with _answering(client, path, method) as response:
                 return int(response.status)
     except EngineRefusal as refusal:
         return refusal.status
@@ -244,7 +254,7 @@ async def container_stats(container: DockerContainer) -> Any:
     """Returns what an engine says now of a container's use of resources; None if that is not JSON."""
     # One shot: otherwise an engine looks twice, with a second in between. Podman does not say that it is JSON.
     path, once = f"containers/{container.id}/stats", {"stream": "0", "one-shot": "1"}
-    async with container.docker._query(path, params=once) as answer:
+    async with _answering(container.docker, path, params=once) as answer:
         said = await answer.content.readline()
     try:
         return json.loads(said)
@@ -274,10 +284,29 @@ async def building(client: Docker, params: Mapping[str, Any], context: IO[bytes]
     query = {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in params.items()}
     headers = {"content-type": "application/x-tar"}
     with refusals():
-        async with client._query(
-            "build", "POST", params=query, headers=headers, data=chunks(), timeout=aiohttp.ClientTimeout()
+        async with _answering(
+            client, "build", "POST", params=query, headers=headers, data=chunks(), timeout=aiohttp.ClientTimeout()
         ) as response:
             yield json_stream_stream(response)
+
+
+@asynccontextmanager
+async def pulling(client: Docker, image: str) -> AsyncIterator[Any]:
+    """Starts to pull an image and yields the engine's messages as they come.
+
+    aiodocker's own `pull` leaves the connection open when its messages are not read to the end.
+
+    Args:
+        client: Of the engine.
+        image: Its name, with a tag or a digest; with neither it is `latest`, where an engine would pull all tags.
+    """
+    import aiohttp
+    from aiodocker.jsonstream import json_stream_stream
+
+    whole = ":" in image.rpartition("/")[2] or "@" in image
+    params = {"fromImage": image if whole else f"{image}:latest"}
+    async with _answering(client, "images/create", "POST", params=params, timeout=aiohttp.ClientTimeout()) as response:
+        yield json_stream_stream(response)
 
 
 # --- streams ---
@@ -333,7 +362,7 @@ class ProgramStreams:
         with suppress(Exception):
             self._stream._resp.connection.transport.write_eof()
 
-    async def parts(self) -> AsyncIterator[tuple[Stream, bytes]]:
+    async def parts(self) -> AsyncIterator[tuple[StreamName, bytes]]:
         """Yields what the program writes, with the name of the stream, until it has ended."""
         while True:
             with translated("the program's output"):

@@ -18,22 +18,36 @@ from belljar.host import files
 _MAX_SOURCE_BYTES = 16 * MIB  # as much as `RunRequest.code` takes
 
 
-def read_source(path: str | os.PathLike[str], *, folder: int | None = None) -> str:
+def read_source(path: str | os.PathLike[str], *, folder: int | None = None, waits: bool = False) -> str:
     """Returns the text of a file of code.
 
     Args:
         path: the file.
         folder: an open folder to which `path` is relative; then no part of it may be a link.
+        waits: read a pipe too, to its end, such as a shell's `<(…)`.
 
     Raises:
         InvalidRequest: it is not there, cannot be read, is no regular file, is too large or is not UTF-8.
     """
     name = os.fspath(path)
     try:
-        content = _read(name) if folder is None else _read_below(folder, name)
+        content = _read(name, waits=waits) if folder is None else _read_below(folder, name)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise errors.InvalidRequest(f"path: {name}: {why}", fix="name a file of code that can be read") from None
+    return decode_source(name, content)
+
+
+def decode_source(name: str, content: bytes) -> str:
+    """Returns code as text.
+
+    Args:
+        name: what it was read from, for the message.
+        content: at least the first 16 MiB and one byte of it.
+
+    Raises:
+        InvalidRequest: it is too large or is not UTF-8.
+    """
     if len(content) > _MAX_SOURCE_BYTES:
         raise errors.InvalidRequest(f"path: {name}: is larger than {_MAX_SOURCE_BYTES} bytes", fix="run less at once")
     try:
@@ -65,11 +79,12 @@ async def with_code(
     return {**options, "code": text, "language": language}
 
 
-def _read(name: str, *, folder: int | None = None, flags: int = 0) -> bytes:
-    """Reads at most a byte more than is allowed. It does not wait for a pipe's other end."""
-    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | flags, dir_fd=folder)
+def _read(name: str, *, folder: int | None = None, flags: int = 0, waits: bool = False) -> bytes:
+    """Reads at most a byte more than is allowed. Unless it `waits`, it does not wait for a pipe's other end."""
+    patience = 0 if waits else getattr(os, "O_NONBLOCK", 0)
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | patience | flags, dir_fd=folder)
     with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        if not waits and not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError("is not a regular file")
         return file.read(_MAX_SOURCE_BYTES + 1)
 

@@ -17,6 +17,7 @@ from belljar.host.docker_api import (
     ask_registry,
     connected,
     list_containers,
+    pulling,
     refusals,
     translated,
 )
@@ -186,15 +187,17 @@ def _tags(value: object) -> tuple[str, ...]:
 
 async def pull(docker: Docker, target: str, *, seconds: float, stall: float, listener: Listener) -> None:
     """Pulls an image to the end. A stream that breaks off looks like one that ends well, so the caller must look."""
-    with deadline(seconds, f"pulling {target}"):
-        async for message in patient(docker.images.pull(target, stream=True), stall, f"pulling {target}"):
-            detail = message.get("progressDetail") or {}
-            listener(
-                Progress(
-                    image=target, step=str(message.get("status", ""))[:200], layer=str(message.get("id", ""))[:80],
-                    current=int(detail.get("current") or 0), total=int(detail.get("total") or 0),
-                )
-            )  # fmt: skip
+    what = f"pulling {target}"
+    with deadline(seconds, what):
+        async with pulling(docker, target) as messages:
+            async for message in patient(messages, stall, what):
+                detail = message.get("progressDetail") or {}
+                listener(
+                    Progress(
+                        image=target, step=str(message.get("status", ""))[:200], layer=str(message.get("id", ""))[:80],
+                        current=int(detail.get("current") or 0), total=int(detail.get("total") or 0),
+                    )
+                )  # fmt: skip
 
 
 async def patient(stream: AsyncIterator[dict[str, Any]], stall: float, what: str) -> AsyncIterator[dict[str, Any]]:

@@ -132,7 +132,7 @@ class Service:
         if cached and (found := await self.repeats.kept(record)):
             await self.admission.count(caller)
             return await self.repeats.serve(found, record)
-        demand = self._demand(request)
+        demand = self.demand(request)
         work = partial(self._run_request, request, record.id)
         start = partial(self.lifecycle.start, record, caller, work, demand)
         return await self.repeats.once(caller, key, _fingerprint(request) if key else "", record.id, start)
@@ -201,15 +201,21 @@ class Service:
             fingerprint=_fingerprint(request) if request.deterministic and request.workspace is None else "",
         )  # fmt: skip
 
-    def _demand(self, request: RunRequest) -> Demand:
-        """What a request will be granted. One that policy will refuse gets nothing, and waits for nothing."""
+    def demand(self, request: RunRequest, *, kept: bool = False) -> Demand:
+        """What a request will be granted. One that policy will refuse gets nothing, and waits for nothing.
+
+        Args:
+            request: what is asked for.
+            kept: whether its sandbox is kept for more than this request.
+        """
         size = len(request.code or "") + len(request.stdin) + sum(map(len, request.files.values()))
         try:
             language = self.engine.languages.get(request.language) if request.code is not None else None
             limits = policy.run_limits(request, self.settings, language)
         except errors.BelljarError:  # the engine says so, and records it, when it is the run's turn
             return Demand(request_bytes=size)
-        return Demand(limits.cpus, limits.memory, size)
+        memory = limits.kept_box_bytes if kept or request.collect else limits.memory
+        return Demand(limits.cpus, memory, size)
 
     # --- what the engine and the sampler report
 

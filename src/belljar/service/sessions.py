@@ -41,8 +41,12 @@ _NOTHING: Grant = (None, False)
 class Held:
     """One that is open."""
 
-    def __init__(self, handle: AsyncSession | AsyncSandbox, record: SessionRecord, idle: float, grant: Grant) -> None:
+    def __init__(
+        self, handle: AsyncSession | AsyncSandbox, record: SessionRecord, idle: float, grant: Grant, memory: int = 0
+    ) -> None:
+        """`memory`: bytes that its sandbox may take."""
         self.handle = handle
+        self.memory = memory
         self.record: SessionRecord = record
         self.idle = idle
         self.lifetime: float = record.expires - record.created
@@ -112,7 +116,8 @@ class Sessions:
     # --- opening and closing ---
 
     async def open(self, caller: Caller, kind: Kind, *, idle: float, lifetime: float, **options: Any) -> SessionRecord:
-        folder = (await self._service.check(request(**options), caller)).workspace
+        wanted = await self._service.check(request(**options), caller)
+        folder = wanted.workspace
         record = _record(caller, kind, lifetime)
         asked = options | {"engine": self._service.engine, "id": record.id, "workspace": folder}
         if kind == "session":
@@ -120,11 +125,14 @@ class Sessions:
             handle: AsyncSession | AsyncSandbox = AsyncSession(idle=lifetime, lifetime=lifetime, **asked)
         else:
             handle = AsyncSandbox(**asked)
-        return await self._open(caller, Held(handle, record, idle, (folder.path, folder.write) if folder else _NOTHING))
+        grant = (folder.path, folder.write) if folder else _NOTHING
+        return await self._open(
+            caller, Held(handle, record, idle, grant, self._service.demand(wanted, kept=True).memory)
+        )
 
     async def _open(self, caller: Caller, held: Held) -> SessionRecord:
         try:
-            await self._admit(caller)
+            await self._admit(caller, held.memory)
             self._held[held.record.id] = held
             self._service.admission.held = len(self._held)
             await self._tasks.start(self._live, held)
@@ -138,7 +146,7 @@ class Sessions:
             raise
         return held.record
 
-    async def _admit(self, caller: Caller) -> None:
+    async def _admit(self, caller: Caller, memory: int) -> None:
         if self._service.drain.draining.is_set():
             raise errors.Busy("the service is going away", retry_after=5, status=503)
         await self._service.admission.count(caller)
@@ -152,6 +160,7 @@ class Sessions:
                 f"there are {self._most} sessions open, which is all there may be", retry_after=max(1, soonest),
                 status=503, fix="close one, or have the administrator raise service.sessions",
             )  # fmt: skip
+        self._service.admission.keep(memory)
 
     async def _live(self, held: Held, *, task_status: TaskStatus[None]) -> None:
         audit.caller.set(held.record.caller)
@@ -281,7 +290,9 @@ class Sessions:
             session = _session(held)
             copy = copy or await session.checkpoint()
             record = _record(caller, "session", held.lifetime)
-            return await self._open(caller, Held(session.fork(copy, id=record.id), record, held.idle, held.grant))
+            return await self._open(
+                caller, Held(session.fork(copy, id=record.id), record, held.idle, held.grant, held.memory)
+            )
 
     async def rollback(self, id: str, caller: Caller, checkpoint: str) -> None:
         held = self.get(id, caller)

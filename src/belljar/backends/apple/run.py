@@ -18,7 +18,7 @@ from belljar.backends.outcome import Ending, Outcome
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.request import Limits
-from belljar.core.result import Result, Status, Stream
+from belljar.core.result import Result, Status, StreamName
 from belljar.host.loops import lone_errors
 
 _START_SECONDS = 60.0
@@ -105,7 +105,7 @@ class AppleRun:
             watchers.cancel_scope.cancel()
         return code
 
-    async def _read(self, name: Stream, data: bytes, tasks: TaskGroup) -> None:
+    async def _read(self, name: StreamName, data: bytes, tasks: TaskGroup) -> None:
         if await self._outcome.take(name, data):
             self._end(Status.OUTPUT_LIMIT, tasks)
 

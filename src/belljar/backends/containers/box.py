@@ -71,6 +71,10 @@ class ContainerHost(NamedTuple):
     options_for: Callable[[str | None], spec.Options]  # a language -> what the settings change of the walls
 
 
+class _BoxFull(Exception):
+    """The files of a box hold all of its memory."""
+
+
 class DockerBox:
     """One sandbox of a container engine."""
 
@@ -226,8 +230,6 @@ class DockerBox:
         image = await self._host.trusted(self._image(command))
         declared = await self._host.volumes_of(image)
         limits = command.limits or self.plan.limits
-        if self._held > limits.memory + _RESERVE_BYTES:
-            return self._full(limits)
         body = self._body(command, limits, bool(given), image, declared)
         relay = await self._relay() if self.plan.egress.mode == "listed" else None
         pool = None if self._holder or self.plan.workspace or control.stopping else self._host.pool
@@ -242,6 +244,8 @@ class DockerBox:
                         raise  # else it had died while it waited, and the guest was never there
             self._current = DockerRun(self._job(command, given, body, relay), emit, control)
             return await self._current.go()
+        except _BoxFull:
+            return self._full(limits)
         except errors.ImageNotFound as error:
             image = self._image(command)
             raise errors.ImageNotFound(error.message, fix=f"belljar images pull {image}") from None
@@ -255,6 +259,8 @@ class DockerBox:
         async def create() -> Standby:
             if self._holder:  # in a kept folder the last command's files have to go
                 await self._deliver(self._holder, given)
+                if self._held > body["HostConfig"]["Memory"] + _RESERVE_BYTES:
+                    raise _BoxFull
             self._leftovers.append(name)
             return waiting or await Standby.create(self._host.client, name, self._with_memory_left(body))
 

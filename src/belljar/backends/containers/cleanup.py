@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _TRIES = 6
 _PAUSE_SECONDS = 0.2  # doubled with each try
 _BATCH_SIZE = 16
+_BATCH_SECONDS = 2.0  # until the next batch no longer waits for this one: an engine may be stuck with one container
+_BATCHES_AT_ONCE = 4
 _ANSWER_SECONDS = 30.0
 _EXIT_SECONDS = 20.0  # the longest that the end of the process waits for it
 
@@ -50,6 +52,7 @@ class Cleanup:
         self._waiting: queue.Queue[Leftovers] = queue.Queue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._batches = threading.BoundedSemaphore(_BATCHES_AT_ONCE)
         self._pid = os.getpid()
         self.left: list[Leftovers] = []  # what would not go
         atexit.register(self.drain, _EXIT_SECONDS)
@@ -94,10 +97,18 @@ class Cleanup:
             with suppress(queue.Empty):
                 while len(batch) < _BATCH_SIZE:
                     batch.append(self._waiting.get_nowait())
-            try:
-                asyncio.run(self._remove_all(batch))
-            except Exception:  # whatever an engine does to us, the next one gets its turn
-                self.left += batch
+            self._batches.acquire()
+            worker = threading.Thread(target=self._work_on, args=(batch,), name="belljar-cleanup-batch", daemon=True)
+            worker.start()
+            worker.join(_BATCH_SECONDS)
+
+    def _work_on(self, batch: Sequence[Leftovers]) -> None:
+        try:
+            asyncio.run(self._remove_all(batch))
+        except Exception:  # whatever an engine does to us, the next one gets its turn
+            self.left += batch
+        finally:
+            self._batches.release()
             for _ in batch:
                 self._waiting.task_done()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MINIMUM_API = (1, 41)  # Docker 20.10, Podman 4
 _ANSWER_SECONDS = 30.0
-_SHARED_KERNEL = re.compile(r"runc|crun|youki|io\.containerd\.runc\..*")
+_SHARED_KERNEL = re.compile(r"runc|crun|youki|io\.containerd\.runc\..*|io\.containerd\.runtime\.v1\.linux")
 
 
 def has_own_kernel(runtime: str) -> bool:

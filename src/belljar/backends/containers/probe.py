@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import anyio
+
 from belljar.backends.base import Box
 from belljar.backends.containers import egress_relay, evidence, spec
 from belljar.backends.containers.facts import EngineFacts, has_own_kernel, security
@@ -23,6 +25,7 @@ from belljar.core.request import Limits
 from belljar.core.settings import ContainerSettings
 from belljar.host import ownership
 from belljar.host.docker_api import asking
+from belljar.host.loops import lone_errors
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -94,14 +97,7 @@ class Probe:
         if wanted not in facts.runtimes:
             known = ", ".join(facts.runtimes)
             raise errors.NotAvailable(f"the engine has no runtime {wanted!r}", fix=f"choose from: {known}")
-        runtimes = self._knowledge.runtimes = {wanted: await self._prove(wanted)}
-        for other in facts.runtimes:
-            if other == wanted or not has_own_kernel(other):  # one more that shares the kernel proves nothing new
-                continue
-            try:
-                runtimes[other] = await self._prove(other)
-            except errors.BelljarError as error:
-                self._note(f"runtime {other}: {error.message}")
+        runtimes = self._knowledge.runtimes = await self._prove_all(wanted)
         egress = await self._egress(client)
         return Capabilities(
             backend=name, available=True, version=facts.version, guarantees=runtimes[wanted], egress=egress,
@@ -112,6 +108,24 @@ class Probe:
         self._notes.append(text[:_NOTE_LENGTH])
 
     # --- walls ---
+
+    async def _prove_all(self, wanted: str) -> dict[str, Guarantees]:
+        """What the wanted runtime holds, and each other one that has a kernel of its own, all of them at once."""
+        proved: dict[str, Guarantees] = {}
+
+        async def try_other(runtime: str) -> None:
+            try:
+                proved[runtime] = await self._prove(runtime)
+            except errors.BelljarError as error:
+                self._note(f"runtime {runtime}: {error.message}")
+
+        with lone_errors():
+            async with anyio.create_task_group() as tasks:
+                for other in self._facts.runtimes:
+                    if other != wanted and has_own_kernel(other):  # one more that shares the kernel proves nothing new
+                        tasks.start_soon(try_other, other)
+                first = await self._prove(wanted)
+        return {wanted: first} | {name: proved[name] for name in self._facts.runtimes if name in proved}
 
     async def _prove(self, runtime: str) -> Guarantees:
         """Runs a guest that prints what the kernel says of it. What is not seen here is not promised."""

@@ -23,7 +23,7 @@ from belljar.backends.outcome import KILLED_EXIT_CODE, Ending, Outcome
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.request import Limits
-from belljar.core.result import STREAMS, Result, Status, Stream, Usage
+from belljar.core.result import STREAMS, Result, Status, StreamName, Usage
 from belljar.host import cgroups, process, procfs
 from belljar.host.egress import PORT, Proxy, Told
 from belljar.host.loops import lone_errors
@@ -175,7 +175,7 @@ class NativeRun:
             watchers.cancel_scope.cancel()
         return exit_
 
-    async def _read(self, name: Stream, fd: int, child: process.Child) -> None:
+    async def _read(self, name: StreamName, fd: int, child: process.Child) -> None:
         while data := await process.read_some(fd):
             if await self._outcome.take(name, data) and self._outcome.verdict is None:
                 self._end(child, Status.OUTPUT_LIMIT)

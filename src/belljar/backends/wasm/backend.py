@@ -18,11 +18,12 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.native.backend import Native, stamp
+from belljar.backends.wasm import bytecode
 from belljar.backends.wasm import profiles as wasm_profiles
 from belljar.backends.wasm.box import WasmBox
 from belljar.backends.wasm.modules import bundled
 from belljar.backends.wasm.snapshots import take_after_imports
-from belljar.backends.wasm.store import CompiledStore, check_versions, sources, wasmtime_folder
+from belljar.backends.wasm.store import FRESH, CompiledStore, check_versions, sources, wasmtime_folder
 from belljar.backends.wasm.worker_process import WorkerKind, WorkerProcess
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
@@ -85,7 +86,7 @@ class Wasm:
             languages=frozenset({"python", *_SCRIPTS}), partly=dict.fromkeys(_SCRIPTS, _QUICKJS), modules=bundled(),
             workspace=True, fuel=True,
             sessions=frozenset({"python"}), checkpoints=True, least_memory=48 * MIB, memory=4 * GIB,
-            profiles=frozenset(self._store.profiles()),
+            profiles=frozenset(wasm_profiles.PROFILES).intersection(self._store.profiles()),
             guarantees=_in_jail(outer.guarantees) if outer.guarantees else _alone(outer.why_not),
         )  # fmt: skip
 
@@ -114,22 +115,20 @@ class Wasm:
         return await self._native.reap()
 
     async def setup(self, told: Callable[[str], object]) -> None:
-        """Builds what is missing: the compiled interpreters, then the profiles."""
+        """Builds what is missing: the compiled interpreters, the worker's own bytecode, the profiles."""
         check_versions()
         await anyio.to_thread.run_sync(self._store.build, told, abandon_on_cancel=True)
-        await self._build_profiles(told)
-
-    async def _build_profiles(self, told: Callable[[str], object]) -> None:
         lock = await anyio.to_thread.run_sync(self._store.locked)
         with lock:
+            if await self._in_jail() and (python := self._native.toolchains.find("python3")):
+                await bytecode.build(self._store.bytecode, python.path)
             await self._build_missing_profiles(told)
 
     async def _build_missing_profiles(self, told: Callable[[str], object]) -> None:
         built, self._facts = self._store.profiles(), {}
-        for name, modules in wasm_profiles.PROFILES.items():
+        for name, modules in {FRESH: (), **wasm_profiles.PROFILES}.items():
             if name not in built:
                 told(f"the profile {name}")
-                await self._in_jail()
                 async with self.open(Plan(keep_files=True)) as box:
                     copy = await take_after_imports(box, modules)
                 built[name] = wasm_profiles.keep(self._store.folder / f"{name}.pages", copy)

@@ -6,7 +6,7 @@ import base64
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -19,7 +19,9 @@ from belljar.backends.wasm.folder import BoxFolder
 from belljar.backends.wasm.interpreter import WasmInterpreter
 from belljar.backends.wasm.profiles import Profile
 from belljar.backends.wasm.run import WasmRun
-from belljar.backends.wasm.worker_process import ENV, WorkerProcess
+from belljar.backends.wasm.store import ENV
+from belljar.backends.wasm.worker.messages import Request
+from belljar.backends.wasm.worker_process import WorkerProcess
 from belljar.control.control import Control
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits
@@ -156,7 +158,7 @@ class WasmBox:
         await self._revive()  # the guest before us left what the worker could not remove, and ours has not begun
         return await self._run(command, emit, control)
 
-    def _give_inputs(self, request: dict[str, Any], command: Command) -> Callable[[], object]:
+    def _give_inputs(self, request: Request, command: Command) -> Callable[[], object]:
         """Writes the inputs, or sends them along where the worker makes the folder; returns what removes them."""
         inputs = {**self.plan.files, **command.files}
         if self.folder.made:
@@ -169,16 +171,17 @@ class WasmBox:
         request["make"] = {"name": self.id, "files": given, "main": main}
         return lambda: None
 
-    def request(self, command: Command, limits: Limits) -> dict[str, Any]:
+    def request(self, command: Command, limits: Limits) -> Request:
         """Returns what every request about a guest says: what is around it, and its limits."""
+        mode = command.deterministic
         return {
-            "root": self.folder.inside, "stdin": f"{self.folder.inside}/stdin" if command.stdin else os.devnull,
+            "stdin": f"{self.folder.inside}/stdin" if command.stdin else os.devnull,
             "cwd": command.cwd, "env": {**ENV, **command.env}, "folders": self.folder.granted(),
             "memory": limits.memory, "timeout": limits.timeout, "fuel": limits.fuel,
-            "deterministic": command.deterministic.model_dump() if command.deterministic else None,
+            "deterministic": {"seed": mode.seed, "start": mode.start} if mode else None,
         }  # fmt: skip
 
-    def use_profile(self, request: dict[str, Any]) -> Sequence[int]:
+    def use_profile(self, request: Request) -> Sequence[int]:
         """Names the profile in a request; its copy goes along the first time. Returns the descriptors to send."""
         assert self.profile is not None
         request["profile"] = self.profile.facts()

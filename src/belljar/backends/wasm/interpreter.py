@@ -15,6 +15,7 @@ from belljar.backends.agent_frames import read_frame
 from belljar.backends.base import Emit
 from belljar.backends.turn import AGENT_ENV, TurnRecord, TurnRequest, agent_source
 from belljar.backends.wasm.run import GRACE, judge_trap
+from belljar.backends.wasm.worker.messages import SessionTurn
 from belljar.core import errors
 from belljar.core.plan import Command
 from belljar.core.result import Result, Status
@@ -73,7 +74,7 @@ class WasmInterpreter:
         """Has the worker run the turn, and notes if the interpreter cannot go on after it."""
         timeout, limits, worker = request.limits.timeout, self._box.plan.limits, self._box.worker
         turn = json.dumps({"turn": request.number, "code": request.code, "timeout": timeout}).encode()
-        asked = {"do": "turn", "timeout": timeout, "memory": limits.memory, "fuel": limits.fuel}
+        asked: SessionTurn = {"do": "turn", "timeout": timeout, "memory": limits.memory, "fuel": limits.fuel}
         done: dict[str, Any] = {}
         try:
             async for frame in worker.ask(asked, timeout + GRACE, payload=turn):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from belljar.backends.snapshot import Snapshot
 from belljar.backends.wasm.store import start
+from belljar.backends.wasm.worker.messages import ProfileFacts
 
 # What snippets use most; none of it draws random numbers, which would then be the same in every run.
 STANDARD = (
@@ -37,7 +38,7 @@ class Profile(NamedTuple):
     pages: int
     file: int
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ProfileFacts:
         return {"name": self.name, "size": self.size, "pages": self.pages}
 
 

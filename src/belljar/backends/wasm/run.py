@@ -8,6 +8,7 @@ from typing import Any
 
 from belljar.backends.base import Emit
 from belljar.backends.outcome import Ending, Outcome
+from belljar.backends.wasm.worker.messages import Request
 from belljar.backends.wasm.worker_process import WorkerProcess
 from belljar.control.control import Control
 from belljar.core.request import Limits
@@ -25,7 +26,7 @@ class WasmRun:
         self._outcome = Outcome(box, limits, emit)
         self._done: dict[str, Any] = {}  # the worker's last answer
 
-    async def go(self, request: dict[str, Any], control: Control, fds: Sequence[int]) -> Result:
+    async def go(self, request: Request, control: Control, fds: Sequence[int]) -> Result:
         """Runs the program to its end, or until it is ended; then the worker is gone too."""
         await self._outcome.begin()
         control.on_stop(self._end)

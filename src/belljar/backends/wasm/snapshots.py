@@ -48,7 +48,8 @@ async def take(box: WasmBox) -> Snapshot:
 
 async def take_after_imports(box: WasmBox, modules: Sequence[str]) -> Snapshot:
     """Copies a fresh interpreter after these imports, and nothing else: what a profile is made of."""
-    request = box.request(_PYTHON, box.plan.limits) | {"do": "import", "modules": modules}
+    request = box.request(_PYTHON, box.plan.limits)
+    request |= {"do": "import", "modules": modules}
     answer = await box.worker.answer(request, _COPY_SECONDS)
     if answer.get("trap") or answer.get("exit_code"):
         raise errors.StartFailed(f"{', '.join(modules)} cannot be imported: {answer.get('trap') or 'it raised'}")

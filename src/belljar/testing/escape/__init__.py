@@ -26,6 +26,7 @@ from belljar.sandbox import arun, default_engine
 from belljar.testing.escape.attacks import PRELUDE, Attack, AttackStatus, AttackVerdict, Control
 from belljar.testing.escape.bait import Bait, lay
 from belljar.testing.escape.on_files import FILES, SURROUNDINGS
+from belljar.testing.escape.on_kept_boxes import KEPT_BOXES
 from belljar.testing.escape.on_kernel import KERNEL, MOUNTS, NAMESPACES, PRIVILEGES
 from belljar.testing.escape.on_neighbours import NEIGHBOURS
 from belljar.testing.escape.on_network import NETWORK, SIGNALS
@@ -37,8 +38,8 @@ from belljar.testing.escape.scenarios import Range
 __all__ = ["ATTACKS", "Attack", "AttackStatus", "AttackVerdict", "Bait", "Control", "attack", "carry_out", "lay"]
 
 ATTACKS: tuple[Attack, ...] = (
-    *FILES, *SURROUNDINGS, *MOUNTS, *PRIVILEGES, *NAMESPACES, *KERNEL, *NETWORK, *SIGNALS, *RESOURCES, *OUTPUTS,
-    *NAMES, *NEIGHBOURS, *TERMINAL, *WASM,
+    *FILES, *SURROUNDINGS, *MOUNTS, *PRIVILEGES, *NAMESPACES, *KERNEL, *NETWORK, *SIGNALS, *RESOURCES, *KEPT_BOXES,
+    *OUTPUTS, *NAMES, *NEIGHBOURS, *TERMINAL, *WASM,
 )  # fmt: skip
 
 _AT_ONCE = 4  # attacks measure time and memory: a crowd would blur the verdicts

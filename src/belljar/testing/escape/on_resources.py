@@ -14,7 +14,7 @@ from belljar.testing.escape.attacks import Attack
 from belljar.testing.escape.bait import Bait
 
 OOM = frozenset({Status.OOM_KILLED})
-_FULL = frozenset({Status.OOM_KILLED, Status.DISK_LIMIT})
+FULL = frozenset({Status.OOM_KILLED, Status.DISK_LIMIT})
 LATE = frozenset({Status.TIMEOUT})
 _KEPT = 64 * KIB
 
@@ -199,7 +199,7 @@ except OSError as error:
     held(error.strerror)
 escaped("256 MB")
 """,
-        held="it is full, or the memory limit strikes", options={"memory": "64M"}, ends=_FULL,
+        held="it is full, or the memory limit strikes", options={"memory": "64M"}, ends=FULL,
     ),
     Attack(
         name="disk", category="resources", tries="writes 48 MB to each writable folder with a limit of 16",
@@ -213,7 +213,7 @@ def fill(folder):
     return "48 MB"
 every("write", [(f, lambda f=f: fill(f)) for f in (".", "/tmp", "/var/tmp")])
 """,
-        held="the disk is full before that", options={"disk": "16M"}, ends=_FULL,
+        held="the disk is full before that", options={"disk": "16M"}, ends=FULL,
     ),
     Attack(
         name="inodes", category="resources", tries="makes 150,000 empty files with 64 MB of memory and 16 of disk",
@@ -227,7 +227,7 @@ except OSError as error:
     held(f"{number} files: {error.strerror}")
 escaped("150000 files")
 """,
-        held="the folder is full, or the memory limit strikes", options={"disk": "16M", "memory": "64M"}, ends=_FULL,
+        held="the folder is full, or the memory limit strikes", options={"disk": "16M", "memory": "64M"}, ends=FULL,
         control="none", uncontrolled="it would press 150,000 inodes into the host's own disk",
     ),
     Attack(

@@ -39,6 +39,10 @@ class Range:
     def sandbox(self) -> AsyncSandbox:
         return AsyncSandbox(backend=self.backend, engine=self.engine, **self.options)
 
+    def ready(self, payload: str) -> str:
+        """Returns Python code of an attack as it is run."""
+        return self.bait.fill(PRELUDE + payload)
+
     async def run(self, code: str, **options: Any) -> Result:
         return await arun(code, backend=self.backend, engine=self.engine, **options)
 
@@ -52,7 +56,8 @@ async def _refused(action: Callable[[], Awaitable[object]]) -> str:
     return repr(got)[:80]
 
 
-def _escaped(result: Result, detail: str) -> Result:
+def escaped_by(result: Result, detail: str) -> Result:
+    """Returns the result with the verdict that the attack got through."""
     return result.model_copy(update={"stdout": f"ESCAPED {detail}\n"})
 
 
@@ -71,7 +76,7 @@ async def inputs_of_the_next(range_: Range) -> Result:
     async with range_.sandbox() as box:
         result = await box.run(range_.payload)
         after = await box.run("print(open('input.txt').read())")
-    return result if after.stdout == "as it was\n" else _escaped(result, f"the next command found {after.stdout!r}")
+    return result if after.stdout == "as it was\n" else escaped_by(result, f"the next command found {after.stdout!r}")
 
 
 async def sockets_of_engines(range_: Range) -> Result:
@@ -122,7 +127,7 @@ async def _unheard_of(range_: Range, env: dict[str, str], heard_of: Callable[[st
         return result
     isolation = result.guarantees.isolation if result.guarantees else Isolation.NAMESPACE
     if heard[0] or isolation.rank < Isolation.KERNEL.rank or result.status is not Status.ABORTED:
-        return _escaped(result, told[0].replace("STAYING", "it worked:"))
+        return escaped_by(result, told[0].replace("STAYING", "it worked:"))
     return result.model_copy(update={"stdout": "HELD in a kernel of its own; the host's did not hear of it\n"})
 
 
@@ -164,7 +169,7 @@ async def climbing_names(range_: Range) -> Result:
         }
         for what, action in attempts.items():
             if came_back := await _refused(action):
-                return _escaped(result, f"{what} was not refused: {came_back}")
+                return escaped_by(result, f"{what} was not refused: {came_back}")
     return result
 
 
@@ -179,7 +184,7 @@ async def read_through_link(range_: Range) -> Result:
     async with range_.sandbox() as box:
         result = await box.run(range_.payload)
         if content := await _refused(lambda: box.read("report.txt")):
-            return _escaped(result, f"read {content}")
+            return escaped_by(result, f"read {content}")
     return result
 
 
@@ -241,12 +246,12 @@ async def settings_file(range_: Range) -> Result:
     before = settings.load(environ={}, project=range_.bait.drop).caps
     result = await range_.run(range_.payload, workspace=str(project), write=True)
     if not (project / ".belljar.toml").exists():
-        return _escaped(result, "no settings file was written, which proves nothing")
+        return escaped_by(result, "no settings file was written, which proves nothing")
     try:
         after = settings.load(environ={}, project=project).caps
     except errors.InvalidRequest:
         return result
-    return result if after == before else _escaped(result, f"the caps are now {after}")
+    return result if after == before else escaped_by(result, f"the caps are now {after}")
 
 
 # In Python, in the parser, the compiler, a C decoder, `repr`, and in taking a deep chain apart.
@@ -267,7 +272,9 @@ async def exhausted_stack(range_: Range) -> Result:
         ends.append(ended.status.value)
         after = await range_.run("print(6 * 7)", **range_.options)
         if after.stdout != "42\n":
-            return _escaped(after, f"after {code!r} the next guest does not run: {after.status.value}, {after.stderr}")
+            return escaped_by(
+                after, f"after {code!r} the next guest does not run: {after.status.value}, {after.stderr}"
+            )
     return after.model_copy(update={"stdout": f"HELD the next guest runs after each: {', '.join(ends)}\n"})
 
 
@@ -299,7 +306,7 @@ async def cancelled_guest(range_: Range) -> Result:
     for _ in range(2):
         after = await range_.run("print('HELD only mine')", **range_.options)
         if after.stdout != "HELD only mine\n":
-            return _escaped(after, f"the next caller got {after.stdout[:80]!r}, {after.status.value}")
+            return escaped_by(after, f"the next caller got {after.stdout[:80]!r}, {after.status.value}")
     return after
 
 
@@ -315,5 +322,5 @@ async def two_at_once(range_: Range) -> Result:
             tasks.start_soon(speak, box, word)
     for word, result in said.items():
         if result.stdout != f"{word}\n" * 4:
-            return _escaped(result, f"{word} was told {result.stdout[:60]!r}, {result.status.value}")
+            return escaped_by(result, f"{word} was told {result.stdout[:60]!r}, {result.status.value}")
     return result.model_copy(update={"stdout": "HELD each got its own\n"})

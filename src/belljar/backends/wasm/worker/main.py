@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import socket
 import sys
 import threading
@@ -34,6 +33,8 @@ def main() -> None:
 
 def _leave_with_the_host(private: str) -> None:
     """Ends a worker without a jail, which nobody else would end, when the other end of the socket is gone."""
+    import shutil
+
     hangup = select.poll()
     hangup.register(0, getattr(select, "POLLRDHUP", select.POLLHUP))
     hangup.poll()

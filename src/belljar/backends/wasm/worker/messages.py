@@ -20,7 +20,10 @@ JSON, which the worker passes on without reading it.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Facts(TypedDict):
@@ -35,6 +38,15 @@ class Facts(TypedDict):
     private: str  # its own folder
     env: dict[str, str]  # that every Python program finds, unless its request says otherwise
     plain: bool  # there is no jail around it
+    image: FreshImage | None
+
+
+class FreshImage(TypedDict):
+    """The copy of a memory in which the interpreter has started, and nothing was imported: a file of the store."""
+
+    path: str
+    size: int
+    pages: int
 
 
 class ProfileFacts(TypedDict):
@@ -64,12 +76,26 @@ class Surroundings(TypedDict):
     """What a guest finds around it: its variables, its folders (on the host, inside, may it write) and its stdin."""
 
     env: dict[str, str]
-    folders: list[tuple[str, str, bool]]
+    folders: Sequence[tuple[str, str, bool]]
     stdin: str
 
 
+class SessionRequest(TypedDict):
+    """A request about the session that is open, which needs nothing else: measure, copy_out, drop."""
+
+    do: str
+
+
+class SessionTurn(SessionRequest):
+    """A request for a turn of the session that is open."""
+
+    timeout: float
+    memory: int
+    fuel: int | None
+
+
 class Request(Surroundings, total=False):
-    """One request; which of these are there depends on `do`."""
+    """A request about a guest that is to start; which of these are there depends on `do`."""
 
     run: int
     do: str
@@ -84,7 +110,7 @@ class Request(Surroundings, total=False):
     profile: ProfileFacts
     make: NewFolder
     agent: str
-    modules: list[str]
+    modules: Sequence[str]
     size: int
     pages: int
     payload: int
