@@ -24,7 +24,7 @@ _tracer: Tracer | None = None
 
 class Span(Protocol):
     def set(self, **attributes: Value) -> None:
-        """What became known on the way."""
+        """Adds attributes to the span."""
         ...
 
 
@@ -66,12 +66,12 @@ class _Live:
 
 
 def span(name: Name, **attributes: Value) -> AbstractContextManager[Span]:
-    """A span around what is done within."""
+    """Returns a context manager that records a span around its block, if tracing is on."""
     return _NOTHING if _tracer is None else _Live(_tracer, name, attributes)
 
 
 def join(headers: Mapping[str, str]) -> None:
-    """Spans of this task go on with the trace of who asks (traceparent), unless somebody else began one for it."""
+    """Makes the spans of this task part of the caller's trace (traceparent), unless they are part of one already."""
     if _tracer is None:
         return
     from opentelemetry import context, trace

@@ -1,15 +1,15 @@
-"""Who asks, and whether they may.
+"""Authenticates callers: by an API key, by a JWT, or as the local user.
 
-Three ways to be somebody: an API key of ours (`bj_<id>_<secret>`, kept as a hash), a JWT of somebody else's making, or,
-where there is neither, the local user: whoever reaches a service that listens on loopback only.
+An API key of ours is `bj_<id>_<secret>`, and is kept as a hash. A JWT is signed by somebody else (`tokens`). Where
+there are neither keys nor JWTs, whoever reaches a service that listens on loopback only is the local user.
 
-A credential comes as `Authorization: Bearer …`, as `X-API-Key: …`, or, since a browser cannot set headers on a
-WebSocket, as an offered subprotocol: `new WebSocket(url, ["belljar", "bearer." + key])`. The answer then names
-`belljar` (see `Access.subprotocol`), never the other one: that would be the secret in an answer. A query string is not
-read: it ends up in histories and logs.
+A credential is sent as `Authorization: Bearer …` or as `X-API-Key: …`. A browser cannot set headers on a WebSocket, so
+it may also offer the credential as a subprotocol: `new WebSocket(url, ["belljar", "bearer." + key])`. The answer then
+names `belljar` (see `Access.subprotocol`) and never the other one, which would put the secret into an answer. Query
+strings are not read, because they end up in histories and logs.
 
-What is said to whom: that a key was revoked or has expired learns only who has its secret; a wrong secret and an id
-that nobody knows sound the same, and take the same way.
+Only a caller who has the secret of a key is told that the key was revoked or has expired. A wrong secret and an unknown
+id get the same answer, after the same work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from belljar.protocol.records import SCOPES, Caller, Key, Scope
 
 LOCAL_USER = "local user"
 SUBPROTOCOL = "belljar"
-FRESH = 1.0  # seconds that the keys are believed: a revocation counts from then on, and no request asks the store twice
+FRESH = 1.0  # seconds for which keys that were read are used: a revocation counts at the latest then
 _BEARER = "bearer."
 _STORE_TIMEOUT = 5.0
 _LONGEST = 8192  # of a credential; nothing longer is looked at
@@ -50,7 +50,7 @@ _FORWARDED = frozenset(
 
 
 class KeyStore(Protocol):
-    """What of the store is needed here."""
+    """The part of the store that holds keys."""
 
     async def keys(self) -> list[Key]: ...
 
@@ -60,8 +60,11 @@ class KeyStore(Protocol):
 
 
 class Access:
-    """`keys` is asked at most once in `FRESH` seconds, however many requests there are. It must tell revoked and
-    expired keys too: a service whose last key is gone is closed, not open."""
+    """Finds out who sent a request.
+
+    It reads the keys from the store at most once in `FRESH` seconds, however many requests there are. The store has to
+    return revoked and expired keys, too: a service whose last key was revoked is closed, not open.
+    """
 
     def __init__(self, settings: Settings, keys: KeyStore) -> None:
         from belljar.service.auth.tokens import Tokens
@@ -76,11 +79,16 @@ class Access:
         self._asking = anyio.Lock()
 
     async def required(self) -> bool:
-        """Whether one has to say who one is: there is a key, even a dead one, or JWTs are configured."""
+        """Returns whether callers need a credential: there is a key, even a revoked one, or JWTs are configured."""
         return self._tokens is not None or bool(await self._fresh())
 
     async def known(self, headers: Mapping[str, str]) -> Caller:
-        """Who asks, whatever they may do. `Unauthorized` (401): nobody we know."""
+        """Returns the caller that sent these headers, whatever they may do.
+
+        Raises:
+            Unauthorized: there is no valid credential, and one is needed (401).
+            NotAvailable: the store of the keys does not answer.
+        """
         credential = _credential(headers)
         if credential is None:
             return await self._local(headers)
@@ -90,8 +98,10 @@ class Access:
 
     @staticmethod
     def subprotocol(headers: Mapping[str, str]) -> str | None:
-        """What the answer to a WebSocket names: `accept(subprotocol=…)`. Browsers want one of those that they offered,
-        so they have to offer `belljar` beside `bearer.<key>`."""
+        """Returns the subprotocol to accept a WebSocket with, if the client offered it.
+
+        Browsers want the answer to name one of those that they offered, so they offer `belljar` beside `bearer.<key>`.
+        """
         values = (value for name, value in headers.items() if name.lower() == "sec-websocket-protocol")
         return SUBPROTOCOL if any(SUBPROTOCOL in _offered(value) for value in values) else None
 
@@ -107,7 +117,7 @@ class Access:
         return _LOCAL
 
     async def _holder(self, credential: str) -> Caller:
-        """A credential is looked at even where none is needed: nobody is taken for somebody else."""
+        """Returns the holder of an API key. A wrong key is refused even where none is needed."""
         match = _KEY.fullmatch(credential)
         if match is None:
             raise errors.Unauthorized("this is not a key of Belljar", fix="send it whole: bj_<id>_<secret>")
@@ -124,7 +134,7 @@ class Access:
         )
 
     async def _fresh(self) -> dict[str, Key]:
-        """The keys, at most `FRESH` seconds old. A store that does not answer is a refusal, never a guess."""
+        """Returns the keys by id, at most `FRESH` seconds old, or raises NotAvailable if the store does not answer."""
         if self._is_fresh():
             return self._known
         async with self._asking:
@@ -143,7 +153,7 @@ class Access:
 
 
 def allow(caller: Caller, *scopes: Scope) -> None:
-    """`PolicyDenied` (403): known, but without any of these scopes."""
+    """Raises PolicyDenied (403) for a caller that has none of these scopes."""
     if not any(caller.may(scope) for scope in scopes):
         raise errors.PolicyDenied(
             f"this needs the scope {scopes[0]!r}, which this credential does not have",
@@ -153,7 +163,7 @@ def allow(caller: Caller, *scopes: Scope) -> None:
 
 
 def _credential(headers: Mapping[str, str]) -> str | None:
-    """The one that was sent. Two different ones are none: no guess is made about who is meant."""
+    """Returns the credential that was sent, or None. Raises Unauthorized for two different ones."""
     found: set[str] = set()
     for name, value in headers.items():
         match name.lower():
@@ -184,7 +194,7 @@ def _offered(value: str) -> list[str]:
 
 
 def digest_of(secret: str) -> str:
-    """256 random bits need no slow hash: there is nothing to guess."""
+    """Returns the hash of a secret. A fast hash will do: nobody can guess 256 random bits."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -242,7 +252,7 @@ def is_rate(text: object) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Of a name only what everybody's resolver agrees on."""
+    """Returns whether a host is this machine. Of names, only `localhost` is: others depend on the resolver."""
     if host.lower() == "localhost":
         return True
     try:
@@ -252,7 +262,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_open_bind(host: str, required: bool) -> None:
-    """Whoever reaches the service runs code: one that the network can reach asks who it is."""
+    """Raises PolicyDenied if a service without keys would listen where other machines can reach it."""
     if not required and not is_loopback(host):
         raise errors.PolicyDenied(
             f"without a key, anybody who reaches {host[:80]} could run code here",

@@ -1,6 +1,7 @@
-"""The gate of every surface: who asks, and whether they may.
+"""Authenticates and authorises the requests of every surface (HTTP, WebSocket, MCP).
 
-Somebody we know who is refused is written down. Strangers are counted only: they could fill any log.
+The refusal of a known caller is written to the audit log. Refusals of unknown callers are only counted: anybody could
+fill the log with them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from belljar.service.service import Service
 
 
 async def known(service: Service, headers: Mapping[str, str]) -> Caller:
+    """Returns the caller that sent these headers, or raises Unauthorized.
+
+    What this task does from now on is audited under the caller's name, and traced as a part of the caller's trace.
+    """
     try:
         caller = await service.access.known(headers)
     except errors.Unauthorized as refusal:
@@ -26,13 +31,14 @@ async def known(service: Service, headers: Mapping[str, str]) -> Caller:
 
 
 async def admit(service: Service, headers: Mapping[str, str], *scopes: Scope) -> Caller:
-    """Who asks, if they have one of these scopes."""
+    """Returns the caller that sent these headers, if they have one of these scopes; else raises PolicyDenied."""
     caller = await known(service, headers)
     await require(service, caller, *scopes)
     return caller
 
 
 async def require(service: Service, caller: Caller, *scopes: Scope) -> None:
+    """Raises PolicyDenied for a caller that has none of these scopes, and records that."""
     try:
         allow(caller, *scopes)
     except errors.PolicyDenied as refusal:

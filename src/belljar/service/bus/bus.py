@@ -1,7 +1,7 @@
-"""Where lines and events go for others to hear: inside this process, over Redis, or over NATS.
+"""Publishes lines of output and events to subscribers: inside this process, over Redis, or over NATS.
 
-Who publishes never waits and never fails. A broker that is down is told in `status`, what it would have got is kept
-within bounds (the oldest go first, counted in `dropped`), and it gets that once it is back, in order:
+`publish` never waits and never fails. While a broker is down, `status` says so, and messages for it are kept within
+bounds (the oldest are dropped first, and counted in `dropped`); it gets them in order once it is back:
 
 LocalBus    one process; nothing can be down
 RedisBus    lines: pub/sub, which has no memory; a message whose answer got lost with the connection is sent again
@@ -52,7 +52,7 @@ class Bus(Protocol):
 
 
 class LocalBus:
-    """For one process. A message without a subscriber is gone, as with the others."""
+    """A bus inside one process. A message without a subscriber is dropped, as on the other buses."""
 
     name = "local"
     status = ""
@@ -109,7 +109,7 @@ class Link:
         self._now = Signal()
 
     def nudge(self) -> None:
-        """The broker is back, somebody else saw it."""
+        """Connects at once: another connection found that the broker is back."""
         self._now.set()
 
     def well(self) -> None:
@@ -119,7 +119,7 @@ class Link:
         self._on_change()
 
     async def keep(self, work: Callable[[], Awaitable[None]]) -> None:
-        """`work` connects, calls `well` and goes on until something breaks."""
+        """Runs `work` again and again: it connects, calls `well`, and goes on until the connection breaks."""
         while True:
             try:
                 await work()
@@ -145,7 +145,7 @@ class Link:
 
 
 class BrokerAddress(NamedTuple):
-    """Where a broker is, fit to be shown, and what of its URL is not."""
+    """The address of a broker without secrets, which may be shown, and the secrets of its URL."""
 
     shown: str
     secrets: tuple[str, ...]
@@ -180,7 +180,7 @@ def _shown(parts: SplitResult, schemes: tuple[str, ...]) -> str:
 
 
 class Bounds(TypedDict, total=False):
-    """How much a bus keeps of what is to be sent, and for each subscriber; how many seconds it takes to close."""
+    """The bounds of a bus: messages kept to be sent and for each subscriber, and seconds that closing may take."""
 
     count: int
     size: int
@@ -190,7 +190,7 @@ class Bounds(TypedDict, total=False):
 
 
 class BrokerBus:
-    """What the buses with a broker share: the outbox, the background, the end."""
+    """The base of the buses with a broker: the outbox, the tasks in the background, and closing."""
 
     name = "broker"
     _tasks: TaskGroup
@@ -236,7 +236,7 @@ class BrokerBus:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """A broker that is well gets the rest, for some seconds; one that is down is not waited for."""
+        """Sends what is left for some seconds, unless the broker is down."""
         with anyio.move_on_after(self._closing, shield=True):
             while self._outbox and not any(link.failed for link in self._links):
                 await self._progress.wait()
@@ -278,7 +278,7 @@ class BrokerBus:
 
 
 class Buses(NamedTuple):
-    """What the service needs: one for lines of output, one for events."""
+    """The two buses of the service: one for lines of output, one for events."""
 
     lines: Bus
     events: Bus
@@ -286,8 +286,11 @@ class Buses(NamedTuple):
 
 @asynccontextmanager
 async def open_bus(*, redis: str = "", nats: str = "") -> AsyncIterator[Buses]:
-    """Both buses, open. Without a URL a bus is local; a URL that makes no sense, or a library that is missing, raises;
-    a broker that is down does not."""
+    """Opens both buses. Without a URL a bus is local. A broker that is down is no error here.
+
+    Raises:
+        BelljarError: a URL makes no sense, or a library is missing.
+    """
     lines: Bus = LocalBus()
     events: Bus = LocalBus()
     if redis:

@@ -1,4 +1,4 @@
-"""What waits on its way to a broker or to a subscriber. Nothing here awaits a sender, and everything has a bound.
+"""Queues of messages on their way to a broker or to a subscriber. All are bounded, and adding to one never waits.
 
 Outbox      what is to be sent: the oldest go first when it is full, counted
 Inbox       what one subscriber has not read yet: what it missed, it is told
@@ -28,7 +28,7 @@ _OVERHEAD = 256  # bytes that Python takes for a message besides its text: many 
 
 
 def encode(subject: str, body: dict[str, Any]) -> bytes | None:
-    """One message as JSON, or nothing where there is no sense in it: who publishes is not to fail for that."""
+    """Returns a message as JSON, or None if it cannot be encoded: publishing must not fail."""
     try:
         if not _SUBJECT.fullmatch(subject):
             raise ValueError(f"{subject[:80]!r} is no subject")
@@ -42,7 +42,7 @@ def encode(subject: str, body: dict[str, Any]) -> bytes | None:
 
 
 def decode(payload: bytes) -> dict[str, Any] | None:
-    """What somebody published, or nothing if it was not one of us."""
+    """Returns the message that was published, or None if it is not one of ours."""
     try:
         body = json.loads(payload)
     except (ValueError, RecursionError):
@@ -62,7 +62,7 @@ def is_pattern(subject: str) -> bool:
 
 
 def matches(wanted: str, subject: str) -> bool:
-    """NATS's rules, for all of them: `*` is one word, `>` at the end one or more."""
+    """Returns whether a subject matches a pattern by the rules of NATS: `*` is one word, `>` at the end one or more."""
     words, given = wanted.split("."), subject.split(".")
     if words[-1] == ">":
         words = words[:-1]
@@ -73,7 +73,7 @@ def matches(wanted: str, subject: str) -> bool:
 
 
 class Signal:
-    """An event for one who waits again and again."""
+    """An event that one task waits for again and again."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
@@ -131,7 +131,7 @@ class Outbox:
         return message
 
     def next(self, count: int, size: int) -> list[Message]:
-        """The oldest ones, at least one if there is any. The same again until `sent` says that they arrived."""
+        """Returns the oldest messages, at least one if there is any; the same ones until `sent` removes them."""
         batch: list[Message] = []
         for message in islice(self._messages, count):
             size -= message.size
@@ -143,7 +143,7 @@ class Outbox:
         return batch
 
     def sent(self, number: int) -> None:
-        """All up to this number arrived."""
+        """Removes all messages up to this number, which have arrived."""
         while self._messages and self._messages[0].number <= number:
             self._pop()
         arrived = [each for each in self._overtaken if each <= number]
@@ -151,7 +151,7 @@ class Outbox:
         self._overtaken = [each for each in self._overtaken if each > number]
 
     def refused(self, number: int) -> None:
-        """The broker will never take this one: it must not hold up the others."""
+        """Removes a message that the broker will never take, so that it does not hold up the others."""
         for message in self._messages:
             if message.number == number:
                 self._messages.remove(message)
@@ -161,8 +161,10 @@ class Outbox:
 
 
 class Inbox:
-    """What one subscriber has not read yet. It is told of what it missed before it reads on: `{"gap": 3}`, or
-    `{"gap": None}` where nobody knows how many."""
+    """The messages that one subscriber has not read yet.
+
+    Where messages are missing it reads `{"gap": 3}` first, or `{"gap": None}` if their number is not known.
+    """
 
     def __init__(self, subject: str, count: int, size: int) -> None:
         self.subject = subject
@@ -190,14 +192,14 @@ class Inbox:
         self._signal.set()
 
     def confirm(self) -> None:
-        """The broker will tell us from now on; unless this is the first time, there was a time when it did not."""
+        """Notes that the broker sends messages from now on; unless this is the first time, some may be missing."""
         if self.late or self.ready.is_set():
             self.gap()
         self.late = False
         self.ready.set()
 
     def close(self) -> None:
-        """What is there can still be read."""
+        """Takes no more messages. Those that are there can still be read."""
         self._closed = True
         self._signal.set()
 
@@ -222,7 +224,7 @@ class Inbox:
 
 
 class Listeners:
-    """Which inboxes hear which subject."""
+    """The inboxes by the subject or pattern that each of them subscribed to."""
 
     def __init__(self) -> None:
         self._inboxes: dict[str, set[Inbox]] = {}
@@ -248,11 +250,11 @@ class Listeners:
                 self._patterns.discard(inbox.subject)
 
     def of(self, wanted: str) -> Iterable[Inbox]:
-        """Those who asked for just this subject or pattern."""
+        """Returns the inboxes that subscribed to exactly this subject or pattern."""
         return tuple(self._inboxes.get(wanted, ()))
 
     def hearing(self, subject: str) -> list[Inbox]:
-        """Those whom a message of this subject is for."""
+        """Returns the inboxes whose subject or pattern matches this subject."""
         found = list(self._inboxes.get(subject, ()))
         for pattern in self._patterns:
             if matches(pattern, subject):
