@@ -2,8 +2,8 @@
 
 A real `belljar serve` with a key for each caller. A neighbour asks for `print(1)` on wasm, again and again: first with
 the service for itself, then while others flood it with outputs, half-sent bodies, sessions, files and queued runs, each
-by one caller, and last with outputs of ten callers. The floods come from a process of their own. Beside the times is
-the most memory that the server had.
+by one caller, and last with outputs of ten callers, who leave places to run in. The floods come from a process of their
+own. Beside the times is the most memory that the server had.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def measure(server: Server, keys: list[str], rounds: int) -> tuple[dict[str, lis
 
 def bench(rounds: int, quick: bool) -> dict[str, Any]:
     offer, python = anyio.run(prepared)
-    with served(start=False, config=_CONFIG, MAX_CONTAINERS="10") as server:
+    with served(start=False, config=_CONFIG, MAX_CONTAINERS="12") as server:
         keys = [key(server, name) for name in ("neighbour", *(f"flooder{number}" for number in range(TEN)))]
         server.start()
         times, most = measure(server, keys, rounds)
