@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,30 @@ async def test_no_file_of_a_granted_folder_becomes_setuid_and_other_modes_are_le
     result = await belljar.arun(code, engine=engine, backend="native", workspace=str(open_folder), write=True)
     assert result.stdout == "a mode without O_CREAT means nothing\n", result.stderr
     assert {path.name: path.stat().st_mode & 0o7000 for path in open_folder.iterdir()} == {"plain": 0o1000}
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="NOT SHOWN: git is not installed here")
+async def test_a_guest_that_changes_what_git_runs_is_told_of_in_a_warning_and_one_that_commits_is_not(
+    engine: Engine, open_folder: Path
+) -> None:
+    run = partial(belljar.arun, engine=engine, backend="native", workspace=str(open_folder), language="bash")
+    subprocess.run(["git", "init", "-q", str(open_folder)], check=True)
+    if os.geteuid() == 0:
+        subprocess.run(["chown", "-R", "54321:54321", str(open_folder)], check=True)
+    commit = "echo 1 > a; git add a; git -c user.name=x -c user.email=x@y commit -qm 1"
+    committed = await run(commit, write=True)
+    assert (committed.status, committed.warnings) == ("success", ()), committed.stderr
+    tricks = {
+        "git config core.fsmonitor /tmp/x": ".git/config",
+        "echo > .git/hooks/post-commit": ".git/hooks/post-commit",
+        "echo ../elsewhere > .git/commondir": ".git/commondir",
+        "mv .git .old; cp -r .old .git": ".git, .git/commondir, .git/config",
+        "rm -rf .git; ln -s .old .git": ".git",
+    }
+    for trick, name in tricks.items():
+        (warning,) = (await run(trick, write=True)).warnings
+        assert f" {name}" in warning and "before you use git" in warning, trick
+    assert (await run("cat .old/config > /dev/null")).warnings == (), "a read-only grant is not looked at"
 
 
 async def test_a_missing_workspace_is_a_clear_error_of_ours(engine: Engine) -> None:

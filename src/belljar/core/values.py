@@ -104,7 +104,7 @@ def _in_json(value: bytes) -> str | dict[str, str]:
         return {"base64": base64.b64encode(value).decode()}
 
 
-_NAMED_HOSTS = 10
+_FEW = 10
 _HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -122,10 +122,10 @@ def covers(pattern: str, host: str) -> bool:
     return pattern in (ANY_HOST, host) or (pattern.startswith("*.") and host.endswith(pattern[1:]))
 
 
-def few(hosts: Collection[str]) -> str:
-    """Names the first hosts of a list, for a message; empty if there is none."""
-    shown = sorted(hosts)[:_NAMED_HOSTS]
-    more = f" and {len(hosts) - len(shown)} more" if len(hosts) > len(shown) else ""
+def few(names: Collection[str]) -> str:
+    """Lists the first of some names, for a message; empty if there is none."""
+    shown = sorted(names)[:_FEW]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return f"{', '.join(shown)}{more}"
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
 
 from belljar.backends.base import Box, Emit, Imaged
 from belljar.control.callbacks import Listener
 from belljar.control.control import Control
 from belljar.core import errors, policy, routing
 from belljar.core.capabilities import Capabilities, Guarantees
+from belljar.core.display import neutralise
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, RunRequest
 from belljar.core.result import Event, EventKind, Failure, Result, Status
-from belljar.core.values import WORKSPACE
+from belljar.core.values import WORKSPACE, few
 from belljar.engine import audit
 from belljar.engine.tracing import span
+from belljar.host import git_settings
 
 if TYPE_CHECKING:
     from belljar.engine.engine import Engine
@@ -51,12 +55,20 @@ class Lease:
         async with self.engine.recording_failure(**self._about(run)):
             await self._announce(request, run)
             emit = self.emitter(listener, run)
+            before = await self._git_settings()
             with span("run", run=run, backend=self.capabilities.backend, language=self._language(request)) as seen:
                 result = await work(emit)
                 seen.set(status=result.status)
+            if changed := git_settings.changed(before, await self._git_settings()):
+                result = result.model_copy(update={"warnings": (*result.warnings, _git_warning(changed))})
             result = await self._finish(request, result)
             await emit("finished", "", result=result)
         return result
+
+    async def _git_settings(self) -> Mapping[str, git_settings.Stamp]:
+        """Those of a folder that the guest may write to."""
+        folder = self.plan.workspace
+        return await anyio.to_thread.run_sync(git_settings.look, folder.path) if folder and folder.write else {}
 
     def _about(self, run: str) -> dict[str, str]:
         """Who looks for a run finds its session, and the other way round."""
@@ -164,3 +176,10 @@ class Lease:
             await self.engine.publish(event, listener)
 
         return emit
+
+
+def _git_warning(names: Sequence[str]) -> str:
+    return (
+        f"while it ran, {neutralise(few(names))} changed in the granted folder: look before you use git there, "
+        "which runs what these say"
+    )
