@@ -93,7 +93,8 @@ def bench(rounds: int, quick: bool) -> dict[str, Any]:
     worst = {name: round(row["p99_ms"] / rows[ALONE]["p99_ms"], 2) for name, row in rows.items() if name != ALONE}
     return {
         "machine": machine(offer, python, find_bubblewrap()[0]), "times": rows, "ratios": {},
-        "throughput": {}, "p99_over_alone": worst, "most_memory_mb": {name: round(value) for name, value in most.items()},
+        "throughput": {},
+        "p99_over_alone": worst, "most_memory_mb": {name: round(value) for name, value in most.items()},
         "targets": [
             *(at_most(f"{name}: p99 over that of nobody else", ratio, 2) for name, ratio in worst.items()),
             at_most("the server's memory under all floods, MB", round(max(most.values())), MOST_MB),
