@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -442,3 +443,17 @@ def test_a_group_over_its_limit_has_nothing_left(tmp_path: Path) -> None:
 def test_a_kernel_that_does_not_say_is_not_guessed(tmp_path: Path) -> None:
     assert left(tmp_path) is None
     assert left(kernel(tmp_path, 2, None, group="/../../etc")) is None
+
+
+async def test_a_caller_with_a_key_leaves_a_quarter_of_the_places_to_others() -> None:
+    admission = Admission(Settings(max_containers=4), memory=lambda: None)
+    flooder, neighbour = (Caller(name=name, key=name, scopes=frozenset(("run",))) for name in ("flooder", "neighbour"))
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            with anyio.fail_after(5):
+                await stack.enter_async_context(admission.place(flooder, cpus=0.1, memory=0))
+        with anyio.move_on_after(0.2) as late:
+            await stack.enter_async_context(admission.place(flooder, cpus=0.1, memory=0))
+        assert late.cancelled_caught, "it has all places"
+        with anyio.fail_after(5):
+            await stack.enter_async_context(admission.place(neighbour, cpus=0.1, memory=0))

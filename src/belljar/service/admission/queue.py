@@ -2,8 +2,9 @@
 
 A run takes a place. It gets one if fewer than `max_containers` run, and its CPUs and memory still fit; otherwise it
 waits. Callers take turns, each with its own oldest run, so that a hundred of one are one step for another; who has all
-the places it may have is passed over. Apart from that nobody overtakes: a large run that waits for room gets it, since
-those before it end. A run that would be alone is never kept waiting, however large.
+the places it may have is passed over, and one with a key never has the last quarter of them. Apart from that nobody
+overtakes: a large run that waits for room gets it, since those before it end. A run that would be alone is never kept
+waiting, however large.
 
 Memory is looked up (what the host and our own control group have left), not added up, since few guests use what they
 may; only runs and sessions of the last second count in full, since what they will use does not show yet. It is looked
@@ -177,7 +178,7 @@ class Admission:
         if ticket is not latest:
             ticket.refuse(errors.Busy("the queue is full, and most of it is yours", retry_after=retry))
         elif self._has_all(ticket.caller):
-            most = ticket.caller.concurrency or self._service.concurrency
+            most = self._most_of(ticket.caller)
             ticket.refuse(errors.Busy(f"{most} runs of yours are under way, and no more can wait", retry_after=retry))
         else:
             ticket.refuse(errors.Busy("the queue is full", retry_after=retry, status=503))
@@ -220,8 +221,12 @@ class Admission:
         return next((line[0] for line in self._lines.values() if not self._has_all(line[0].caller)), None)
 
     def _has_all(self, caller: Caller) -> bool:
-        most = caller.concurrency or self._service.concurrency
-        return 0 < most <= len(self._running.get(caller.name, ()))
+        return len(self._running.get(caller.name, ())) >= self._most_of(caller)
+
+    def _most_of(self, caller: Caller) -> float:
+        """How many places a caller may have. From one with a key a quarter of all is kept for somebody else."""
+        own = caller.concurrency or self._service.concurrency or math.inf
+        return min(own, self._most - self._most // 4) if caller.key else own
 
     def _fits(self, ticket: _Ticket) -> bool:
         running = [other for line in self._running.values() for other in line if other.cpus]

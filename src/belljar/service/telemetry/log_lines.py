@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from belljar.service.store.store import Store
 
 _LONGEST = 64 * KIB  # characters of a line; what is longer is told in parts
-_MANY = 50_000  # lines of a run; from then on those that come together are told as one: ten megabytes of newlines
+_MANY = 10_000  # lines of a run; from then on those that come together are told as one: ten megabytes of newlines
 # would be a gigabyte of records
 _BATCH = 500
 _FEW = 10  # lines that are taken at once
