@@ -38,6 +38,7 @@ bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand 
 	@$(BIN)/python tests/bench/bench_wasm.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_containers.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_service.py $(BENCH)
+	@$(BIN)/python tests/bench/bench_neighbour.py $(BENCH)
 
 docs: $(STAMP)             ## the documentation as a site, in build/site; nothing is loaded from elsewhere
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,7 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
 }
 _PROJECT_KEYS = {"backend", "defaults"}
 _PROJECT_FILES = (".belljar.toml", ".belljar.json", "package.json")  # the first of a folder speaks for it
-_JSON_LIMIT = 4 * MIB
+_MAX_FILE_BYTES = 4 * MIB
 _IMAGE_USES = ("execution", "node-execution", "test-runner", "preview")
 
 
@@ -82,10 +84,10 @@ def load(environ: Mapping[str, str] | None = None, project: Path | None = None, 
     env = os.environ if environ is None else environ
     home = env.get("HOME", "/")
     layers: list[tuple[str, dict[str, Any]]] = []
-    for path in (Path("/etc/belljar/config.toml"), _user_file(env, home)):
-        if path.is_file():
-            layers.append((str(path), _read(path)))
-    if found := _project_file(_here() if project is None else project):
+    for path, owners in ((Path("/etc/belljar/config.toml"), None), (_user_file(env, home), _trusted_owners())):
+        if (text := _text(path, owners)) is not None:
+            layers.append((str(path), _toml(path, text)))
+    if found := _project_file(_here() if project is None else project, Path(home)):
         layers.append((str(found[0]), found[1]))
     layers.append(("the environment", _environment_layer(env)))
     layers.append(("the flags", flags))
@@ -129,12 +131,49 @@ def _check_profile(path: str, source: str) -> None:
         raise errors.InvalidRequest(message, context={"fields": ["container.seccomp_profile"]}) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _trusted_owners() -> frozenset[int] | None:
+    """Whose files we read: our own and root's. None: this system has no owners."""
+    return frozenset({os.geteuid(), 0}) if hasattr(os, "geteuid") else None
+
+
+def _text(path: Path, owners: frozenset[int] | None) -> bytes | None:
+    """The content of a settings file; None if there is none, or if it, or a link to it, is of another owner."""
+    try:
+        found = os.stat(path)
+        holders = {found.st_uid, os.lstat(path).st_uid}
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    if owners is not None and not holders <= owners:
+        import logging  # here: it takes 10 ms, and such a file is rare
+
+        told = "%s is not read: it belongs to another user (uid %s)"
+        logging.getLogger("belljar").warning(told, path, min(holders - owners))
+        return None
+    try:
+        return _content(path, owners)
+    except OSError as error:
+        raise errors.InvalidRequest(f"{path}: {error}", fix="mend the file or move it away") from None
+
+
+def _content(path: Path, owners: frozenset[int] | None) -> bytes | None:
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        now = os.fstat(file.fileno())  # of what was opened: the name may mean another file by now
+        if not stat.S_ISREG(now.st_mode) or (owners is not None and now.st_uid not in owners):
+            return None
+        text = file.read(_MAX_FILE_BYTES + 1)
+    if len(text) > _MAX_FILE_BYTES:
+        raise OSError("it is larger than any settings file")
+    return text
+
+
+def _toml(path: Path, text: bytes) -> dict[str, Any]:
     import tomllib  # here: most machines have no such file
 
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(text.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise errors.InvalidRequest(f"{path}: {error}", fix="mend the file or move it away") from None
 
 
@@ -145,21 +184,38 @@ def _here() -> Path:
         return Path("/")
 
 
-def _project_file(start: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The nearest folder's word, and no further up than the repository's root."""
-    for folder in (start, *start.parents):
-        for name in _PROJECT_FILES:
-            if (file := folder / name).is_file() and (layer := _project_layer(file)) is not None:
+def _project_file(start: Path, home: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The nearest folder's word. Files of other users are not heard: anybody may put one into a shared folder."""
+    owners = _trusted_owners()
+    for folder in _project_folders(start, home):
+        for file in (folder / name for name in _PROJECT_FILES):
+            if (text := _text(file, owners)) is not None and (layer := _project_layer(file, text)) is not None:
                 return file, layer
-        if (folder / ".git").exists():
-            return None
     return None
 
 
-def _project_layer(path: Path) -> dict[str, Any] | None:
+def _project_folders(start: Path, home: Path) -> Iterator[Path]:
+    """A folder and those above it: up to the repository's root, the home or the file system's, and never `/`."""
+    yield start
+    for folder, above in pairwise((start, *start.parents)):
+        if above == Path(above.anchor) or _is_top(folder, above, home):
+            return
+        yield above
+
+
+def _is_top(folder: Path, above: Path, home: Path) -> bool:
+    repository = os.path.exists(folder / ".git")
+    try:
+        own, outer = folder.stat(), above.stat()
+        return repository or own.st_dev != outer.st_dev or os.path.samestat(own, home.stat())
+    except OSError:  # there is no home, or a folder is gone
+        return repository
+
+
+def _project_layer(path: Path, text: bytes) -> dict[str, Any] | None:
     if path.suffix == ".json":
-        return _json_layer(path)
-    layer = _read(path)
+        return _json_layer(path, text)
+    layer = _toml(path, text)
     if foreign := sorted(set(layer) - _PROJECT_KEYS):
         raise errors.InvalidRequest(
             f"{path}: {', '.join(foreign)} cannot be set by a project",
@@ -168,9 +224,9 @@ def _project_layer(path: Path) -> dict[str, Any] | None:
     return layer
 
 
-def _json_layer(path: Path) -> dict[str, Any] | None:
+def _json_layer(path: Path, text: bytes) -> dict[str, Any] | None:
     """What the block `sandbox` sets; None where there is none."""
-    document = _read_json(path)
+    document = _json(path, text)
     if not isinstance(document, dict) or "sandbox" not in document:
         return None
     given = document["sandbox"]
@@ -193,14 +249,10 @@ def _json_layer(path: Path) -> dict[str, Any] | None:
     return layer | ({"switched_off": str(path)} if block.enabled is False else {})
 
 
-def _read_json(path: Path) -> Any:
+def _json(path: Path, text: bytes) -> Any:
     try:
-        with path.open("rb") as file:
-            text = file.read(_JSON_LIMIT + 1)
-        if len(text) > _JSON_LIMIT:
-            raise ValueError("it is larger than any project file")
         return json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise errors.InvalidRequest(f"{path}: {why}", fix="mend the file or move it away") from None
 

@@ -386,3 +386,34 @@ async def test_the_image_that_a_run_had_is_in_the_audit_log_by_name_and_id(flavo
         id = (await client.images.inspect(IMAGE))["Id"]
     [line] = [line for line in Audit(log).lines() if line["kind"] == "requested"]
     assert (line["image"], line["image_id"]) == (IMAGE, id)
+
+
+_WATCH = """
+import ctypes, fcntl, os, select
+libc, lock = ctypes.CDLL(None), os.open("/usr/bin/env", os.O_RDONLY)
+watch = libc.inotify_init1(0)
+assert libc.inotify_add_watch(watch, b"/usr/share", 0x21) > 0
+fcntl.flock(lock, fcntl.LOCK_EX)
+os.write(1, b"up\\n")
+select.select([watch], [], [])
+os.write(1, b"heard\\n")
+"""
+_TOUCH = """
+import fcntl, os
+os.listdir("/usr/share")
+fcntl.flock(os.open("/usr/bin/env", os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("free")
+"""
+
+
+@pytest.mark.exhaustive
+async def test_a_guest_neither_hears_nor_locks_the_files_of_another_of_the_same_image(flavour: str) -> None:
+    engine, stop, other = engine_with(flavour), belljar.Cancel(), list[belljar.Result]()
+
+    async def touch(_: str) -> None:
+        other.append(await run(engine, _TOUCH))
+        stop.cancel()
+
+    watcher = await run(engine, _WATCH, on_stdout=touch, cancel=stop)
+    assert [result.stdout for result in other] == ["free\n"], other
+    assert (watcher.status, watcher.stdout) == ("aborted", "up\n")

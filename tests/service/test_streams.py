@@ -27,7 +27,6 @@ from belljar.service.mcp import http as tools_http
 from belljar.service.run_lifecycle import Run
 from belljar.service.service import Service
 from belljar.service.telemetry import log_lines
-from belljar.service.telemetry.log_lines import Live
 from store_records import a_line, a_run, until
 
 pytestmark = pytest.mark.anyio
@@ -74,7 +73,7 @@ async def key_of(service: Service, name: str, *scopes: str) -> tuple[str, str]:
 def under_way(service: Service) -> Run:
     """A run of ours that says nothing."""
     record = a_run(state="running", instance=service.instance.name)
-    run = service.lifecycle.runs[record.id] = Run(record, Live(record.id, service.store, lambda line: None, 1 << 20))
+    run = service.lifecycle.runs[record.id] = service.lifecycle.new_run(record, 1 << 20)
     run.done.set()  # nobody waits for it when the service is closed
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sqlite3
@@ -123,6 +124,54 @@ async def _fill(store: Store) -> errors.NotAvailable:
                 return error
 
 
+async def test_ends_of_runs_are_written_however_large_and_however_late(tmp_path: Path) -> None:
+    file = tmp_path / "records.db"
+    runs = [a_run(state="running") for _ in range(4)]
+    async with Store(f"sqlite:///{file}") as store:
+        for run in runs:
+            await store.begin(run)
+        other = sqlite3.connect(file, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        async with anyio.create_task_group() as tasks:
+            for run in runs:
+                tasks.start_soon(_end, store, run.id)
+            await until(lambda: "locked" in store.status)
+            other.execute("ROLLBACK")
+            other.close()
+        assert store.status == "" and store.dropped == 0
+        for run in runs:
+            found = await store.run(run.id)
+            assert found is not None and found.state == "finished"
+            assert found.result is not None and len(found.result.stdout) == _LARGE
+
+
+_LARGE = 20_000_000  # characters: four of them are more than the writer holds for callers who have given up
+
+
+async def _end(store: Store, id: str, size: int = _LARGE) -> None:
+    result = Result(status="success", stdout="x" * size)
+    await store.change(id, state="finished", ended=2.0, result=result, patience=math.inf)
+
+
+async def test_a_large_result_is_kept_in_parts_and_goes_with_its_run(tmp_path: Path) -> None:
+    file = tmp_path / "records.db"
+    result = Result(status="success", stdout="\x00\u20ac\n" * 500_000, stderr="e", results=({"text/plain": "1"},))
+    async with Store(f"sqlite:///{file}") as store:
+        run = a_run(created=1.0, state="running")
+        await store.begin(run)
+        await store.change(run.id, state="finished", ended=1.0, result=result)
+        record, large = await store.brief_run(run.id)
+        assert record is not None and record.result is not None and record.result.stdout == ""
+        assert large is not None
+        sizes = [len(part) async for part in large.parts()]
+        assert len(sizes) > 5 and max(sizes) <= 512 * 1024
+        whole = await store.run(run.id)
+        assert whole is not None and whole.result == result
+        assert [found async for found in store.history()] == [whole]
+        await store.prune(60)
+        assert [part async for part in store.result_parts(run.id)] == []
+
+
 # --- faults of PostgreSQL ----------------------------------------------------------------------
 
 
@@ -144,6 +193,8 @@ async def test_postgresql_killed_and_started_again_loses_nothing_that_was_acknow
                     refused += 1
                     await anyio.sleep(0.05)
 
+        early = a_run(state="running")
+        await store.begin(early)
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as group:
                 for _ in range(10):
@@ -157,6 +208,7 @@ async def test_postgresql_killed_and_started_again_loses_nothing_that_was_acknow
                     assert time.monotonic() - begun < 7
                     assert "PostgreSQL" in told.value.fix
                     assert store.status
+                    group.start_soon(_end, store, early.id, 2_000_000)
                     store.add(*[a_line("bj-1", number) for number in range(1, 101)])
                     with pytest.raises(errors.NotAvailable):
                         await store.run("bj-1")
@@ -171,6 +223,8 @@ async def test_postgresql_killed_and_started_again_loses_nothing_that_was_acknow
         assert set(acknowledged) <= known
         assert "bj-refused" not in known
         assert refused > 0
+        over = await store.run(early.id)
+        assert over is not None and over.result is not None and len(over.result.stdout) == 2_000_000
 
 
 async def test_postgresql_that_hangs_keeps_nobody_waiting_for_ever(postgres: PostgresServer) -> None:

@@ -91,6 +91,19 @@ async def test_what_was_recorded_offline_is_there_afterwards_as_it_was(local_url
             assert len(await everything(shared)) == 53
 
 
+async def test_a_large_result_arrives_whole(local_url: str, shared_url: str) -> None:
+    result = Result(status="success", stdout="\x00\u20ac\n" * 400_000)
+    async with Store(local_url, outbox=True) as local:
+        run = a_run()
+        await local.begin(run)
+        await local.change(run.id, state="finished", ended=2.0, result=result)
+        await pushed(local, shared_url)
+        async with Store(shared_url) as shared:
+            arrived = await shared.run(run.id)
+            assert arrived is not None and arrived.result == result
+            assert await everything(shared) == await everything(local)
+
+
 async def test_changes_arrive_in_their_order(local_url: str, shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[str, str]] = []
     take = sync._take

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,77 @@ def test_a_project_file_is_looked_for_up_to_the_repository_s_root_and_no_further
     assert load(home).defaults.timeout == 30
     project_file(home, "[defaults]\ntimeout = 8\n")
     assert load(home).defaults.timeout == 8
+
+
+LOUD = "[defaults]\ntimeout = 9\n"
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away and mount")
+
+
+def test_a_project_file_is_looked_for_up_to_the_home_and_no_further(home: Path) -> None:
+    deep = home / "home" / "work" / "deep"
+    deep.mkdir(parents=True)
+    (home / ".belljar.toml").write_text(LOUD)
+    assert load(home, "home/work/deep").defaults.timeout == 30
+    (home / "home" / ".belljar.toml").write_text("[defaults]\ntimeout = 8\n")
+    assert load(home, "home/work/deep").defaults.timeout == 8
+
+
+def test_the_root_of_all_folders_is_not_looked_at_from_below(home: Path) -> None:
+    looked = list(settings._project_folders(Path("/usr/lib"), home / "home"))
+    assert looked[0] == Path("/usr/lib")
+    assert Path("/") not in looked
+    assert list(settings._project_folders(Path("/"), home / "home")) == [Path("/")]
+
+
+@as_root
+def test_a_project_file_beyond_a_mount_is_not_looked_at(home: Path) -> None:
+    inner = home / "mounted"
+    inner.mkdir()
+    (home / ".belljar.toml").write_text(LOUD)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(inner)], check=True)
+    try:
+        (inner / "deep").mkdir()
+        assert load(home, "mounted/deep").defaults.timeout == 30
+        (inner / ".belljar.toml").write_text("[defaults]\ntimeout = 8\n")
+        assert load(home, "mounted/deep").defaults.timeout == 8
+    finally:
+        subprocess.run(["umount", str(inner)], check=True)
+
+
+@as_root
+@pytest.mark.parametrize("name", [".belljar.toml", ".belljar.json", "package.json"])
+def test_a_project_file_of_another_user_is_not_read_and_said_so(
+    home: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = home / "project" / "deep" / name
+    file.write_text(LOUD if name.endswith("toml") else '{"sandbox": {"enabled": false}}')
+    os.chown(file, 12345, 12345)
+    found = load(home)
+    assert (found.defaults.timeout, found.switched_off) == (30, "")
+    assert f"{file} is not read: it belongs to another user (uid 12345)" in caplog.text
+
+
+@as_root
+def test_a_link_of_another_user_to_a_file_of_ours_is_not_followed(home: Path) -> None:
+    (home / "elsewhere.toml").write_text(LOUD)
+    link = home / "project" / "deep" / ".belljar.toml"
+    link.symlink_to(home / "elsewhere.toml")
+    assert load(home).defaults.timeout == 9
+    os.lchown(link, 12345, 12345)
+    assert load(home).defaults.timeout == 30
+
+
+@as_root
+def test_a_user_s_file_that_belongs_to_somebody_else_is_not_read(home: Path) -> None:
+    user_file(home, "max_containers = 3\n")
+    assert load(home).max_containers == 3
+    os.chown(home / "home" / ".config" / "belljar" / "config.toml", 12345, 12345)
+    assert load(home).max_containers != 3
+
+
+def test_a_pipe_that_is_called_like_a_project_file_keeps_nobody_waiting(home: Path) -> None:
+    os.mkfifo(home / "project" / "deep" / ".belljar.toml")
+    assert load(home).defaults.timeout == 30
 
 
 @pytest.mark.parametrize(

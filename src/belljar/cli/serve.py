@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from belljar.service.service import Service
 
 _HEADERS_SECONDS, _HEADERS_BYTES = 20.0, 64 * 1024  # of a request
+_SWITCH_SECONDS = 0.0005  # that the event loop waits for a thread that writes records or a large result
 _LAST_SECONDS = 3  # for answers under way when all runs have ended, and then for who does not read
 Json = Annotated[bool, typer.Option("--json", help="Print the address as one line of JSON.")]
 
@@ -54,6 +55,7 @@ def serve(
             f"the service needs a package that is not installed: {error.name}", fix="pip install 'belljar[service]'"
         ) from None
     tracing.turn_on()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     listen(create_app(settings), settings, as_json)
 
 

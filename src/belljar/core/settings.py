@@ -221,6 +221,8 @@ class ServiceSettings(Model):
     nats: str = Field("", description="nats://…: events for other systems")
     request_size: Size = Field(64 * MIB, ge=KIB, description="bytes of a body; twice that of one caller on their way")
     body_patience: float = Field(10, gt=0, allow_inf_nan=False, description="seconds, and one more for each 64 KiB")
+    output: Size = Field(16 * MIB, ge=0, description="the most a request may ask for as `output`, under `caps.output`")
+    output_memory: Size = Field(64 * MIB, gt=0, description="bytes that outputs of one caller's runs hold at once")
     queue: int = Field(100, ge=0, description="runs that may wait")
     rate: str = Field("600/minute", pattern=r"^\d+ ?(/|per) ?(second|minute|hour|day)$", description="of one caller")
     concurrency: int = Field(0, ge=0, description="runs of one caller at once; 0: as many as there may be at all")

@@ -15,6 +15,7 @@ from belljar.protocol.records import Caller, LogLine, RunRecord
 from belljar.service.drain import Drain
 from belljar.service.publisher import Publisher, subject_of_lines
 from belljar.service.run_lifecycle import RunLifecycle
+from belljar.service.store.result_text import LargeText
 from belljar.service.store.store import Store
 from belljar.service.telemetry.log_lines import BEAT, replay
 
@@ -39,11 +40,16 @@ class RunQueries:
 
     async def record(self, id: str, caller: Caller) -> RunRecord:
         """Returns a run of this caller, or raises NotFound: others' runs do not exist for them."""
+        record, _ = await self.inspect(id, caller)
+        return record
+
+    async def inspect(self, id: str, caller: Caller) -> tuple[RunRecord, LargeText | None]:
+        """Returns the same, and its result as JSON where that is large: the record has its head only then."""
         run = self._runs.get(id)
-        record = run.record if run else await self._store.run(id)
+        record, large = (run.record, run.large) if run else await self._store.brief_run(id)
         if record is None or not sees(caller, record.caller):
             raise errors.NotFound(f"there is no run {id[:80]!r}", fix="GET /api/sandbox/runs lists yours")
-        return record
+        return record, large
 
     async def history(self, caller: Caller, **wanted: Any) -> list[RunRecord]:
         """Returns runs of this caller, the newest first, without their results; `wanted` is as `Store.runs` has it."""

@@ -53,12 +53,13 @@ class Repeats:
             raise another_request()
         if owner in self._lifecycle.runs:
             return self._lifecycle.runs[owner]
-        record = await self._store.run(owner)
+        record, large = await self._store.brief_run(owner)
         if record is None:  # claimed a moment ago by its twin
             raise errors.Busy("a request with this idempotency key is just being taken in", retry_after=1, status=503)
         if not record.final:
             raise errors.Busy("another server of this store is at it", retry_after=1, status=503)
         run = self._lifecycle.new_run(record, _NO_LOG_MEMORY)
+        run.stored = large
         if record.problem:
             run.error = errors.from_dict(record.problem)
         run.done.set()

@@ -10,9 +10,10 @@ No record, no run: a run is in the store before it starts, and one that cannot b
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, NamedTuple
 
 import anyio
@@ -20,8 +21,8 @@ import anyio
 from belljar.control.callbacks import Listener
 from belljar.control.control import Control
 from belljar.core import errors
-from belljar.core.result import Result, Status
-from belljar.core.values import KIB
+from belljar.core.result import STREAMS, Event, Result, Status
+from belljar.core.settings import ServiceSettings
 from belljar.engine import audit
 from belljar.engine.tracing import span
 from belljar.protocol.records import Caller, RunRecord
@@ -30,6 +31,7 @@ from belljar.service.budget import ByteBudget, Share
 from belljar.service.instances import ServerInstance
 from belljar.service.publisher import Publisher
 from belljar.service.refusals import Refusals
+from belljar.service.store.result_text import LargeText, ResultText, parse, result_text
 from belljar.service.store.store import Store
 from belljar.service.store.tables import as_json
 from belljar.service.telemetry.log_lines import Live
@@ -37,7 +39,7 @@ from belljar.service.telemetry.metrics import Metrics
 
 Work = Callable[[Listener, Control], Awaitable[Result]]
 Spawn = Callable[..., None]  # starts a task beside everything else: a function, and its arguments
-_KEPT_JSON_BYTES = 256 * KIB  # of a result: a larger one is serialised again, rather than held twice
+_WIDE = 3  # bytes of memory for a character of a text that is not ASCII, about
 _ANSWER_FIRST_SECONDS = 0.01  # between an answer and its record
 _log = logging.getLogger("belljar")
 
@@ -53,10 +55,12 @@ class Demand(NamedTuple):
 class Run:
     """One run, as the process that carries it out knows it."""
 
-    def __init__(self, record: RunRecord, live: Live, request: Share) -> None:
+    def __init__(self, record: RunRecord, live: Live, request: Share, output: Share) -> None:
         self.record: RunRecord = record
         self.live = live
         self.request = request  # what it holds of memory to be run
+        self.output = output  # and by what it printed, until that is in a file or was small
+        self.warnings: tuple[str, ...] = ()  # of ours, for its result
         self.control: Control = Control()
         self.scope: anyio.CancelScope = anyio.CancelScope()
         self.admitted: anyio.Event = anyio.Event()  # it has a place, or one in the queue, or was turned away
@@ -66,7 +70,8 @@ class Run:
         self.done: anyio.Event = anyio.Event()
         self.refusal: errors.BelljarError | None = None  # why it never was a run
         self.error: errors.BelljarError | None = None  # what `record.problem` was made of
-        self._result_json: str | None = None
+        self.text: ResultText | None = None  # the result, serialised once for the answer and for the store
+        self.stored: LargeText | None = None  # a large result of a run that ended before
 
     @property
     def id(self) -> str:
@@ -88,9 +93,10 @@ class Run:
         self.change(state="running", started=time.time(), position=None)
         self.admitted.set()
 
-    def finish(self, result: Result) -> None:
+    def finish(self, text: ResultText) -> None:
         """It ran, and this is what happened."""
-        self.change(state="finished", result=result, backend=result.backend)
+        self.text = text
+        self.change(state="finished", result=text.brief, backend=text.brief.backend)
 
     def fail(self, error: errors.BelljarError) -> None:
         """It has no result, but an error."""
@@ -111,25 +117,45 @@ class Run:
         if not self.opened:  # it waits, for a place here or in the engine, or for its box
             self.scope.cancel()
 
+    async def hear(self, event: Event) -> None:
+        """Takes what the guest wrote. One whose caller has too much of it in our memory is ended."""
+        try:
+            if event.kind in STREAMS:
+                self.output.add(len(event.text) * (1 if event.text.isascii() else _WIDE))
+        except errors.Busy as refusal:
+            if not self.control.stopping:
+                self.warnings = (f"it was ended: {refusal.message}",)
+                self.control.stop(Status.OUTPUT_LIMIT)
+            return
+        await self.live.hear(event)
+
     # --- how it ended
 
-    async def result(self) -> Result:
-        """Waits for the end, and returns the result or raises the error that came instead."""
+    async def brief_result(self) -> Result:
+        """Waits for the end, and returns the result or raises the error that came instead.
+
+        Of a large result this is the head: `large` has all of it.
+        """
         await self.done.wait()
         if self.record.result is None:
             raise self.error or errors.ExecutionFailed(f"{self.id} ended without a result")
         return self.record.result
 
+    async def result(self) -> Result:
+        """Returns the same with all of its output."""
+        brief = await self.brief_result()
+        return await parse(self.large) if self.large else brief
+
+    @property
+    def large(self) -> LargeText | None:
+        """The result as JSON, if it is a large one; its outputs are not in the record then."""
+        return self.text if self.text and self.text.is_large else self.stored
+
     @property
     def result_json(self) -> str:
-        """The result of a run that has one: serialised once for the answer and for the store, unless it is large."""
+        """The result of a run that has one, and not a large one, as JSON."""
         assert self.record.result is not None, "it has no result"
-        if self._result_json is not None:
-            return self._result_json
-        text = as_json(self.record.result)
-        if len(text) <= _KEPT_JSON_BYTES:
-            self._result_json = text
-        return text
+        return self.text.json if self.text else as_json(self.record.result)
 
 
 class RunLifecycle:
@@ -137,7 +163,7 @@ class RunLifecycle:
 
     def __init__(
         self, store: Store, admission: Admission, metrics: Metrics, refusals: Refusals, publisher: Publisher,
-        instance: ServerInstance, *, spawn: Spawn, log_memory: int, request_size: int,
+        instance: ServerInstance, *, spawn: Spawn, folder: str, settings: ServiceSettings,
     ) -> None:  # fmt: skip
         self.runs: dict[str, Run] = {}
         self._store = store
@@ -147,14 +173,19 @@ class RunLifecycle:
         self._publisher = publisher
         self._instance = instance
         self._spawn = spawn
-        self._log_memory = log_memory
-        self._requests = ByteBudget("requests that run or wait", 2 * request_size, 3 * request_size)
+        self._folder = folder
+        self._log_memory = settings.log_memory
+        self._turns = anyio.Lock()
+        self._ends: set[anyio.CancelScope] = set()  # of runs whose end is being recorded
+        self._ends_until = math.inf
+        self._requests = ByteBudget("requests that run or wait", 2 * settings.request_size, 3 * settings.request_size)
+        self._outputs = ByteBudget("outputs of runs", settings.output_memory, 4 * settings.output_memory)
 
     def new_run(self, record: RunRecord, log_memory: int | None = None) -> Run:
         """Returns a run for a record, which is not started yet."""
         room = self._log_memory if log_memory is None else log_memory
-        live = Live(record.id, self._store, self._publisher.line, room)
-        return Run(record, live, self._requests.share(record.caller))
+        live = Live(record.id, self._store, self._publisher.line, room, self._turns)
+        return Run(record, live, self._requests.share(record.caller), self._outputs.share(record.caller))
 
     async def start(self, record: RunRecord, caller: Caller, work: Work, demand: Demand) -> Run:
         """Starts a run; returns when it is recorded, and runs or waits.
@@ -204,6 +235,7 @@ class RunLifecycle:
             run.refusal = run.refusal or run.error
         finally:
             run.request.close()
+            run.output.close()
             with anyio.CancelScope(shield=True):
                 await self._end(run)
 
@@ -229,7 +261,10 @@ class RunLifecycle:
             if waited:
                 await self._store.change(run.id, state="running", started=run.record.started)
             self._publisher.run("running", run.record)
-            run.finish(await work(run.live.hear, run.control))
+            result = await work(run.hear, run.control)
+            if run.warnings:
+                result = result.model_copy(update={"warnings": result.warnings + run.warnings})
+            run.finish(await result_text(result, self._folder))
         except errors.BelljarError as error:
             run.fail(error)
         except Exception as error:
@@ -258,15 +293,38 @@ class RunLifecycle:
         run.done.set()
 
     async def _record_end(self, run: Run) -> None:
+        """Tries until the end is written: a run that is over must not be `running` in the records for ever."""
         record = run.record
-        try:
+        with anyio.CancelScope(deadline=self._ends_until) as scope:
+            self._ends.add(scope)
+            try:
+                await self._store.change(
+                    record.id, state=record.state, started=record.started, ended=record.ended, backend=record.backend,
+                    result=record.result, problem=record.problem, text=run.text, patience=math.inf,
+                )  # fmt: skip
+                return
+            except errors.BelljarError as error:  # it cannot be written, and never will be
+                _log.error("the end of %s could not be recorded: %s", record.id, error)
+                await self._record_loss(record, error)
+                return
+            finally:
+                self._ends.discard(scope)
+        _log.error("the end of %s could not be recorded before the service ended", record.id)
+        self._instance.owes = True  # the next start says that it is `lost`
+
+    async def _record_loss(self, record: RunRecord, error: errors.BelljarError) -> None:
+        """Records that there was an end, where how it was cannot be told."""
+        with suppress(errors.NotFound):
             await self._store.change(
-                record.id, state=record.state, started=record.started, ended=record.ended, backend=record.backend,
-                result=record.result, problem=record.problem, result_json=run.result_json if record.result else None,
+                record.id, state="failed", started=record.started, ended=record.ended, problem=error.as_dict(),
+                patience=math.inf,
             )  # fmt: skip
-        except errors.BelljarError as error:  # the answer is not taken away; after a restart the run is `lost`
-            _log.error("the end of %s could not be recorded: %s", record.id, error)
-            self._instance.owes = True
+
+    def hurry(self, seconds: float) -> None:
+        """Gives ends that could not be recorded yet so much time: the service is about to end."""
+        self._ends_until = anyio.current_time() + seconds
+        for scope in self._ends:
+            scope.deadline = self._ends_until
 
 
 def _our_bug(run: Run, error: Exception) -> errors.BelljarError:

@@ -54,7 +54,7 @@ class Service:
     _tasks: TaskGroup
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        settings = self.settings = _with_service_caps(settings)
         self.publisher: Publisher = Publisher(settings)
         self.sinks: Sinks = Sinks([Sink("events", self.publisher.event, kinds=("started", "limit", "denied"))])
         self.engine: Engine = Engine(settings, sinks=[self.sinks.hear], on_box=self._on_box)
@@ -70,8 +70,7 @@ class Service:
         self.grants: projects.Grants = projects.Grants(settings.service.projects)
         self.lifecycle: RunLifecycle = RunLifecycle(
             self.store, self.admission, self.metrics, self.refusals, self.publisher, self.instance,
-            spawn=self.start_soon, log_memory=settings.service.log_memory,
-            request_size=settings.service.request_size,
+            spawn=self.start_soon, folder=settings.data_dir, settings=settings.service,
         )  # fmt: skip
         self.drain: Drain = Drain(self.lifecycle, self.admission, settings.service.drain)
         self.queries: RunQueries = RunQueries(self.store, self.lifecycle, self.publisher, self.drain)
@@ -106,6 +105,7 @@ class Service:
 
     async def _finish(self) -> None:
         await self.drain.finish()
+        self.lifecycle.hurry(ENDING_SECONDS)
         self._tasks.cancel_scope.cancel()
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
@@ -228,6 +228,12 @@ class Service:
             if not measured.over:
                 self.metrics.alerted(measured.kind)
             self.publisher.alert(measured)
+
+
+def _with_service_caps(settings: Settings) -> Settings:
+    """Returns the settings with the caps that hold for whoever asks the service: outputs are in its memory."""
+    output = min(settings.caps.output, settings.service.output)
+    return settings.model_copy(update={"caps": settings.caps.model_copy(update={"output": output})})
 
 
 def _fingerprint(request: RunRequest) -> str:

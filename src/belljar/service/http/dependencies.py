@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 from fastapi import Depends, Header, Request, Response
 from fastapi.dependencies.models import Dependant
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -21,6 +21,8 @@ from belljar.service.claims import SessionClaims
 from belljar.service.run_lifecycle import Run
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
+from belljar.service.store.result_text import LargeText
+from belljar.service.store.tables import as_json
 
 T = TypeVar("T")
 
@@ -142,8 +144,27 @@ async def answer(run: Run, request: Request, *, wait: bool, key: str | None) -> 
         return JSONResponse(run.record.model_dump(mode="json"), 202)
     if not key and not run.done.is_set():
         _stop_when_gone(run, request)
-    await run.result()
+    await run.brief_result()
+    if run.large:
+        return StreamingResponse(_spliced(f'{{"id":"{run.id}",', run.large), media_type="application/json")
     return Response(f'{{"id":"{run.id}",{run.result_json[1:]}', media_type="application/json")
+
+
+def record_answer(record: RunRecord, large: LargeText | None) -> Response:
+    """Returns a run as JSON; a large result comes from where it lies, one part at a time."""
+    if large is None:
+        return Response(as_json(record), media_type="application/json")
+    head = as_json(record, exclude=frozenset(("result",)))
+    return StreamingResponse(_spliced(f'{head[:-1]},"result":{{', large, "}"), media_type="application/json")
+
+
+async def _spliced(before: str, large: LargeText, after: str = "") -> AsyncIterator[bytes]:
+    """Yields a large result with something in the place of its opening bracket, and something behind it."""
+    parts = large.parts()
+    yield before.encode() + (await anext(parts))[1:]
+    async for part in parts:
+        yield part
+    yield after.encode()
 
 
 def _stop_when_gone(run: Run, request: Request) -> None:

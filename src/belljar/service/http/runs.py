@@ -21,6 +21,7 @@ from belljar.service.http.dependencies import (
     TheService,
     TheSessions,
     headers_of,
+    record_answer,
 )
 from belljar.service.telemetry.log_lines import with_gaps
 from belljar.service.telemetry.metrics import CONTENT_TYPE
@@ -41,16 +42,17 @@ async def list_runs(
     return await service.queries.history(caller, state=state, language=language, before=before, limit=limit)
 
 
-@router.get("/runs/{id}")
-async def inspect_run(id: str, service: TheService, caller: Reader) -> RunRecord:
+@router.get("/runs/{id}", response_model=RunRecord)
+async def inspect_run(id: str, service: TheService, caller: Reader) -> Response:
     """One run, with its result or its problem when it is over."""
-    return await service.queries.record(id, caller)
+    return record_answer(*await service.queries.inspect(id, caller))
 
 
-@router.post("/runs/{id}/cancel")
-async def cancel_run(id: str, service: TheService, caller: Runner) -> RunRecord:
+@router.post("/runs/{id}/cancel", response_model=RunRecord)
+async def cancel_run(id: str, service: TheService, caller: Runner) -> Response:
     """End it and everything it started; what it had printed is kept."""
-    return await service.cancel(id, caller)
+    await service.cancel(id, caller)
+    return record_answer(*await service.queries.inspect(id, caller))
 
 
 @router.get("/{id}/logs", response_model=LogPage, responses={200: {"content": {"text/event-stream": {}}}})

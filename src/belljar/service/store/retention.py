@@ -59,6 +59,7 @@ def _remove(db: Connection, ids: Sequence[str]) -> dict[str, int]:
     runs = tables.runs.c
     still = list(db.scalars(select(runs.id).where(runs.id.in_(ids), runs.state.in_(sorted(FINAL)))))
     gone = {table.name: _of(db, table, still) for table in (tables.logs, tables.samples, tables.alerts)}
+    _of(db, tables.result_parts, still)
     gone["claims"] = db.execute(delete(tables.claims).where(tables.claims.c.id.in_(still))).rowcount
     gone["outbox"] = db.execute(delete(tables.outbox).where(tables.outbox.c.id.in_(still))).rowcount
     gone["runs"] = db.execute(delete(tables.runs).where(runs.id.in_(still))).rowcount

@@ -90,6 +90,14 @@ def change_run(connection: Connection, id: str, values: Mapping[str, Any], *, ou
     return changed
 
 
+def put_part(connection: Connection, id: str, number: int, part: bytes, *, outbox: bool) -> None:
+    """Writes one part of a large result, in place of one that was tried before."""
+    row = {"container_id": id, "number": number, "part": part}
+    connection.execute(insert_or_replace(connection, tables.result_parts), [row])
+    if outbox:
+        _post(connection, [{"kind": "part", "id": id, "body": json.dumps(number)}])
+
+
 def claim_key(connection: Connection, row: dict[str, Any], stale_before: float) -> tuple[str, str]:
     """Claims an idempotency key, unless somebody else has it; returns id and fingerprint of whoever owns it then."""
     claim = insert_or_leave(connection, tables.claims)

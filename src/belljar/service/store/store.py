@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
+from anyio import to_thread
 from sqlalchemy import Connection, Row, Select, and_, delete, or_, select, update
 
 from belljar.core import errors
@@ -29,6 +30,7 @@ from belljar.service.store.buffer import EVERYTHING, Buffer
 from belljar.service.store.connect import connect
 from belljar.service.store.database import Database, Trouble
 from belljar.service.store.migrate import migrate
+from belljar.service.store.result_text import LargeText, ResultText, result_text
 
 T = TypeVar("T")
 _OPEN = ("queued", "running")
@@ -112,21 +114,64 @@ class Store:
     async def begin(self, record: RunRecord) -> None:
         await self._writer.begin(tables.run_row(record))
 
-    async def change(self, id: str, *, result_json: str | None = None, **fields: Any) -> None:
+    async def change(
+        self, id: str, *, text: ResultText | None = None, patience: float = writer.PATIENCE, **fields: Any
+    ) -> None:
         """Changes fields of a run. If the store cannot be reached, this raises, and the change is made once it can be.
 
         Args:
             id: Of the run.
-            result_json: The result as JSON, where somebody has serialised it already.
+            text: The result as JSON, where somebody has serialised it already. A large one is written before the rest.
+            patience: Seconds to wait for the database; infinite: this returns when it is written, however late.
             fields: Fields of `RunRecord`.
         """
-        values = tables.run_values(fields, result_json)
-        if values and not await self._writer.change(id, values):
+        if (result := fields.get("result")) is not None:
+            text = text or await result_text(result)
+            fields["result"] = text.brief
+        values = tables.run_values(fields, text.json if text else "")
+        if text and text.is_large:
+            values["result_parts"] = await self._put_parts(id, text, patience)
+        if values and not await self._writer.change(id, values, patience):
             raise errors.NotFound(f"there is no run {id[:80]}", fix="belljar records list")
 
+    async def _put_parts(self, id: str, text: ResultText, patience: float) -> int:
+        """Writes a large result in transactions of its own, between which others have their turn."""
+        number = 0
+        async for part in text.parts():
+            number += 1
+            put = partial(statements.put_part, id=id, number=number, part=part, outbox=self.outbox)
+            await self._writer.ask(writer.Write(put, heavy=True), patience)
+        return number
+
     async def run(self, id: str) -> RunRecord | None:
-        rows = await self.read(lambda db: db.execute(select(*tables.FULL).where(tables.runs.c.id == id)).all())
-        return tables.as_run(rows[0]) if rows else None
+        """Returns a run with its whole result."""
+        found = await self._find(id)
+        if found is None:
+            return None
+        parts = [part async for part in self.result_parts(id)] if found.result_parts else []
+        return await to_thread.run_sync(tables.as_run, found, parts) if parts else tables.as_run(found)
+
+    async def brief_run(self, id: str) -> tuple[RunRecord | None, LargeText | None]:
+        """Returns a run, and its result as JSON if that is large: the run has only the head of it then."""
+        found = await self._find(id)
+        if found is None:
+            return None, None
+        return tables.as_run(found), _StoredText(self, id) if found.result_parts else None
+
+    async def _find(self, id: str) -> Row[Any] | None:
+        statement = select(*tables.FULL).where(tables.runs.c.id == id)
+        return await self.read(lambda db: db.execute(statement).first())
+
+    async def result_parts(self, id: str) -> AsyncIterator[bytes]:
+        """Yields the JSON of a large result, one part at a time."""
+        parts, number = tables.result_parts.c, 1
+        while True:
+            statement = select(parts.part).where(parts.container_id == id, parts.number == number)
+            part = await self.read(partial(_scalar, statement))
+            if part is None:
+                return
+            yield bytes(part)
+            number += 1
 
     async def runs(
         self, *, caller: str | None = None, state: str | None = None, language: str | None = None,
@@ -159,10 +204,16 @@ class Store:
             last = (page[-1].created, page[-1].id)
 
     async def same(self, fingerprint: str, caller: str) -> RunRecord | None:
+        """Returns the newest run of this caller with this fingerprint that succeeded, unless its result is large."""
         runs = tables.runs.c
         if not fingerprint:
             return None
-        mine = (runs.fingerprint == fingerprint, runs.caller == caller, runs.state == "finished")
+        mine = (
+            runs.fingerprint == fingerprint,
+            runs.caller == caller,
+            runs.state == "finished",
+            runs.result_parts == 0,
+        )
         statement = select(*tables.FULL).where(*mine, runs.status == str(Status.SUCCESS))
         statement = statement.order_by(runs.ended.desc()).limit(1)
         rows = await self.read(lambda db: db.execute(statement).all())
@@ -301,8 +352,23 @@ class Store:
         return value
 
 
+class _StoredText:
+    """A large result that lies in the store. Implements `LargeText`."""
+
+    def __init__(self, store: Store, id: str) -> None:
+        self._store = store
+        self._id = id
+
+    def parts(self) -> AsyncIterator[bytes]:
+        return self._store.result_parts(self._id)
+
+
 def _all(statement: Select[Any], db: Connection) -> Sequence[Row[Any]]:
     return db.execute(statement).all()
+
+
+def _scalar(statement: Select[Any], db: Connection) -> Any:
+    return db.scalar(statement)
 
 
 def _origin(db: Connection) -> str:

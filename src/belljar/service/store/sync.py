@@ -148,6 +148,10 @@ def _unfold(db: Connection, kind: str, id: str, body: Any) -> tuple[Any, int]:
         span = logs.number.between(body[0], body[1])
         lines = db.execute(select(tables.logs).where(logs.container_id == id, span).order_by(logs.number)).all()
         return [dict(line._mapping) for line in lines], sum(100 + len(line.message) for line in lines)
+    if kind == "part":
+        parts = tables.result_parts.c
+        part = db.scalar(select(parts.part).where(parts.container_id == id, parts.number == body)) or b""
+        return {"container_id": id, "number": body, "part": bytes(part)}, len(part)
     if kind == "change" and body.pop("+result", False):
         body["result"] = db.scalar(select(tables.runs.c.result).where(tables.runs.c.id == id))
         return body, len(body["result"] or "")
@@ -197,6 +201,8 @@ def _take(db: Connection, origin: str, parcel: Parcel) -> None:
         case "change" if parcel.body:
             pushed = (tables.runs.c.id == parcel.id, tables.runs.c.origin != "")  # never the shared store's own
             db.execute(update(tables.runs).where(*pushed).values(**parcel.body))
+        case "part":
+            db.execute(statements.insert_or_replace(db, tables.result_parts), [parcel.body])
         case "lines" if parcel.body:
             db.execute(statements.insert_or_leave(db, tables.logs), parcel.body)
         case "alert":

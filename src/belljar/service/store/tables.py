@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -28,7 +28,7 @@ from belljar.core.result import Result
 from belljar.host.capture import scrub
 from belljar.protocol.records import Alert, Key, LogLine, RunRecord, Sample, State
 
-HEAD = "0003"  # the newest migration; a test holds it against the folder
+HEAD = "0004"  # the newest migration; a test holds it against the folder
 metadata: MetaData = MetaData()
 
 runs: Table = Table(
@@ -49,11 +49,18 @@ runs: Table = Table(
     Column("position", Integer),
     Column("status", Text),  # the result's, to be found by
     Column("result", Text),  # JSON as text: jsonb refuses a NUL, and guests print them
+    Column("result_parts", Integer, nullable=False, server_default="0"),  # of a large one; `result` has its head then
     Column("problem", Text),
     Index("runs_by_age", "created", "id"),
     Index("runs_by_caller", "caller", "created"),
     Index("runs_by_state", "state", "created"),
     Index("runs_by_fingerprint", "fingerprint", "ended"),
+)  # fmt: skip
+result_parts: Table = Table(  # the JSON of large results
+    "result_parts", metadata,
+    Column("container_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("part", LargeBinary, nullable=False),
 )  # fmt: skip
 logs: Table = Table(
     "logs", metadata,
@@ -137,26 +144,29 @@ arrivals: Table = Table(  # in a shared store: the last number that came from ea
 
 _RUN_FIELDS = tuple(RunRecord.model_fields)
 _STATES = get_args(State)
-BRIEF = [column for column in runs.columns if column.name not in ("origin", "status", "result")]
-FULL = [*BRIEF, runs.c.result]
+BRIEF = [column for column in runs.columns if column.name not in ("origin", "status", "result", "result_parts")]
+FULL = [*BRIEF, runs.c.result, runs.c.result_parts]
 
 
-def as_json(value: Model | Mapping[str, Any]) -> str:
+def as_json(value: Model | Mapping[str, Any], exclude: frozenset[str] = frozenset()) -> str:
     """Serialises data that a guest may have had a hand in: what JSON cannot hold is replaced."""
     if not isinstance(value, Model):
         return json.dumps(scrub(value), default=str)
     try:
-        return value.model_dump_json()
+        return value.model_dump_json(exclude=set(exclude) or None)
     except (PydanticSerializationError, UnicodeError):
-        results = scrub(getattr(value, "results", ()))
-        return json.dumps(scrub(value.model_dump(mode="json", exclude={"results"})) | {"results": results})
+        texts = scrub(value.model_dump(mode="json", exclude={"results", *exclude}))
+        displayed = {} if "results" in exclude else {"results": scrub(getattr(value, "results", ()))}
+        return json.dumps(texts | displayed)
 
 
 def run_row(record: RunRecord) -> dict[str, Any]:
-    return {"origin": "", "status": None} | run_values({name: getattr(record, name) for name in _RUN_FIELDS})
+    return {"origin": "", "status": None, "result_parts": 0} | run_values(
+        {name: getattr(record, name) for name in _RUN_FIELDS}
+    )
 
 
-def run_values(fields: Mapping[str, Any], result_json: str | None = None) -> dict[str, Any]:
+def run_values(fields: Mapping[str, Any], result_json: str = "") -> dict[str, Any]:
     """Returns fields of a run as columns, or raises InvalidRequest for one there is not."""
     values = dict(fields)
     if unknown := values.keys() - set(_RUN_FIELDS):
@@ -170,10 +180,12 @@ def run_values(fields: Mapping[str, Any], result_json: str | None = None) -> dic
     return values
 
 
-def as_run(row: Row[Any]) -> RunRecord:
+def as_run(row: Row[Any], parts: Sequence[bytes] = ()) -> RunRecord:
+    """Returns the record of a row. `parts`: of a large result, all of them; without them it has its head only."""
     values = dict(row._mapping)
+    values.pop("result_parts", None)
     values["problem"] = json.loads(values["problem"]) if values["problem"] else None
-    if text := values.get("result"):
+    if text := b"".join(parts) or values.get("result"):
         try:
             values["result"] = Result.model_validate_json(text)
         except ValidationError as error:

@@ -48,6 +48,7 @@ class Write:
         run: The run that ends with this write, whose buffered items go along.
         bytes: Of a change, which stays due even when its caller was told no. Others have none.
         quick: It takes so little time that everybody can wait for it.
+        heavy: It takes so much time that one of them in a transaction is enough: others wait for it.
     """
 
     work: Callable[[Connection], Any] | None = None
@@ -55,6 +56,7 @@ class Write:
     run: str = ""
     bytes: int = 0
     quick: bool = False
+    heavy: bool = False
 
     @property
     def is_mark(self) -> bool:
@@ -90,6 +92,11 @@ class _Pending:
         self.value: Any = None
         self.error: errors.BelljarError | None = None
 
+    @property
+    def is_patient(self) -> bool:
+        """Whether its caller waits for as long as it takes."""
+        return self.wait is _Wait.CALLER and self.deadline == math.inf
+
     def finish(self, value: Any = None, error: errors.BelljarError | None = None) -> None:
         self.value, self.error = value, error
         self.done.set()
@@ -120,9 +127,9 @@ class Writer:
         """Records a run that begins; returns when that is committed."""
         await self.ask(Write(row=row, quick=True))
 
-    async def change(self, id: str, values: dict[str, Any]) -> bool:
+    async def change(self, id: str, values: dict[str, Any], patience: float = PATIENCE) -> bool:
         """Changes a run; False if there is none. The last change of a run takes its lines along."""
-        return bool(await self.ask(self._change(id, values)))
+        return bool(await self.ask(self._change(id, values), patience))
 
     def _change(self, id: str, values: dict[str, Any]) -> Write:
         size = OBJECT_BYTES + len(values.get("result") or "") + len(values.get("problem") or "")
@@ -131,7 +138,10 @@ class Writer:
         return Write(work, run=run, bytes=size, quick=size <= _INLINE_BYTES)
 
     async def ask(self, write: Write, patience: float = PATIENCE) -> Any:
-        """Returns the write's value when it is committed, or raises what was in the way."""
+        """Returns the write's value when it is committed, or raises what was in the way.
+
+        With infinite patience nothing is in the way but the write itself: it is tried until it is committed.
+        """
         if write.quick and (committed := self._write_inline(write)) is not None:
             return committed.value
         pending = _Pending(write, patience)
@@ -243,12 +253,23 @@ class Writer:
         return not self.status and self.buffer.count >= _MAX_ITEMS
 
     def _take(self) -> tuple[list[_Pending], list[Item]]:
-        writes = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_WRITES))]
+        writes = self._take_writes()
         ending = [pending.write.run for pending in writes if pending.write.run]
         items = [item for run in ending for item in self.buffer.take_run(run)]
         if self.buffer.count and (not writes or time.monotonic() - self.buffer.since > _STALE_SECONDS):
             items += self.buffer.take(_MAX_ITEMS)
         return writes, items
+
+    def _take_writes(self) -> list[_Pending]:
+        """Takes those that come first, but for a second one that is heavy: a run that begins does not wait for ten."""
+        taken: list[_Pending] = []
+        left: list[_Pending] = []
+        while self._waiting and len(taken) < _MAX_WRITES:
+            pending = self._waiting.popleft()
+            second = pending.write.heavy and any(other.write.heavy for other in taken)
+            (left if second else taken).append(pending)
+        self._waiting.extendleft(reversed(left))
+        return taken
 
     async def _commit(self, writes: list[_Pending], items: list[Item]) -> None:
         applied = False
@@ -276,7 +297,6 @@ class Writer:
             await self._commit_apart(problem, writes, items)
             return
         self._problem = problem
-        self._pause = min(_RETRY_SECONDS, self._pause * 2 or 0.05) if trouble is Trouble.DOWN else 0.0
         self.buffer.give_back(items)
         self._waiting.extendleft(reversed(writes))
         for pending in writes:
@@ -287,8 +307,10 @@ class Writer:
         now = time.monotonic()
         for pending in list(self._waiting):
             gone = pending.wait is _Wait.NOBODY or now >= pending.deadline
-            if pending.wait is not _Wait.OWED and (trouble is Trouble.FULL or gone):
+            if pending.wait is not _Wait.OWED and not pending.is_patient and (trouble is Trouble.FULL or gone):
                 self._refuse(pending, problem)
+        waits = trouble is Trouble.DOWN or any(pending.is_patient for pending in self._waiting)
+        self._pause = min(_RETRY_SECONDS, self._pause * 2 or 0.05) if waits else 0.0
 
     def _refuse(self, pending: _Pending, problem: errors.BelljarError) -> None:
         """Its caller is told no. A change stays due even so: the run would never end in the records."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -26,9 +26,10 @@ _LONGEST = 64 * KIB  # characters of a line; what is longer is told in parts
 _MANY = 50_000  # lines of a run; from then on those that come together are told as one: ten megabytes of newlines
 # would be a gigabyte of records
 _BATCH = 500
-_FEW = 10
+_FEW = 10  # lines that are taken at once
+_TURN = 50  # lines of a run that prints much, which are taken in one turn of the event loop: a millisecond
 _ROOM = 256 * KIB  # characters of a batch: a reader that stands still holds one
-_AHEAD = 8 * MIB  # that a run may write before it waits for the store
+_AHEAD = MIB  # that a run may write before it waits for the store
 _ITEM = 600  # of memory for a line, besides its text
 _PATIENCE = 2.0  # seconds that it waits
 BEAT = 15.0  # seconds after which a reader to whom nothing came gets an empty batch: to show that it is there, or leave
@@ -54,13 +55,12 @@ class LineSplitter:
         *whole, rest = (self._open.pop(event.kind, "") + event.text).split("\n")
         if self._number >= _MANY and whole:
             whole = ["\n".join(whole)]
-        found = [part for text in whole for part in _parts(text)]
-        while len(rest) >= _LONGEST:
-            found.append((rest[:_LONGEST], True))
-            rest = rest[_LONGEST:]
-        if rest:
-            self._open[event.kind] = rest
-        return (self._line(event.kind, text, event.at, partial) for text, partial in found)
+        begun = len(rest) - len(rest) % _LONGEST
+        if rest[begun:]:
+            self._open[event.kind] = rest[begun:]
+        parts = chain.from_iterable(map(_parts, whole))
+        more = ((rest[at : at + _LONGEST], True) for at in range(0, begun, _LONGEST))
+        return (self._line(event.kind, text, event.at, partial) for text, partial in chain(parts, more))
 
     def end(self, at: float) -> list[LogLine]:
         """What was begun and never ended."""
@@ -81,15 +81,29 @@ class LineSplitter:
 
 def _parts(text: str) -> list[tuple[str, bool]]:
     """A line in parts, each with whether it goes on."""
-    starts = range(0, max(len(text), 1), _LONGEST)
+    if len(text) <= _LONGEST:
+        return [(text, False)]
+    starts = range(0, len(text), _LONGEST)
     return [(text[at : at + _LONGEST], at != starts[-1]) for at in starts]
 
 
 class Live:
     """The lines of one run under way."""
 
-    def __init__(self, run: str, store: Store, publish: Callable[[LogLine], None], room: int) -> None:
+    def __init__(
+        self, run: str, store: Store, publish: Callable[[LogLine], None], room: int, turns: anyio.Lock
+    ) -> None:
+        """Starts without a line.
+
+        Args:
+            run: Its id.
+            store: Gets all lines.
+            publish: Is called with each line.
+            room: Bytes of the latest lines that are kept in memory.
+            turns: Shared by all runs: of those that print much, one has its lines taken in a turn of the event loop.
+        """
         self._run = run
+        self._turns = turns
         self._lines = LineSplitter(run)
         self._store = store
         self._publish = publish
@@ -106,14 +120,17 @@ class Live:
 
     async def hear(self, event: Event) -> None:
         coming = self._lines.feed(event)
-        while batch := list(islice(coming, _BATCH)):
-            self._take(batch)
-            await self._give_way(len(batch))
+        while batch := list(islice(coming, _TURN)):
+            if len(batch) <= _FEW:
+                self._take(batch)
+            else:
+                async with self._turns:
+                    self._take(batch)
+                    await anyio.lowlevel.checkpoint()
+            await self._wait_for_store()
 
-    async def _give_way(self, lines: int) -> None:
-        """Many are some milliseconds in which nobody else has a turn; and what the store has no room for is lost."""
-        if lines > _FEW:
-            await anyio.lowlevel.checkpoint()
+    async def _wait_for_store(self) -> None:
+        """What the store has no room for would be lost."""
         if self._ahead > _AHEAD:
             with anyio.move_on_after(_PATIENCE), suppress(errors.NotAvailable):
                 await self._store.flush(self._run)
