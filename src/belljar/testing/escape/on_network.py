@@ -87,6 +87,26 @@ every("API", doors + [(f"route to {a}", lambda a=a: route(a)) for a in bridges])
         held="nothing listens inside, and no bridge can be reached",
     ),
     Attack(
+        name="loopback through the proxy", category="network",
+        tries="with a host granted, asks the proxy for the loopback outside: by that name, by addresses in many forms",
+        payload="""
+import socket
+def through(target):
+    with socket.create_connection(("127.0.0.1", 3128), timeout=10) as plug:
+        plug.sendall(b"CONNECT " + target.encode() + b" HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+        answer = plug.recv(400)
+    if answer.split(b" ")[1:2] == [b"200"]:
+        return answer
+    raise OSError(0, answer.split(b"\\r\\n")[0].decode("ascii", "replace") or "no answer")
+hosts = ("localhost", "LOCALHOST.", "127.0.0.1", "127.1", "2130706433", "0x7f000001", "017700000001", "0.0.0.0",
+         "[::1]", "[::ffff:127.0.0.1]", "[::ffff:0:127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[::]")
+every("proxy", [(f"{host}:{port}", lambda host=host, port=port: through(f"{host}:{port}"))
+                for host in hosts for port in (@port4@, 443)])
+""",
+        held="names that lead to the host are refused, and addresses always", options={"net": ("localhost",)},
+        control="none", uncontrolled="a bare process has no proxy; tests/sandbox/test_egress.py shows one that answers",
+    ),
+    Attack(
         name="socket by path", category="network", tries="connects to a unix socket of the host by its path",
         payload=_CONNECT.format(family="AF_UNIX", address='"@socket@"'), held="the path does not exist inside",
     ),
