@@ -231,6 +231,23 @@ def test_a_sandbox_keeps_its_files_and_runs_commands(client: Client) -> None:
             box.exec(["true"], memory="1G")
 
 
+def test_files_on_a_server_have_the_errors_of_the_guest_and_any_size(client: Client) -> None:
+    code = (
+        "import os\nos.mkdir('folder')\nos.symlink('/etc/passwd', 'link')\n"
+        "for name, mode in (('closed', 0), ('fixed', 0o444)):\n    open(name, 'w').close()\n    os.chmod(name, mode)\n"
+        "open('big', 'wb').truncate(65 << 20)"
+    )
+    with client.sandbox(backend="native") as box:
+        assert box.run(code).ok
+        for name, kind in {"folder": IsADirectoryError, "closed": PermissionError, "link": OSError}.items():
+            with pytest.raises(kind) as caught:
+                box.read(name)
+            assert caught.value.filename == name
+        with pytest.raises(PermissionError):
+            box.write("fixed", "changed")
+        assert len(box.read("big")) == 65 << 20
+
+
 async def test_a_session_that_is_gone_is_not_mistaken_for_a_missing_file(server: Server) -> None:
     async with AsyncClient(server.url) as client:
         session = client.session(backend="native")
