@@ -60,7 +60,7 @@ def test_whatever_belljar_itself_asks_for_is_let_through(guest: dict[str, Any]) 
 
 
 def test_the_volumes_that_belljar_makes_are_let_through_and_those_of_the_host_are_not() -> None:
-    asked = spec.volume("bj-1-tmp", 64 * MIB, "o", "r")
+    asked = spec.volume("bj-1-tmp", Limits(disk=64 * MIB), "o", "r")
     assert bodies.check_body("volume_create", json.dumps(asked).encode(), ProxyRules()) == asked
     for options in (
         {"type": "none", "device": "/", "o": "bind"},
