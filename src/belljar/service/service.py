@@ -54,7 +54,8 @@ class Service:
     _tasks: TaskGroup
 
     def __init__(self, settings: Settings) -> None:
-        settings = self.settings: Settings = _with_service_caps(settings)
+        settings = _with_service_caps(settings)
+        self.settings: Settings = settings
         self.publisher: Publisher = Publisher(settings)
         self.sinks: Sinks = Sinks([Sink("events", self.publisher.event, kinds=("started", "limit", "denied"))])
         self.engine: Engine = Engine(settings, sinks=[self.sinks.hear], on_box=self._on_box)
