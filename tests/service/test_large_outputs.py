@@ -135,7 +135,7 @@ def test_runs_that_print_without_end_leave_the_server_small_and_every_one_of_the
 
 
 @pytest.mark.exhaustive("ten runs of half a gigabyte each; three small ones are in the test above")
-def test_ten_callers_that_print_half_a_gigabyte_each_leave_the_server_below_a_gigabyte() -> None:
+def test_ten_runs_of_one_caller_that_print_half_a_gigabyte_each_leave_the_server_below_a_gigabyte() -> None:
     with (
         served(config="[service]\ndrain = 1\n", MAX_CONTAINERS="10") as server,
         httpx2.Client(base_url=server.url, timeout=300) as http,
