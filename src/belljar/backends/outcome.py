@@ -11,12 +11,14 @@ import anyio
 from belljar.backends.base import Emit
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, EventKind, Result, Status, StreamName
-from belljar.core.values import MIB
+from belljar.core.values import KIB, MIB
 from belljar.host.capture import Capture
 from belljar.host.egress import DENIALS
+from belljar.host.loops import give_way
 
 KILLED_EXIT_CODE = 137  # a shell's for a program that SIGKILL ended; the kernel's OOM killer sends it, and so do we
 WENT_ON = "a process that the guest had started was killed for memory; the guest itself went on"
+_BULK_BYTES = 16 * KIB  # that come at once: from here on the reader lets others go first
 _TAIL_CHARACTERS = 2000  # of stderr, where a program's last complaint is looked for
 # A guest that prints these words and fails is believed: its own disk and memory are all it can lie about.
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
@@ -82,6 +84,8 @@ class Outcome:
         Returns:
             Whether the stream is flooded, so that the run should be ended.
         """
+        if len(data) >= _BULK_BYTES:
+            await give_way()
         capture = self._streams[name]
         warned = capture.cut
         if text := capture.feed(data):

@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-FLOOD_FACTOR = 16  # past this many times its limit a stream is an attack on the reader, and the run is ended
-FLOOD_LEAST = 1 << 20
+from belljar.core.values import MIB
+
+FLOOD_BYTES = 16 * MIB  # past its limit: a stream that goes on is an attack on the reader, and the run is ended
 
 
 class Capture:
@@ -58,7 +59,7 @@ class Capture:
     @property
     def flooded(self) -> bool:
         """Whether so much came that the run should be ended."""
-        return self.total > FLOOD_FACTOR * max(self.limit, FLOOD_LEAST)
+        return self.total > self.limit + FLOOD_BYTES
 
     @property
     def text(self) -> str:
