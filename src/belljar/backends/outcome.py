@@ -7,6 +7,7 @@ import time
 from typing import NamedTuple
 
 import anyio
+import anyio.to_thread
 
 from belljar.backends.base import Emit
 from belljar.core.request import Limits
@@ -19,6 +20,7 @@ from belljar.host.loops import give_way
 KILLED_EXIT_CODE = 137  # a shell's for a program that SIGKILL ended; the kernel's OOM killer sends it, and so do we
 WENT_ON = "a process that the guest had started was killed for memory; the guest itself went on"
 _BULK_BYTES = 16 * KIB  # that come at once: from here on the reader lets others go first
+_LARGE_BYTES = MIB  # of a stream: from here on its text is put together in a thread
 _TAIL_CHARACTERS = 2000  # of stderr, where a program's last complaint is looked for
 # A guest that prints these words and fails is believed: its own disk and memory are all it can lie about.
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
@@ -99,6 +101,9 @@ class Outcome:
         for name in STREAMS:
             await self.take(name, b"")
         await self._tell_early()
+        for capture in self._streams.values():
+            if capture.total >= _LARGE_BYTES:
+                await anyio.to_thread.run_sync(capture.build)
 
     async def _tell(self, kind: EventKind, text: str) -> None:
         # The start is heard of on another stream than the output, and the two come as they like.
