@@ -90,6 +90,16 @@ def test_an_endless_stream_of_single_bytes_takes_little_memory_and_time() -> Non
     assert time.perf_counter() - started < 5
 
 
+@pytest.mark.parametrize("size", [5, 1000])
+def test_a_text_that_was_built_is_the_same_and_takes_a_last_word(size: int) -> None:
+    capture, _ = fill(100, [b"x" * size])
+    before = capture.text
+    capture.build()
+    assert capture.text == before
+    capture.feed(b"a word of ours\n")
+    assert capture.text == before + "a word of ours\n"
+
+
 @pytest.mark.parametrize("limit", [10, 16 * MIB])
 def test_a_flood_is_some_megabytes_past_the_limit_however_large_that_is(limit: int) -> None:
     capture = Capture(limit)

@@ -28,14 +28,17 @@ class Capture:
         self._head_room = self.limit - self.limit // 2
         self._tail: deque[bytes] = deque()
         self._tail_size = 0
-        self._text: str | None = None  # what was built of it, until more comes
+        self._text: str | None = None  # what was built of it
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes) -> str:
         """Takes the next bytes and returns the text to show now. Empty data: the stream has ended."""
         if self.unlimited:
             return self._decoder.decode(data, final=not data)
-        self._text = None
+        if self._text is not None:
+            more = self._decoder.decode(data, final=not data)
+            self._text += more
+            return more
         room = max(0, self.limit - self.total)
         self.total += len(data)
         keep = self._head_room - len(self._head)
@@ -69,8 +72,10 @@ class Capture:
         return self._build() if self._text is None else self._text
 
     def build(self) -> None:
-        """Makes `text` ready, which takes tens of milliseconds of a large one. Another thread may do it."""
+        """Makes `text` of what was kept, and forgets the bytes; another thread may do it. What comes later is added."""
         self._text = self._build()
+        self._head.clear()
+        self._tail.clear()
 
     def _build(self) -> str:
         tail = b"".join(self._tail)
