@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 from bench import Part, add_part, at_most, err, machine, prepared, summary
 from bench_service import remote
 from flooder import KINDS
@@ -33,6 +34,7 @@ TEN = 10
 MOST_MB = 1000
 _WARM_UP = 5
 _SETTLE_SECONDS = 2.0  # before a flood is a flood, and after it
+_DRAIN_SECONDS = 120.0  # for what it left in the queue
 _CONFIG = '[service]\nrate = "1000000/minute"\ndrain = 2\n'
 ALONE = "print(1), nobody else"
 
@@ -58,7 +60,18 @@ def flooding(server: Server, kind: str, keys: list[str]) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
+        settle(server)
+
+
+def settle(server: Server) -> None:
+    """Waits until nothing of a flood is left: what it queued is not to be felt in the next row."""
+    deadline = time.monotonic() + _DRAIN_SECONDS
+    while time.monotonic() < deadline:
         time.sleep(_SETTLE_SECONDS)
+        state = httpx2.get(f"{server.url}/readyz", timeout=10).json()
+        if not state["running"] and not state["waiting"]:
+            return
+    raise RuntimeError("runs of a flood did not end")
 
 
 async def ask(server: Server, neighbour: str, rounds: int) -> list[float]:
