@@ -8,11 +8,15 @@ import subprocess
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import anyio.to_thread
 import pytest
 
 import belljar
 from belljar.engine.engine import Engine
+from belljar.host import git_settings
+from witness import eventually
 
 pytestmark = [
     pytest.mark.anyio,
@@ -157,3 +161,42 @@ async def test_a_kept_sandbox_and_its_owner_cannot_change_what_git_runs_either(
                 await box.write(name, b"x")
         await box.write(".git/info/exclude", b"*.o\n")
     assert settings(repository) == before
+
+
+_LATER = """
+import os, threading, time
+def later():
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    open(".git/commondir", "w").write("../elsewhere")
+threading.Thread(target=later, daemon=True).start()
+"""
+
+
+async def test_what_a_session_makes_between_its_turns_is_renamed_when_it_ends(engine: Engine, repository: Path) -> None:
+    commondir = repository / ".git/commondir"
+    async with belljar.AsyncSession(engine=engine, backend="native", workspace=repository, write=True) as session:
+        assert (await session.run(_LATER)).ok
+        (repository / "go").touch()
+        assert await anyio.to_thread.run_sync(eventually, commondir.exists)
+    assert not commondir.exists()
+    assert [path.read_text() for path in (repository / ".git").glob("commondir.by-guest-*")] == ["../elsewhere"]
+
+
+async def test_a_link_that_another_sandbox_puts_there_meanwhile_is_not_mounted(
+    engine: Engine, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between our look and bubblewrap's mount: it stops, and nothing of the host comes into the sandbox."""
+    honest = git_settings.parts
+
+    def swapped(*args: Any, **options: Any) -> list[git_settings.GitPart]:
+        found = honest(*args, **options)
+        (repository / ".git/config").unlink()
+        (repository / ".git/config").symlink_to("/etc/hostname")
+        return found
+
+    monkeypatch.setattr(git_settings, "parts", swapped)
+    with pytest.raises(belljar.BackendError, match="could not be built"):
+        await belljar.arun(
+            "cat .git/config", engine=engine, backend="native", workspace=repository, write=True, language="bash"
+        )
