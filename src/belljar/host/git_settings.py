@@ -41,7 +41,7 @@ class GitPart(NamedTuple):
     write: bool
 
 
-class _Found(NamedTuple):
+class _GitEntry(NamedTuple):
     path: str
     fd: int
     mode: int
@@ -77,16 +77,16 @@ def parts(root: int, stack: ExitStack, *, owner: int | None = None) -> list[GitP
         return [part for one in found for part in _walls(one, stack)]
 
 
-def _walls(one: _Found, stack: ExitStack) -> Iterator[GitPart]:
+def _walls(one: _GitEntry, stack: ExitStack) -> Iterator[GitPart]:
     yield GitPart(one.path, one.fd, stat.S_ISDIR(one.mode))
     for name in _SETTINGS if stat.S_ISDIR(one.mode) else ():
         if part := _open(one, name, stack):
             yield GitPart(part.path, part.fd, write=False)
 
 
-def _repositories(root: int, stack: ExitStack) -> Iterator[_Found]:
+def _repositories(root: int, stack: ExitStack) -> Iterator[_GitEntry]:
     """Opens `.git`, then the folder of its submodules and what lies in it; one more than may be, if there are more."""
-    waiting = [git] if (git := _open(_Found("", root, 0), GIT, stack)) else []
+    waiting = [git] if (git := _open(_GitEntry("", root, 0), GIT, stack)) else []
     for _ in range(_MAX_FOLDERS + 1):
         if not waiting:
             return
@@ -98,7 +98,7 @@ def _repositories(root: int, stack: ExitStack) -> Iterator[_Found]:
         waiting += [new for new in below if new and stat.S_ISDIR(new.mode)]
 
 
-def _folders(one: _Found) -> list[str]:
+def _folders(one: _GitEntry) -> list[str]:
     """The names below a folder of submodules that may be, or hold, a repository."""
     with suppress(OSError), files.descended(one.fd, ["."]) as folder:
         names = sorted(os.listdir(folder))
@@ -107,7 +107,7 @@ def _folders(one: _Found) -> list[str]:
     return []
 
 
-def _open(above: _Found, name: str, stack: ExitStack) -> _Found | None:
+def _open(above: _GitEntry, name: str, stack: ExitStack) -> _GitEntry | None:
     """Opens an entry by its name, following no link. A link cannot be mounted over, so it counts as not there."""
     try:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above.fd)
@@ -116,7 +116,7 @@ def _open(above: _Found, name: str, stack: ExitStack) -> _Found | None:
     stack.callback(os.close, fd)
     mode = os.fstat(fd).st_mode
     path = f"{above.path}/{name}" if above.path else name
-    return _Found(path, fd, mode) if stat.S_ISDIR(mode) or stat.S_ISREG(mode) else None
+    return _GitEntry(path, fd, mode) if stat.S_ISDIR(mode) or stat.S_ISREG(mode) else None
 
 
 # --- what was changed all the same ---
