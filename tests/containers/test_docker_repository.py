@@ -55,6 +55,7 @@ async def test_what_git_runs_is_not_copied_back_and_a_warning_says_so(engine: En
     assert contents(repository) == before | made
 
 
+@pytest.mark.parametrize("repository", _OWNERS[-1:], indirect=True)
 async def test_a_repository_granted_by_name_is_changed(engine: Engine, repository: Path) -> None:
     result = await run(engine, _ATTACK, workspace=str(repository), write=True, write_git=True)
     assert (result.status, result.warnings) == ("success", ()), result.stderr
