@@ -8,11 +8,14 @@ import signal
 import sqlite3
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from belljar.core import errors
@@ -21,6 +24,60 @@ from belljar.service.store import writer
 from belljar.service.store.store import Store
 from postgres_server import PostgresServer
 from store_records import a_line, a_run, until
+
+# --- one who writes much -----------------------------------------------------------------------
+
+
+async def test_a_run_that_begins_goes_before_lines_of_a_flood_and_parts_of_a_large_result(tmp_path: Path) -> None:
+    async with Store(f"sqlite:///{tmp_path}/records.db") as store, anyio.create_task_group() as tasks:
+        flooding, large, held = a_run(), a_run(), threading.Event()
+        await store.begin(flooding)
+        await store.begin(large)
+        tasks.start_soon(store.write, lambda db: held.wait(10))
+        await anyio.lowlevel.checkpoint()  # it has asked
+        store.add(*(a_line(flooding.id, number) for number in range(1, 3001)))
+        tasks.start_soon(store.flush, flooding.id)
+        result = Result(status="success", stdout="x" * 4_000_000)
+        tasks.start_soon(partial(store.change, large.id, state="finished", result=result))
+        await until(lambda: len(store._writer._waiting) == 2)
+        tasks.start_soon(_count_down, store, begun := list[int]())
+        await until(lambda: len(store._writer._waiting) == 3)
+        held.set()
+        await until(lambda: begun)
+        assert begun[0] > 2000, "lines of a flood were written first"
+    async with Store(f"sqlite:///{tmp_path}/records.db") as store:
+        assert len(await store.lines(flooding.id, limit=5000)) == 3000
+        found = await store.run(large.id)
+        assert found and found.result and len(found.result.stdout) == 4_000_000
+
+
+async def _count_down(store: Store, begun: list[int]) -> None:
+    await store.begin(a_run())
+    begun.append(store.buffered)
+
+
+async def test_short_writes_that_never_end_do_not_keep_a_large_result_from_being_written(tmp_path: Path) -> None:
+    async with Store(f"sqlite:///{tmp_path}/records.db") as store, anyio.create_task_group() as tasks:
+
+        async def write_for_ever() -> None:
+            while True:
+                await store.write(lambda db: None)
+
+        for _ in range(5):
+            tasks.start_soon(write_for_ever)
+        await store.begin(run := a_run())
+        store.add(*(a_line(run.id, number) for number in range(1, 1001)))
+        with anyio.fail_after(10):
+            await store.change(run.id, state="finished", result=Result(status="success", stdout="x" * 4_000_000))
+        assert store.buffered == 0
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_was_committed_gets_into_the_database_s_own_file_soon(tmp_path: Path) -> None:
+    async with Store(f"sqlite:///{tmp_path}/records.db") as store:
+        await store.begin(run := a_run())
+        await until(lambda: run.id.encode() in (tmp_path / "records.db").read_bytes())
+
 
 # --- faults of SQLite --------------------------------------------------------------------------
 

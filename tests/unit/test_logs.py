@@ -34,7 +34,7 @@ def said(text: str, kind: str = "stdout") -> Event:
 
 
 def live(store: Kept, room: int = 1 << 20) -> Live:
-    return Live("r", store, lambda line: None, room, anyio.Lock())  # type: ignore[arg-type]
+    return Live("r", store, lambda line: None, room)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.text(alphabet="ab\n", max_size=9), max_size=20))

@@ -11,7 +11,8 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from belljar.core.display import neutralise
-from belljar.host.capture import FLOOD_FACTOR, FLOOD_LEAST, Capture
+from belljar.core.values import MIB
+from belljar.host.capture import FLOOD_BYTES, Capture
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 
@@ -89,10 +90,11 @@ def test_an_endless_stream_of_single_bytes_takes_little_memory_and_time() -> Non
     assert time.perf_counter() - started < 5
 
 
-def test_a_flood_is_many_times_the_limit_and_never_less_than_some_megabytes() -> None:
-    capture = Capture(10)
-    for _ in range(FLOOD_FACTOR):
-        capture.feed(b"x" * FLOOD_LEAST)
+@pytest.mark.parametrize("limit", [10, 16 * MIB])
+def test_a_flood_is_some_megabytes_past_the_limit_however_large_that_is(limit: int) -> None:
+    capture = Capture(limit)
+    for size in (limit, FLOOD_BYTES):
+        capture.feed(b"x" * size)
     assert not capture.flooded
     capture.feed(b"x")
     assert capture.flooded

@@ -7,17 +7,23 @@ import time
 from typing import NamedTuple
 
 import anyio
+import anyio.to_thread
+from anyio.lowlevel import RunVar
 
 from belljar.backends.base import Emit
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, EventKind, Result, Status, StreamName
-from belljar.core.values import MIB
+from belljar.core.values import KIB, MIB
 from belljar.host.capture import Capture
 from belljar.host.egress import DENIALS
+from belljar.host.loops import give_way
 
 KILLED_EXIT_CODE = 137  # a shell's for a program that SIGKILL ended; the kernel's OOM killer sends it, and so do we
 WENT_ON = "a process that the guest had started was killed for memory; the guest itself went on"
+_BULK_BYTES = 16 * KIB  # that come at once: from here on the reader lets others go first
+_LARGE_BYTES = MIB  # of a stream: from here on its text is put together in a thread
 _TAIL_CHARACTERS = 2000  # of stderr, where a program's last complaint is looked for
+_building: RunVar[anyio.CapacityLimiter] = RunVar("building")
 # A guest that prints these words and fails is believed: its own disk and memory are all it can lie about.
 _NO_SPACE = re.compile(r"no space left on device|ENOSPC", re.IGNORECASE)
 _MEMORY_ERROR = re.compile(r"^(MemoryError\b|terminate called.*bad_alloc|fatal error: .*out of memory)", re.MULTILINE)
@@ -82,6 +88,8 @@ class Outcome:
         Returns:
             Whether the stream is flooded, so that the run should be ended.
         """
+        if len(data) >= _BULK_BYTES:
+            await give_way()
         capture = self._streams[name]
         warned = capture.cut
         if text := capture.feed(data):
@@ -95,6 +103,9 @@ class Outcome:
         for name in STREAMS:
             await self.take(name, b"")
         await self._tell_early()
+        for capture in self._streams.values():
+            if capture.total >= _LARGE_BYTES:
+                await _build(capture)
 
     async def _tell(self, kind: EventKind, text: str) -> None:
         # The start is heard of on another stream than the output, and the two come as they like.
@@ -158,6 +169,15 @@ class Outcome:
     def _warnings(self, ending: Ending) -> tuple[str, ...]:
         went_on = ending.oom_killed and ending.exit_code != KILLED_EXIT_CODE and self.verdict is None
         return (WENT_ON, *ending.warnings) if went_on else ending.warnings
+
+
+async def _build(capture: Capture) -> None:
+    """Puts its text together in a thread, one at a time: each takes three times its size meanwhile."""
+    limiter = _building.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(1)
+        _building.set(limiter)
+    await anyio.to_thread.run_sync(capture.build, limiter=limiter)
 
 
 def judge(ending: Ending, stderr: str, *, cut: bool) -> Status:

@@ -16,7 +16,7 @@ import anyio.to_thread
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, MimeBundle, Result, Status, StreamName
 from belljar.core.values import MIB
-from belljar.host.capture import FLOOD_FACTOR, FLOOD_LEAST, Capture, scrub
+from belljar.host.capture import FLOOD_BYTES, Capture, scrub
 from belljar.host.egress import DENIALS
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 AGENT_FOLDER = ".belljar"  # where the agent lies, among the read-only inputs
 AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib"}
 MAX_RESULTS = 64
+_FLOOD_FACTOR = 16  # times what is kept: a turn that says more ends its session, so it may say much
 _FRAME_BYTES = 256  # that a frame counts for at least: an empty one is work, too
 MAX_RESULTS_BYTES = 32 * MIB  # of all results of a turn together, as the guest sent them
 
@@ -68,7 +69,7 @@ class TurnRecord:
         self._streams: dict[StreamName, Capture] = {name: Capture(request.limits.output) for name in STREAMS}
         self._results: list[MimeBundle] = []
         self._room = MAX_RESULTS_BYTES
-        self._budget = FLOOD_FACTOR * max(request.limits.output, FLOOD_LEAST) + MAX_RESULTS_BYTES
+        self._budget = max(_FLOOD_FACTOR * request.limits.output, FLOOD_BYTES) + MAX_RESULTS_BYTES
         self._dropped = False
         self._denied: list[str] = []
         self._started = time.perf_counter()

@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-FLOOD_FACTOR = 16  # past this many times its limit a stream is an attack on the reader, and the run is ended
-FLOOD_LEAST = 1 << 20
+from belljar.core.values import MIB
+
+FLOOD_BYTES = 16 * MIB  # past its limit: a stream that goes on is an attack on the reader, and the run is ended
 
 
 class Capture:
@@ -27,12 +28,14 @@ class Capture:
         self._head_room = self.limit - self.limit // 2
         self._tail: deque[bytes] = deque()
         self._tail_size = 0
+        self._text: str | None = None  # what was built of it, until more comes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes) -> str:
         """Takes the next bytes and returns the text to show now. Empty data: the stream has ended."""
         if self.unlimited:
             return self._decoder.decode(data, final=not data)
+        self._text = None
         room = max(0, self.limit - self.total)
         self.total += len(data)
         keep = self._head_room - len(self._head)
@@ -58,11 +61,18 @@ class Capture:
     @property
     def flooded(self) -> bool:
         """Whether so much came that the run should be ended."""
-        return self.total > FLOOD_FACTOR * max(self.limit, FLOOD_LEAST)
+        return self.total > self.limit + FLOOD_BYTES
 
     @property
     def text(self) -> str:
         """What was kept, with a line in between that says how much was cut."""
+        return self._build() if self._text is None else self._text
+
+    def build(self) -> None:
+        """Makes `text` ready, which takes tens of milliseconds of a large one. Another thread may do it."""
+        self._text = self._build()
+
+    def _build(self) -> str:
         tail = b"".join(self._tail)
         if not self.cut:
             return (self._head + tail).decode("utf-8", "replace")

@@ -175,7 +175,6 @@ class RunLifecycle:
         self._spawn = spawn
         self._folder = folder
         self._log_memory = settings.log_memory
-        self._turns = anyio.Lock()
         self._ends: set[anyio.CancelScope] = set()  # of runs whose end is being recorded
         self._ends_until = math.inf
         self._requests = ByteBudget("requests that run or wait", 2 * settings.request_size, 3 * settings.request_size)
@@ -184,7 +183,7 @@ class RunLifecycle:
     def new_run(self, record: RunRecord, log_memory: int | None = None) -> Run:
         """Returns a run for a record, which is not started yet."""
         room = self._log_memory if log_memory is None else log_memory
-        live = Live(record.id, self._store, self._publisher.line, room, self._turns)
+        live = Live(record.id, self._store, self._publisher.line, room)
         return Run(record, live, self._requests.share(record.caller), self._outputs.share(record.caller))
 
     async def start(self, record: RunRecord, caller: Caller, work: Work, demand: Demand) -> Run:

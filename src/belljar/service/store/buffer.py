@@ -56,10 +56,23 @@ class Buffer:
         self.since = time.monotonic()
         return taken
 
+    def count_of(self, id: str) -> int:
+        """Returns how many items of one run wait; with `EVERYTHING`, of all runs."""
+        return self.count if id == EVERYTHING else len(self._by_run.get(id, ()))
+
     def take_run(self, id: str) -> list[Item]:
         """Removes and returns all items of one run; with `EVERYTHING`, of all runs."""
         names = list(self._by_run) if id == EVERYTHING else [id]
         taken = [item for name in names for item in self._by_run.pop(name, ())]
+        self._forget(taken)
+        return taken
+
+    def take_first(self, id: str, most: int) -> list[Item]:
+        """Removes and returns the first items of one run."""
+        waiting = self._by_run.get(id, deque())
+        taken = [waiting.popleft() for _ in range(min(len(waiting), most))]
+        if not waiting:
+            self._by_run.pop(id, None)
         self._forget(taken)
         return taken
 

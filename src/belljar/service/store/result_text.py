@@ -20,6 +20,7 @@ from belljar.core import errors
 from belljar.core.result import Result
 from belljar.core.values import KIB
 from belljar.host.capture import scrub
+from belljar.host.loops import give_way
 from belljar.service.store.tables import as_json
 
 LARGE_BYTES = 256 * KIB  # from here on a result is a large one
@@ -63,6 +64,7 @@ class ResultText:
         """Yields a large one in order."""
         assert self._fd is not None, "it is a small one"
         for offset in range(0, self.size, PART_BYTES):
+            await give_way()
             yield os.pread(self._fd, PART_BYTES, offset)
 
 

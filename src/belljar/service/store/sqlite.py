@@ -2,16 +2,21 @@
 
 SQLAlchemy's asyncio driver for SQLite takes ten times as long for a commit as a thread does. A small write takes even
 less time inline: a commit without a checkpoint is a write to the page cache, and is over before a thread would have
-woken up. Such commits let the journal grow, so that every so often one goes through the thread, which checkpoints.
+woken up. Checkpoints wait for the disk, so another thread does them, beside the writers. While something is always
+written it never gets to the journal's end, where it could begin anew, so every so often a commit does the rest, in the
+thread that writes.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import threading
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import anyio
 from anyio import to_thread
@@ -22,7 +27,9 @@ from belljar.service.store.database import READERS, Committed, Trouble, Work, re
 
 T = TypeVar("T")
 BUSY_SECONDS = 3  # that a write waits for the lock of another process
-_INLINE_RUN = 200  # inline writes between two that checkpoint
+_CHECKPOINT_SECONDS = 0.5  # between two checkpoints, at least
+_LONG_JOURNAL_PAGES = 4096  # 16 MiB: a commit that makes it longer checkpoints itself
+_INLINE_RUN = 200  # inline writes between two in the thread, which may do that
 _DOWN = (
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL,
@@ -44,6 +51,7 @@ class Sqlite:
         event.listen(self._inline_writer, "connect", _never_checkpoint)
         self._inline: Connection | None = None  # kept open: to take one from the pool doubles the time
         self._inline_writes = 0
+        self._checkpoints = _Checkpoints(path)
 
     def _engine(self, opening: str, size: int, busy_seconds: float) -> Engine:
         engine = create_engine(
@@ -57,7 +65,9 @@ class Sqlite:
 
     async def write(self, work: Work[T]) -> T:
         """Runs `work` in a transaction, in the one thread that writes."""
-        return await to_thread.run_sync(_transact, self._writer, work, limiter=self._writing)
+        value = await to_thread.run_sync(_transact, self._writer, work, limiter=self._writing)
+        self._checkpoints.due()
+        return value
 
     def write_inline(self, work: Work[T]) -> Committed[T] | None:
         """Runs `work` in a transaction here and now, unless somebody else writes or it is time for a checkpoint.
@@ -70,9 +80,11 @@ class Sqlite:
         try:
             if self._inline is None:
                 self._inline = self._inline_writer.connect()
-            return Committed(_transact_directly(self._inline, work))
+            committed = Committed(_transact_directly(self._inline, work))
         except Exception:
             return None
+        self._checkpoints.due()
+        return committed
 
     def _close_inline(self) -> None:
         if self._inline is not None:
@@ -87,6 +99,7 @@ class Sqlite:
     async def close(self) -> None:
         """Closes all connections."""
         self._close_inline()
+        await to_thread.run_sync(self._checkpoints.stop)
         for engine in (self._reader, self._writer, self._inline_writer):
             await to_thread.run_sync(engine.dispose)
 
@@ -120,6 +133,41 @@ class Sqlite:
         return refusal(error)
 
 
+class _Checkpoints:
+    """Moves what was committed from the journal into the database, in a thread that ends when nothing was written."""
+
+    def __init__(self, path: str) -> None:
+        self._uri = f"file:{quote(path)}?mode=rw"  # it makes no file where there is none
+        self._lock = threading.Lock()
+        self._is_due = False
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def due(self) -> None:
+        """Something was committed."""
+        with self._lock:
+            self._is_due = True
+            if self._thread is None and not self._stopping.is_set():
+                self._thread = threading.Thread(target=self._run, name="belljar-checkpoints", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when no checkpoint is under way, and lets no other begin."""
+        self._stopping.set()
+        if thread := self._thread:
+            thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_CHECKPOINT_SECONDS):
+            with self._lock:
+                if not self._is_due:
+                    self._thread = None
+                    return
+                self._is_due = False
+            with suppress(sqlite3.Error), closing(sqlite3.connect(self._uri, uri=True)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
 def _transact(engine: Engine, work: Work[T]) -> T:
     with engine.begin() as connection:
         return work(connection)
@@ -146,6 +194,7 @@ def _prepare(connection: Any, record: object) -> None:
         "PRAGMA journal_mode = WAL",
         "PRAGMA synchronous = NORMAL",
         "PRAGMA journal_size_limit = 67108864",
+        f"PRAGMA wal_autocheckpoint = {_LONG_JOURNAL_PAGES}",
     ):
         connection.execute(pragma)
 

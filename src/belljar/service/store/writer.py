@@ -25,7 +25,7 @@ from belljar.core import errors
 from belljar.core.values import KIB, MIB
 from belljar.protocol.records import FINAL
 from belljar.service.store import statements
-from belljar.service.store.buffer import OBJECT_BYTES, SHARE, Buffer
+from belljar.service.store.buffer import EVERYTHING, OBJECT_BYTES, SHARE, Buffer
 from belljar.service.store.database import Committed, Database, Trouble
 from belljar.service.store.statements import Item
 
@@ -34,7 +34,7 @@ _GATHER_SECONDS = 0.05  # that lines are gathered for one transaction
 _STALE_SECONDS = 0.25  # that they wait at most, however many writes come between
 _RETRY_SECONDS = 1.0
 _MAX_WRITES = 500  # of one transaction
-_MAX_ITEMS = 1000  # of one transaction
+_MAX_ITEMS = 250  # of one transaction: ten milliseconds
 _INLINE_BYTES = 64 * KIB  # of a change that is written inline, where everybody else waits for it
 
 
@@ -48,7 +48,7 @@ class Write:
         run: The run that ends with this write, whose buffered items go along.
         bytes: Of a change, which stays due even when its caller was told no. Others have none.
         quick: It takes so little time that everybody can wait for it.
-        heavy: It takes so much time that one of them in a transaction is enough: others wait for it.
+        heavy: It takes so much time that it gets a transaction of its own, and those that do not go first.
     """
 
     work: Callable[[Connection], Any] | None = None
@@ -103,7 +103,7 @@ class _Pending:
 
 
 class Writer:
-    """Commits what `ask` and `add` take, in the order in which it came, while `run` runs."""
+    """Commits what `ask` and `add` take while `run` runs: short writes first, and each kind in the order it came."""
 
     def __init__(self, database: Database, *, outbox: bool, buffer: Buffer, owed_bytes: int = 64 * MIB) -> None:
         self.buffer = buffer
@@ -112,6 +112,7 @@ class Writer:
         self._waiting: deque[_Pending] = deque()
         self._news = anyio.Event()
         self._busy = False
+        self._short_turn = False  # the last transaction was one of short writes
         self._owed_room = owed_bytes
         self._pause = 0.0  # seconds before the next try, while the database is not there
         self._scope: anyio.CancelScope | None = None
@@ -253,23 +254,37 @@ class Writer:
         return not self.status and self.buffer.count >= _MAX_ITEMS
 
     def _take(self) -> tuple[list[_Pending], list[Item]]:
-        writes = self._take_writes()
-        ending = [pending.write.run for pending in writes if pending.write.run]
-        items = [item for run in ending for item in self.buffer.take_run(run)]
-        if self.buffer.count and (not writes or time.monotonic() - self.buffer.since > _STALE_SECONDS):
+        """Takes what goes into the next transaction: short writes together, or one that is long, in turns.
+
+        So a run that begins waits for one part of a large result, or for some lines of a flood, and for no more.
+        """
+        is_stale = self.buffer.count > 0 and time.monotonic() - self.buffer.since > _STALE_SECONDS
+        short = [pending for pending in self._waiting if not self._is_long(pending.write)]
+        others_wait = is_stale or len(short) < len(self._waiting)
+        self._short_turn = bool(short) and not (self._short_turn and others_wait)
+        return self._take_short(short[:_MAX_WRITES]) if self._short_turn else self._take_long(is_stale)
+
+    def _is_long(self, write: Write) -> bool:
+        return write.heavy or write.run == EVERYTHING or self.buffer.count_of(write.run) > SHARE
+
+    def _take_short(self, writes: list[_Pending]) -> tuple[list[_Pending], list[Item]]:
+        taken = set(writes)
+        self._waiting = deque(pending for pending in self._waiting if pending not in taken)
+        return writes, [item for pending in writes for item in self.buffer.take_run(pending.write.run)]
+
+    def _take_long(self, is_stale: bool) -> tuple[list[_Pending], list[Item]]:
+        """Takes the first long one, or of the lines that go before it as many as one transaction may have."""
+        first = next((pending for pending in self._waiting if self._is_long(pending.write)), None)
+        writes, items = list[_Pending](), list[Item]()
+        if first:
+            run = first.write.run
+            items = self.buffer.take_run(run) if run == EVERYTHING else self.buffer.take_first(run, _MAX_ITEMS)
+            if not self.buffer.count_of(run):
+                self._waiting.remove(first)
+                writes = [first]
+        if not first or is_stale:
             items += self.buffer.take(_MAX_ITEMS)
         return writes, items
-
-    def _take_writes(self) -> list[_Pending]:
-        """Takes those that come first, but for a second one that is heavy: a run that begins does not wait for ten."""
-        taken: list[_Pending] = []
-        left: list[_Pending] = []
-        while self._waiting and len(taken) < _MAX_WRITES:
-            pending = self._waiting.popleft()
-            second = pending.write.heavy and any(other.write.heavy for other in taken)
-            (left if second else taken).append(pending)
-        self._waiting.extendleft(reversed(left))
-        return taken
 
     async def _commit(self, writes: list[_Pending], items: list[Item]) -> None:
         applied = False

@@ -12,11 +12,11 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal
 
 import anyio
-import anyio.lowlevel
 
 from belljar.core import errors
 from belljar.core.result import Event
 from belljar.core.values import KIB, MIB
+from belljar.host.loops import give_way
 from belljar.protocol.records import LogLine
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _LONGEST = 64 * KIB  # characters of a line; what is longer is told in parts
 _MANY = 10_000  # lines of a run; from then on those that come together are told as one: ten megabytes of newlines
 # would be a gigabyte of records
 _BATCH = 500
-_FEW = 10  # lines that are taken at once
+_FEW = 10  # lines after which nobody gives way
 _TURN = 50  # lines of a run that prints much, which are taken in one turn of the event loop: a millisecond
 _ROOM = 256 * KIB  # characters of a batch: a reader that stands still holds one
 _AHEAD = MIB  # that a run may write before it waits for the store
@@ -90,9 +90,7 @@ def _parts(text: str) -> list[tuple[str, bool]]:
 class Live:
     """The lines of one run under way."""
 
-    def __init__(
-        self, run: str, store: Store, publish: Callable[[LogLine], None], room: int, turns: anyio.Lock
-    ) -> None:
+    def __init__(self, run: str, store: Store, publish: Callable[[LogLine], None], room: int) -> None:
         """Starts without a line.
 
         Args:
@@ -100,10 +98,8 @@ class Live:
             store: Gets all lines.
             publish: Is called with each line.
             room: Bytes of the latest lines that are kept in memory.
-            turns: Shared by all runs: of those that print much, one has its lines taken in a turn of the event loop.
         """
         self._run = run
-        self._turns = turns
         self._lines = LineSplitter(run)
         self._store = store
         self._publish = publish
@@ -121,12 +117,9 @@ class Live:
     async def hear(self, event: Event) -> None:
         coming = self._lines.feed(event)
         while batch := list(islice(coming, _TURN)):
-            if len(batch) <= _FEW:
-                self._take(batch)
-            else:
-                async with self._turns:
-                    self._take(batch)
-                    await anyio.lowlevel.checkpoint()
+            self._take(batch)
+            if len(batch) > _FEW:
+                await give_way()
             await self._wait_for_store()
 
     async def _wait_for_store(self) -> None:
