@@ -57,6 +57,7 @@ def test_run_json_prints_one_document_with_the_missions_field_names() -> None:
         (["run", "/no/such/file.py"], 125),
         (["exec", "--workspace", "/etc", "--", "ls"], 126),
         (["exec", "--rw", "--", "ls"], 125),
+        (["exec", "--workspace", ".", "--rw-git", "--", "ls"], 125),
         (["exec", "--", "no-such-program"], 127),
         (["exec", "--", "sh", "-c", "exit 42"], 42),
     ],
@@ -126,6 +127,17 @@ def test_a_workspace_is_read_only_unless_granted_read_write(open_folder: Path) -
     assert granted.returncode == 0, granted.stderr
     assert (open_folder / "b.txt").read_text() == "new\n"
     assert sorted(os.listdir(open_folder)) == ["a.txt", "b.txt"], "no litter in the user's folder"
+
+
+def test_gits_configuration_is_read_only_unless_granted_by_name(open_folder: Path) -> None:
+    (open_folder / ".git").mkdir()
+    (open_folder / ".git" / "config").write_text("of the host")
+    grant, command = ["exec", "--workspace", str(open_folder), "--rw"], ["--", "sh", "-c", "echo x > .git/config"]
+    denied = belljar(*grant, *command)
+    assert b"Read-only file system" in denied.stderr
+    assert (open_folder / ".git" / "config").read_text() == "of the host"
+    assert belljar(*grant, "--rw-git", *command).returncode == 0
+    assert (open_folder / ".git" / "config").read_text() == "x\n"
 
 
 def test_output_streams_while_the_guest_still_runs() -> None:

@@ -150,27 +150,22 @@ async def test_no_file_of_a_granted_folder_becomes_setuid_and_other_modes_are_le
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="NOT SHOWN: git is not installed here")
-async def test_a_guest_that_changes_what_git_runs_is_told_of_in_a_warning_and_one_that_commits_is_not(
+async def test_a_guest_that_makes_a_repository_or_changes_links_of_one_is_told_of_in_a_warning(
     engine: Engine, open_folder: Path
 ) -> None:
     run = partial(belljar.arun, engine=engine, backend="native", workspace=str(open_folder), language="bash")
-    subprocess.run(["git", "init", "-q", str(open_folder)], check=True)
     if os.geteuid() == 0:
         subprocess.run(["chown", "-R", "54321:54321", str(open_folder)], check=True)
+    (warning,) = (await run("git init -q", write=True)).warnings
+    assert " .git, .git/config, .git/hooks" in warning and "before you use git" in warning
     commit = "echo 1 > a; git add a; git -c user.name=x -c user.email=x@y commit -qm 1"
     committed = await run(commit, write=True)
     assert (committed.status, committed.warnings) == ("success", ()), committed.stderr
-    tricks = {
-        "git config core.fsmonitor /tmp/x": ".git/config",
-        "echo > .git/hooks/post-commit": ".git/hooks/post-commit",
-        "echo ../elsewhere > .git/commondir": ".git/commondir",
-        "mv .git .old; cp -r .old .git": ".git, .git/commondir, .git/config",
-        "rm -rf .git; ln -s .old .git": ".git",
-    }
-    for trick, name in tricks.items():
-        (warning,) = (await run(trick, write=True)).warnings
-        assert f" {name}" in warning and "before you use git" in warning, trick
-    assert (await run("cat .old/config > /dev/null")).warnings == (), "a read-only grant is not looked at"
+    (open_folder / ".git" / "hooks").rename(open_folder / "hooks")
+    (open_folder / ".git" / "hooks").symlink_to("../hooks")
+    (warning,) = (await run("rm .git/hooks; ln -s ../more .git/hooks", write=True)).warnings
+    assert " .git/hooks changed" in warning and "before you use git" in warning, "a link cannot be mounted on"
+    assert (await run("cat .git/config > /dev/null")).warnings == (), "a read-only grant is not looked at"
 
 
 async def test_a_missing_workspace_is_a_clear_error_of_ours(engine: Engine) -> None:

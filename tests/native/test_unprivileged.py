@@ -85,6 +85,25 @@ def test_a_guest_that_goes_for_process_1_does_not_outlive_a_killed_belljar_witho
     assert done.stdout.splitlines() == ["process 1 is as before", "0 left"], done.stderr
 
 
+_REPOSITORY = """
+import anyio
+from belljar.engine.engine import Engine
+from belljar.testing import escape
+
+async def main():
+    (one,) = [one for one in escape.ATTACKS if one.name == "repository's hooks"]
+    with escape.lay() as bait:
+        print((await escape.carry_out(one, bait, "native", Engine())).status)
+
+anyio.run(main)
+"""
+
+
+def test_what_git_runs_in_a_repository_stays_as_it_was_without_root(as_nobody: Run) -> None:
+    done = as_nobody("-c", _REPOSITORY)
+    assert done.stdout == "held\n", done.stdout + done.stderr
+
+
 def test_nothing_is_left_of_an_ordinary_users_sandboxes(as_nobody: Run) -> None:
     assert as_nobody("-m", "belljar", "run", "-c", "import os; os.fork(); os.setsid if 0 else None").returncode == 0
 

@@ -179,6 +179,27 @@ def test_a_project_below_a_listed_root_is_mounted_read_only(http: httpx2.Client,
     assert not (server.roots / "mine" / "x").exists()
 
 
+def test_gits_configuration_in_a_project_is_read_only_unless_granted_by_name(
+    http: httpx2.Client, server: Server
+) -> None:
+    config = server.roots / "with-git" / ".git" / "config"
+    config.parent.mkdir(parents=True)
+    config.write_text("of the host")
+    body: dict[str, Any] = {"project_path": str(server.roots / "with-git"), "backend": "native", "write": True}
+    command = ["sh", "-c", "echo x > .git/config"]
+    assert "Read-only file system" in execute(http, command=command, **body).json()["stderr"]
+    id = http.post("/api/sandbox/sessions", json={"kind": "sandbox", **body}).json()["id"]
+    path = f"/api/sandbox/sessions/{id}"
+    assert "Read-only" in http.post(f"{path}/run", json={"command": command}).json()["stderr"]
+    refused = http.put(f"/api/sandbox/{id}/files/.git/hooks/pre-commit", content=b"x")
+    assert (refused.status_code // 100, "write_git" in refused.text) == (4, True), refused.text
+    assert http.delete(path).status_code == 204
+    assert config.read_text() == "of the host"
+    assert execute(http, command=command, write_git=True, **body).json()["exit_code"] == 0
+    assert config.read_text() == "x\n"
+    assert execute(http, command=command, write_git=True, **(body | {"write": False})).status_code == 422
+
+
 @pytest.mark.parametrize("path", ["/etc", "{root}/../..", "{root}/link", "{root}/nothing", "mine"])
 def test_a_project_outside_the_roots_is_refused(http: httpx2.Client, server: Server, path: str) -> None:
     link = server.roots / "link"

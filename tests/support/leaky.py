@@ -11,12 +11,13 @@ import tempfile
 import termios
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
+from belljar.backends import inputs
 from belljar.backends.base import Emit
 from belljar.control.control import Control
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
@@ -79,6 +80,9 @@ class LeakyBox:
         names = [str(path.relative_to(self.folder)) for path in walk(self.folder)]
         files = (File.model_construct(path=n, content=_read(self.folder / n)) for n in names if n != "main.py")
         return Collected(tuple(files))
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return inputs.whole(_read(self.folder / path))
 
     async def list(self) -> tuple[Entry, ...]:
         return ()

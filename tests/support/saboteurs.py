@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+from belljar.backends import inputs
 from belljar.backends.base import Emit
 from belljar.backends.fake import Fake, FakeBox
 from belljar.control.control import Control
@@ -39,6 +40,10 @@ class Saboteur(Fake):
     def collected(self, box: FakeBox, found: Collected) -> Collected:
         return found
 
+    def read(self, box: FakeBox, path: str) -> bytes | None:
+        """Returns what it wrongly reads instead of the file."""
+        return None
+
     def box(self, plan: Plan) -> FakeBox:
         return DirtyBox(self, plan)
 
@@ -57,6 +62,10 @@ class DirtyBox(FakeBox):
                 await emit(other_kind, other_text)
 
         return self._backend.result(await super().run(self._backend.command(command), tell, control))
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        wrong = self._backend.read(self, path)
+        return super().reading(path) if wrong is None else inputs.whole(wrong)
 
     async def get(self, patterns: Sequence[str]) -> Collected:
         return self._backend.collected(self, await super().get(patterns))
@@ -332,6 +341,9 @@ class FollowsLinks(Saboteur):
     def collected(self, box: FakeBox, found: Collected) -> Collected:
         followed = tuple(File(path=name, content=b"root:x:0:0") for name in box.links)
         return Collected(found.files + followed, ())
+
+    def read(self, box: FakeBox, path: str) -> bytes | None:
+        return b"root:x:0:0" if path in box.links else None
 
 
 class ForgetsExecutable(Saboteur):

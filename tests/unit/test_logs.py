@@ -156,3 +156,13 @@ async def test_a_batch_is_bounded_by_its_size_too() -> None:
         await log.hear(said("x" * 60_000 + "\n"))
     log.close(0)
     assert max([len(batch) async for batch in log.follow(35)]) <= 5
+
+
+async def test_many_lines_of_one_stream_are_not_overtaken_by_a_line_of_the_other() -> None:
+    """A reader drops numbers that it has passed: what is numbered first has to be taken first."""
+    store = Kept()
+    log = live(store)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(log.hear, said("out\n" * 300))
+        tasks.start_soon(log.hear, said("err\n", "stderr"))
+    assert [line.number for line in store.written] == list(range(1, 302))

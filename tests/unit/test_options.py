@@ -66,7 +66,7 @@ def parameters(function: Any) -> set[str]:
 
 
 def test_the_options_of_a_run_are_the_fields_of_the_models() -> None:
-    own = {"net", "write"}  # short for fields of `egress` and `workspace`
+    own = {"net", "write", "write_git"}  # short for fields of `egress` and `workspace`
     fields = RunRequest.model_fields.keys() | Limits.model_fields.keys() | own
     assert names(RunOptions) == fields - {"code", "backend"}, "those two are parameters"
     for function in (belljar.run, belljar.arun, belljar.stream, belljar.Client.run, belljar.AsyncClient.run):

@@ -11,13 +11,17 @@ from pathlib import PurePosixPath
 from belljar.core.plan import Plan
 from belljar.core.result import Entry, File
 from belljar.core.values import WORKSPACE
+from belljar.host import git_settings
 
 
 def check_writable(plan: Plan, given: Iterable[File]) -> None:
-    """Raises PermissionError for what the guest could not write either: an input, or any file of a read-only grant."""
+    """Raises PermissionError for what the guest could not write either: an input, a file of a read-only
+    grant, or what git runs in another."""
     for file in given:
         if plan.workspace and not plan.workspace.write:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), file.path)
+        if plan.workspace and not plan.workspace.write_git and git_settings.is_setting(file.path):
+            raise OSError(errno.EROFS, "it says what git runs, and write_git was not granted", file.path)
         if _is_input(plan, file.path):
             raise PermissionError(errno.EACCES, "it is a read-only input of this sandbox", file.path)
 

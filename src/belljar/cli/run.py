@@ -62,6 +62,7 @@ def exec_(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…")],
     workspace: Annotated[Path | None, typer.Option("--workspace", "-w", metavar="DIR", help="At /workspace.")] = None,
     rw: Annotated[bool, typer.Option("--rw", help="Let the command change the workspace.")] = False,
+    rw_git: Annotated[bool, typer.Option("--rw-git", help="And git's configuration and hooks in it.")] = False,
     backend: opt.Backend = "auto", isolation: opt.Isolation = None, timeout: opt.Timeout = None,
     memory: opt.Memory = None, cpus: opt.Cpus = None, pids: opt.Pids = None, disk: opt.Disk = None,
     stdin: opt.Stdin = None, in_files: opt.InFiles = None, env: opt.Env = None, collect: opt.Collect = None,
@@ -71,11 +72,14 @@ def exec_(
     """Run a command in a sandbox, with a folder of the host at /workspace if you grant one."""
     if rw and workspace is None:
         raise errors.InvalidRequest("--rw goes with --workspace DIR")
+    if rw_git and not rw:
+        raise errors.InvalidRequest("--rw-git goes with --rw")
     asked = make_request(
-        command=command, workspace=opt.absolute(workspace), write=rw, backend=backend, isolation=cast(Any, isolation),
-        timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=opt.read_stdin(stdin),
-        files=opt.read_files(in_files), env=opt.read_env(env), collect=tuple(collect or ()), net=net or (),
-        packages=opt.absolute(packages), image=image, runtime=runtime, type=type,
+        command=command, workspace=opt.absolute(workspace), write=rw, write_git=rw_git, backend=backend,
+        isolation=cast(Any, isolation), timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk,
+        stdin=opt.read_stdin(stdin), files=opt.read_files(in_files), env=opt.read_env(env),
+        collect=tuple(collect or ()), net=net or (), packages=opt.absolute(packages), image=image, runtime=runtime,
+        type=type,
     )  # fmt: skip
     _execute(process.make_engine(), asked, out, as_json)
 

@@ -78,6 +78,7 @@ def _of_sandbox(asked: RunRequest, said: Mapping[str, Any]) -> dict[str, Any]:
     body |= {"net": sorted(asked.egress.hosts)} if asked.egress.hosts else {}
     if asked.workspace:
         body |= {"project_path": asked.workspace.path, "write": asked.workspace.write}
+        body |= {"write_git": True} if asked.workspace.write_git else {}
     return body
 
 

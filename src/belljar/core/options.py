@@ -64,7 +64,9 @@ class RemoteOptions(SharedOptions, total=False):
     workspace: StrPath | Workspace | Mapping[str, Any] | None
     """A folder of the host to grant at /workspace, read-only unless `write` is set."""
     write: bool
-    """Whether the guest may change the granted folder."""
+    """Whether the guest may change the granted folder, but for git's configuration and hooks in it."""
+    write_git: bool
+    """Whether it may change these, too: what the host's next `git` runs there."""
     isolation: Isolation | Literal["wasm", "namespace", "kernel"] | None
     """The least isolation to accept: "wasm", "namespace" or "kernel"."""
     image: str | None
@@ -140,7 +142,9 @@ def request(code: str | None = None, *, backend: str = "auto", **options: Unpack
             files={name: _as_bytes(data) for name, data in cast(Mapping[str, Any], files).items()},
             limits=Limits(**{**limits, **named}),
             egress=_egress(cast(Iterable[str], given.pop("net", ())), given.pop("egress", None)),
-            workspace=_workspace(given.pop("workspace", None), given.pop("write", False)),
+            workspace=_workspace(
+                given.pop("workspace", None), given.pop("write", False), given.pop("write_git", False)
+            ),
             backend=backend,
             **{name: _plain(value) for name, value in given.items()},  # which pydantic checks
         )
@@ -170,9 +174,9 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _workspace(value: Any, write: Any) -> Any:
+def _workspace(value: Any, write: Any, write_git: Any) -> Any:
     value = _plain(value)
-    return Workspace(path=value, write=write) if isinstance(value, str) else value
+    return Workspace(path=value, write=write, write_git=write_git) if isinstance(value, str) else value
 
 
 def _egress(hosts: Iterable[str], asked: Any) -> Any:

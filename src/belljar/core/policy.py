@@ -197,4 +197,4 @@ def _workspace(asked: Workspace | None, settings: Settings) -> Workspace | None:
                 fix="grant a project folder instead",
                 context={"field": "workspace.path"},
             )
-    return Workspace(path=path, write=asked.write)
+    return asked.model_copy(update={"path": path})

@@ -99,7 +99,15 @@ class Workspace(Model):
     path: Folder
     """The folder of the host."""
     write: bool = False
-    """Whether the guest may change it."""
+    """Whether the guest may change it, but for git's configuration and hooks."""
+    write_git: bool = False
+    """Whether it may change these, too: what the host's next `git` runs there."""
+
+    @model_validator(mode="after")
+    def _some_of_all(self) -> Self:
+        if self.write_git and not self.write:
+            raise ValueError("write_git goes with write")
+        return self
 
 
 class Deterministic(Model):

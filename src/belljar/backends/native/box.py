@@ -248,11 +248,12 @@ class NativeBox:
             env |= self.packages.env
         workspace = self.plan.workspace
         if workspace and self._lent:
-            workspace = Workspace(path=self._host.place, write=workspace.write)
+            workspace = workspace.model_copy(update={"path": self._host.place})
         return jail.Jail(
             env=_joined(env | {"PATH": path}, command.env), cwd=command.cwd, disk=limits.disk,
             files=dict(self.plan.files) | dict(command.files), inputs=self.plan.inputs,
             grants=tuple(dict.fromkeys(grants)), workspace=workspace, space=self._space, online=online,
+            granted=self._root, uid=self.uid,
         )  # fmt: skip
 
     async def list(self) -> tuple[Entry, ...]:

@@ -14,10 +14,12 @@ from belljar.backends.guest_text import shell_script
 from belljar.core import errors
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import MIB, WORKSPACE
+from belljar.host import git_settings
 from belljar.host.seccomp import PROFILES
 
 GUEST_ID = 1000
 MINIMUM_BUBBLEWRAP = (0, 8)  # the first with --disable-userns and --size
+NEEDED_OPTION = "--ro-bind-fd"  # 0.10 has it, and so have distributions' older ones that were repaired
 _SHM_BYTES = 64 * MIB
 
 _NAMESPACES = (
@@ -63,6 +65,8 @@ class Jail(NamedTuple):
     workspace: Workspace | None
     space: Space
     online: bool = False
+    granted: int = -1  # the workspace, open, as the guest sees it
+    uid: int | None = None  # as whom the guest comes to it, if not as ourselves
     binds: Mapping[str, str] = {}  # inside -> a file of the host
     texts: Mapping[str, bytes] = {}  # inside -> content
 
@@ -126,7 +130,7 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
         args += ["--ro-bind", _CERTIFICATES, _CERTIFICATES]
     args += ["--proc", "/proc", *_proc_masks(), *_INIT_MASKS]
     args += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
-    args += _writable(jail)
+    args += [*_writable(jail), *_git_walls(jail, fds, stack)]
     for folder in jail.grants:  # after /tmp, below which one may lie
         args += ["--ro-bind", folder, folder]
     for inside, source in jail.binds.items():
@@ -154,6 +158,18 @@ def _writable(jail: Jail) -> list[str]:
     if jail.workspace:
         workspace = ["--bind" if jail.workspace.write else "--ro-bind", jail.workspace.path, WORKSPACE]
     return tmp + workspace
+
+
+def _git_walls(jail: Jail, fds: list[int], stack: ExitStack) -> Iterator[str]:
+    """Mounts over itself what tells git in a writable workspace which programs to run.
+
+    What is mounted on can be neither moved nor removed. By descriptors: bubblewrap gives up if it finds something else
+    at that place.
+    """
+    if jail.workspace and jail.workspace.write and not jail.workspace.write_git:
+        for part in git_settings.parts(jail.granted, stack, owner=jail.uid):
+            fds.append(part.fd)
+            yield from ("--bind-fd" if part.write else "--ro-bind-fd", str(part.fd), f"{WORKSPACE}/{part.path}")
 
 
 @cache

@@ -198,10 +198,11 @@ class WorkerProcess:
         binds = {f"{INSIDE}/{name}": path for name, path in found.items()}
         workspace = self.kind.workspace
         if workspace and self._lent:
-            workspace = Workspace(path=native.place, write=workspace.write)
+            workspace = workspace.model_copy(update={"path": native.place})
         walls = jail.Jail(
             env=ENV | {"PATH": "/usr/bin:/bin"}, cwd="/tmp", disk=self.kind.disk, files={}, inputs=WORKSPACE,
             grants=(str(package),), workspace=workspace, space=jail.Space(), binds=binds, texts=_texts(),
+            granted=self.granted, uid=self.uid,
         )  # fmt: skip
         return walls, places
 

@@ -234,7 +234,7 @@ _THEN_HANG = guest(
 
 @check("files out", "a guest that was timed out still returns its files")
 async def _after_timeout(bench: Bench) -> None:
-    result = await bench.run(_THEN_HANG, collect=["early.txt"], timeout=3)
+    result = await bench.run(_THEN_HANG, collect=["early.txt"], timeout=6)
     equal((result.status, _contents(result)), ("timeout", {"early.txt": b"early"}), "(status, files)")
 
 

@@ -31,6 +31,7 @@ from belljar.testing.escape.on_kernel import KERNEL, MOUNTS, NAMESPACES, PRIVILE
 from belljar.testing.escape.on_neighbours import NEIGHBOURS
 from belljar.testing.escape.on_network import NETWORK, SIGNALS
 from belljar.testing.escape.on_outputs import NAMES, OUTPUTS, TERMINAL
+from belljar.testing.escape.on_repository import REPOSITORY
 from belljar.testing.escape.on_resources import RESOURCES
 from belljar.testing.escape.on_wasm import WASM
 from belljar.testing.escape.scenarios import Range
@@ -39,7 +40,7 @@ __all__ = ["ATTACKS", "Attack", "AttackStatus", "AttackVerdict", "Bait", "Contro
 
 ATTACKS: tuple[Attack, ...] = (
     *FILES, *SURROUNDINGS, *MOUNTS, *PRIVILEGES, *NAMESPACES, *KERNEL, *NETWORK, *SIGNALS, *RESOURCES, *KEPT_BOXES,
-    *OUTPUTS, *NAMES, *NEIGHBOURS, *TERMINAL, *WASM,
+    *REPOSITORY, *OUTPUTS, *NAMES, *NEIGHBOURS, *TERMINAL, *WASM,
 )  # fmt: skip
 
 _AT_ONCE = 4  # attacks measure time and memory: a crowd would blur the verdicts
