@@ -476,3 +476,12 @@ def test_versions_it_was_never_tried_with_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(wasm_store, "installed", lambda name: "99.0")
     with pytest.raises(errors.NotAvailable, match="never tried"):
         wasm_store.check_versions()
+
+
+async def test_a_kept_sandbox_does_not_find_the_full_disk_of_the_guest_before_it(engine: Engine) -> None:
+    fill = "from pathlib import Path\nfor i in range(2000): Path(str(i)).write_bytes(bytes(4096))"  # slow to remove
+    for _ in range(5):
+        full = await belljar.arun(fill, backend="wasm", engine=engine, disk="4M")
+        async with belljar.AsyncSandbox(backend="wasm", engine=engine, disk="4M") as box:
+            result = await box.run("print(1)")
+        assert (full.status, result.stdout) == ("disk_limit", "1\n")

@@ -143,7 +143,7 @@ class Wasm:
         box = WasmBox(await self._worker(plan), plan, self._worker, self._profile(plan))
         try:
             if plan.keep_files:
-                box.folder.make()
+                await box.make_folder()
             yield box
         finally:
             with anyio.CancelScope(shield=True):

@@ -64,6 +64,11 @@ class WasmBox:
             await self.worker.answer({"do": "drop"}, _DROP_SECONDS)
         return await self.folder.remove()
 
+    async def make_folder(self) -> None:
+        """Makes its folder, when the worker has removed what its last guest left: a full disk has no room for it."""
+        await self.worker.answer({"do": "drop"}, _DROP_SECONDS)
+        self.folder.make()
+
     async def revive_if_dead(self) -> None:
         """After a command that cost the worker (a cancel, a flood), brings the same files into another one.
 
@@ -80,7 +85,7 @@ class WasmBox:
             old, self.folder = self.folder, BoxFolder(fresh, self.plan)
             try:
                 if old.made:
-                    self.folder.make()
+                    await self.make_folder()
                     await anyio.to_thread.run_sync(lambda: self.folder.lay(*old.tree()))
             finally:
                 old.close()
