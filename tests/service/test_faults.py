@@ -210,7 +210,7 @@ def test_postgres_may_die_in_mid_run_nothing_new_runs_unrecorded_and_the_end_is_
 def small_disk(megabytes: int) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("NOTHING of full disks was checked: only root can mount a small one")
-    folder = Path(tempfile.mkdtemp(prefix="belljar-disk-"))
+    folder = Path(tempfile.mkdtemp(prefix="belljar-test-disk-"))
     command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0711", "tmpfs", str(folder)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode:
