@@ -19,6 +19,7 @@ from typing import NamedTuple
 from belljar.core import errors
 from belljar.core.result import Collected, Entry, File
 from belljar.core.values import MIB, format_size, guest_path
+from belljar.host import syscalls
 
 MAX_DEPTH = 32  # folders
 MAX_ENTRIES = 10_000
@@ -223,7 +224,7 @@ def acting_as(owner: int | None) -> Iterator[None]:
         return
     libc = ctypes.CDLL(None)
     groups = os.getgroups()
-    _set_groups(libc, [])
+    _set_groups([])
     libc.setfsgid(owner)
     libc.setfsuid(owner)
     try:
@@ -231,13 +232,13 @@ def acting_as(owner: int | None) -> Iterator[None]:
     finally:
         libc.setfsuid(os.geteuid())
         libc.setfsgid(os.getegid())
-        _set_groups(libc, groups)
+        _set_groups(groups)
 
 
-def _set_groups(libc: ctypes.CDLL, groups: Sequence[int]) -> None:
+def _set_groups(groups: Sequence[int]) -> None:
     """Of this thread alone: `os.setgroups` would change those of all the others too."""
     number = 116 if platform.machine() == "x86_64" else 159
-    libc.syscall(number, len(groups), (ctypes.c_uint32 * len(groups))(*groups))
+    syscalls.call(number, len(groups), (ctypes.c_uint32 * len(groups))(*groups))
 
 
 def matches(path: str, patterns: Sequence[str]) -> bool:

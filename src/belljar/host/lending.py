@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from belljar.core import errors
-from belljar.host import process
+from belljar.host import files, process, syscalls
 
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same numbers on every architecture
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
@@ -51,6 +51,28 @@ class _MountAttributes(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
 
 
+def open_grant(path: str, uid: int | None, place: str, stack: ExitStack) -> tuple[int, LentFolder | None]:
+    """Opens a granted folder as its guest will see it: one of root's is lent to the guest's uid.
+
+    Args:
+        path: the folder.
+        uid: the guest's, if it is not ours.
+        place: where a folder that is lent is mounted.
+        stack: closes it.
+
+    Returns:
+        A descriptor of the folder, and the folder as it was lent, if it was.
+
+    Raises:
+        PolicyDenied: it belongs to root, and cannot be lent here.
+    """
+    if uid is None or os.stat(path).st_uid != 0:
+        return stack.enter_context(files.opened(path)), None
+    lent = lend(path, uid, place)
+    stack.callback(lent.close)
+    return lent.folder, lent
+
+
 def lend(path: str, uid: int, place: str) -> LentFolder:
     """Lends a folder of root's to a uid.
 
@@ -84,16 +106,16 @@ def _mount(path: str, uid: int, place: str) -> LentFolder | OSError:
         with ExitStack() as fds:
             users = _swapped_ids(uid)
             fds.callback(os.close, users)
-            tree = _checked(
-                _call(_OPEN_TREE, _AT_FDCWD, path.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE)
-            )
+            flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
+            tree = syscalls.call(_OPEN_TREE, _AT_FDCWD, path.encode(), flags)
             fds.callback(os.close, tree)
             wanted = _MountAttributes(_MOUNT_ATTR_IDMAP | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, users)
             flags, size = _AT_EMPTY_PATH | _AT_RECURSIVE, ctypes.sizeof(wanted)
-            _checked(_call(_MOUNT_SETATTR, tree, b"", flags, ctypes.byref(wanted), size))
-            _checked(_libc().unshare(_CLONE_NEWNS))
-            _checked(_libc().mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None))  # ours stays ours
-            _checked(_call(_MOVE_MOUNT, tree, b"", _AT_FDCWD, place.encode(), _MOVE_MOUNT_F_EMPTY_PATH))
+            syscalls.call(_MOUNT_SETATTR, tree, b"", flags, ctypes.byref(wanted), size)
+            libc = ctypes.CDLL(None, use_errno=True)
+            syscalls.checked(libc.unshare(_CLONE_NEWNS))
+            syscalls.checked(libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None))  # ours stays ours
+            syscalls.call(_MOVE_MOUNT, tree, b"", _AT_FDCWD, place.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
             folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             return LentFolder(os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC), folder)
     except OSError as error:
@@ -131,18 +153,3 @@ def _write(path: str, data: bytes) -> None:
         os.write(fd, data)
     finally:
         os.close(fd)
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _call(*words: object) -> int:
-    return int(_libc().syscall(*words))
-
-
-def _checked(answer: int) -> int:
-    if answer < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return answer

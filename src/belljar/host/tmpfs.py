@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
+
+from belljar.host import syscalls
 
 # Numbers of system calls, the same on every architecture.
 _FSCONFIG = 431
@@ -23,19 +24,9 @@ def limit_files(folder: int, number: int) -> None:
     Raises:
         OSError: the kernel refused it (only root may, on Linux 5.2 and later).
     """
-    config = _call(_FSPICK, folder, b"", _CLOEXEC_AND_EMPTY_PATH)
+    config = syscalls.call(_FSPICK, folder, b"", _CLOEXEC_AND_EMPTY_PATH)
     try:
-        _call(_FSCONFIG, config, _SET_STRING, b"nr_inodes", str(number).encode(), 0)
-        _call(_FSCONFIG, config, _RECONFIGURE, None, None, 0)
+        syscalls.call(_FSCONFIG, config, _SET_STRING, b"nr_inodes", str(number).encode(), 0)
+        syscalls.call(_FSCONFIG, config, _RECONFIGURE, None, None, 0)
     finally:
         os.close(config)
-
-
-def _call(number: int, *arguments: int | bytes | None) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    given = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
-    value = int(libc.syscall(ctypes.c_long(number), *given))
-    if value < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return value

@@ -72,12 +72,9 @@ class NativeBox:
     async def granted(self, workspace: Workspace) -> AsyncIterator[None]:
         """Opens the granted folder for us and, if it belongs to root, lends it to the guest's uid."""
         with ExitStack() as stack:
-            if self.uid is not None and os.stat(workspace.path).st_uid == 0:
-                self._lent = await anyio.to_thread.run_sync(lending.lend, workspace.path, self.uid, self._host.place)
-                stack.callback(self._lent.close)
-                self._root = self._lent.folder
-            else:
-                self._root = stack.enter_context(files.opened(workspace.path))
+            self._root, self._lent = await anyio.to_thread.run_sync(
+                lending.open_grant, workspace.path, self.uid, self._host.place, stack
+            )
             try:
                 yield
             finally:

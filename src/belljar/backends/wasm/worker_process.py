@@ -156,14 +156,10 @@ class WorkerProcess:
         if native.uids:
             self.uid, release = native.uid_for(self.kind.workspace)
             self._fds.callback(release)
-        if not (workspace := self.kind.workspace):
-            return
-        if self.uid is None or os.stat(workspace.path).st_uid != 0:
-            self.granted = self._fds.enter_context(files.opened(workspace.path))
-            return
-        self._lent = await anyio.to_thread.run_sync(lending.lend, workspace.path, self.uid, native.place)
-        self._fds.callback(self._lent.close)
-        self.granted = self._lent.folder
+        if workspace := self.kind.workspace:
+            self.granted, self._lent = await anyio.to_thread.run_sync(
+                lending.open_grant, workspace.path, self.uid, native.place, self._fds
+            )
 
     def _spawn_jailed(self, native: Native) -> int:
         """Starts it in the native jail; returns the pipe on which bubblewrap tells its pid."""
