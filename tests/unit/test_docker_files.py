@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.backends.containers import archive as docker_files
+from belljar.backends.containers import file_stream
 from belljar.backends.containers.archive import Found
 from belljar.backends.containers.spec import KEEPER
+from belljar.core import errors
 from belljar.core.result import Collected, File
 from belljar.host import files
 
@@ -138,3 +140,35 @@ def test_the_list_and_the_archive_of_a_real_folder_agree(tmp_path: Path) -> None
     assert len(said) <= max(docker_files.room(chosen), 10_240)
     assert docker_files.unpacked(said, chosen).files == (File(path="sub/-dash ü.txt", content=b"content"),)
     assert [left.partition(":")[0] for left in left_out] == ["link", "pipe"]
+
+
+# --- one file, as the program inside tells it ---
+
+
+async def told(*pieces: bytes) -> bytes:
+    waiting = list(pieces)
+
+    async def more() -> bytes:
+        return waiting.pop(0) if waiting else b""
+
+    return b"".join([piece async for piece in await file_stream.opened(more, "a.txt")])
+
+
+@pytest.mark.anyio
+async def test_a_file_is_as_many_bytes_as_were_promised_and_what_comes_after_is_nobody_s() -> None:
+    assert await told(b"5\nhe", b"llo", b" and more") == b"hello"
+    assert await told(b"0\n") == b""
+
+
+@pytest.mark.anyio
+async def test_a_file_of_which_less_comes_than_was_promised_is_an_error_and_not_a_shorter_file() -> None:
+    with pytest.raises(errors.ExecutionFailed, match="became shorter"):
+        await told(b"5\nhe")
+
+
+@pytest.mark.anyio
+async def test_an_error_that_is_named_instead_of_a_size_is_raised_and_nonsense_is_a_failure() -> None:
+    with pytest.raises(PermissionError):
+        await told(b"-13\n")
+    with pytest.raises(errors.ExecutionFailed, match="says nothing"):
+        await told(b"rubbish\n")

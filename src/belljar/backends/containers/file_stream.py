@@ -30,10 +30,14 @@ async def opened(more: More, path: str) -> AsyncIterator[bytes]:
 
 
 async def _pieces(more: More, piece: bytes, left: int) -> AsyncIterator[bytes]:
-    """Counts, and waits for no end: gVisor's engine at times forgets to hang up after its program has ended."""
+    """Counts, and waits for no end: gVisor's engine at times forgets to hang up after its program has ended.
+
+    Raises:
+        ExecutionFailed: fewer bytes came than were promised: a part of a file must not pass for all of it.
+    """
     while left > 0:
         if piece:
             yield piece[:left]
             left -= len(piece)
         if left > 0 and not (piece := await more()):
-            return
+            raise errors.ExecutionFailed("the file became shorter while it was read, or the engine hung up")
