@@ -17,10 +17,11 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
+from sqlalchemy import func, select
 
 from belljar.core import errors
 from belljar.core.result import Result
-from belljar.service.store import writer
+from belljar.service.store import tables, writer
 from belljar.service.store.store import Store
 from postgres_server import PostgresServer
 from store_records import a_line, a_run, until
@@ -226,7 +227,9 @@ async def test_a_large_result_is_kept_in_parts_and_goes_with_its_run(tmp_path: P
         assert whole is not None and whole.result == result
         assert [found async for found in store.history()] == [whole]
         await store.prune(60)
-        assert [part async for part in store.result_parts(run.id)] == []
+        assert await store.read(lambda db: db.scalar(select(func.count()).select_from(tables.result_parts))) == 0
+        with pytest.raises(errors.NotAvailable, match="is not whole"):  # to whoever had begun to read it
+            _ = [part async for part in large.parts()]
 
 
 # --- faults of PostgreSQL ----------------------------------------------------------------------

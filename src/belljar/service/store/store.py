@@ -148,7 +148,7 @@ class Store:
         found = await self._find(id)
         if found is None:
             return None
-        parts = [part async for part in self.result_parts(id)] if found.result_parts else []
+        parts = [part async for part in self.result_parts(id, found.result_parts)]
         return await to_thread.run_sync(tables.as_run, found, parts) if parts else tables.as_run(found)
 
     async def brief_run(self, id: str) -> tuple[RunRecord | None, LargeText | None]:
@@ -156,22 +156,25 @@ class Store:
         found = await self._find(id)
         if found is None:
             return None, None
-        return tables.as_run(found), _StoredText(self, id) if found.result_parts else None
+        return tables.as_run(found), _StoredText(self, id, found.result_parts) if found.result_parts else None
 
     async def _find(self, id: str) -> Row[Any] | None:
         statement = select(*tables.FULL).where(tables.runs.c.id == id)
         return await self.read(lambda db: db.execute(statement).first())
 
-    async def result_parts(self, id: str) -> AsyncIterator[bytes]:
-        """Yields the JSON of a large result, one part at a time."""
-        parts, number = tables.result_parts.c, 1
-        while True:
+    async def result_parts(self, id: str, count: int) -> AsyncIterator[bytes]:
+        """Yields the JSON of a large result, one part at a time.
+
+        Raises:
+            NotAvailable: one of its parts is gone: some of a result must not pass for all of it.
+        """
+        parts = tables.result_parts.c
+        for number in range(1, count + 1):
             statement = select(parts.part).where(parts.container_id == id, parts.number == number)
             part = await self.read(partial(_scalar, statement))
             if part is None:
-                return
+                raise errors.NotAvailable(f"the result of {id} is not whole", fix="its time to be kept may be over")
             yield bytes(part)
-            number += 1
 
     async def runs(
         self, *, caller: str | None = None, state: str | None = None, language: str | None = None,
@@ -355,12 +358,13 @@ class Store:
 class _StoredText:
     """A large result that lies in the store. Implements `LargeText`."""
 
-    def __init__(self, store: Store, id: str) -> None:
+    def __init__(self, store: Store, id: str, count: int) -> None:
         self._store = store
         self._id = id
+        self._count = count
 
     def parts(self) -> AsyncIterator[bytes]:
-        return self._store.result_parts(self._id)
+        return self._store.result_parts(self._id, self._count)
 
 
 def _all(statement: Select[Any], db: Connection) -> Sequence[Row[Any]]:
