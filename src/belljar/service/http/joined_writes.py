@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from belljar.core.values import KIB
@@ -34,6 +35,11 @@ class JoinedWrites:
         self._size += len(data)
         if self._size > _MAX_HELD_BYTES:
             self._flush()
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        """Takes several, behind what was written before."""
+        for part in parts:
+            self.write(part)
 
     def close(self) -> None:
         """Sends what it holds, and closes the transport."""

@@ -1,0 +1,29 @@
+"""What is written in one turn of the event loop is sent together, and in its order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from belljar.service.http.joined_writes import JoinedWrites
+
+
+@pytest.mark.anyio
+async def test_parts_are_sent_in_their_order_however_they_were_written() -> None:
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+    joined = JoinedWrites(transport, loop)
+    joined.write(b"head ")
+    joined.writelines([b"one ", b"two "])
+    joined.write(b"x" * 70_000)  # more than is held back
+    joined.writelines([b" end"])
+    joined.close()
+    with theirs:
+        theirs.setblocking(False)
+        heard = b""
+        while data := await loop.sock_recv(theirs, 1 << 16):
+            heard += data
+    assert heard == b"head one two " + b"x" * 70_000 + b" end"
