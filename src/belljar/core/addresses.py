@@ -12,7 +12,7 @@ from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
-Address = IPv4Address | IPv6Address
+IPAddress = IPv4Address | IPv6Address
 HTTPS_PORT = 443
 
 _NOT_PUBLIC = {
@@ -63,7 +63,7 @@ class Endpoint(NamedTuple):
     network: IPv4Network | IPv6Network
     port: int
 
-    def holds(self, address: Address, port: int) -> bool:
+    def holds(self, address: IPAddress, port: int) -> bool:
         """Whether an address and a port are among these."""
         return port == self.port and address in self.network
 
@@ -96,7 +96,7 @@ def _carriers() -> dict[IPv4Network | IPv6Network, int]:
     return {ip_network(text): shift for text, shift in _CARRIERS.items()}
 
 
-def forms(text: str) -> tuple[Address, ...]:
+def forms(text: str) -> tuple[IPAddress, ...]:
     """Returns an address, and after it the IPv4 address that it stands for, if it is an IPv6 address that has one."""
     address = ip_address(text)
     return (address, *_carried(address)) if isinstance(address, IPv6Address) else (address,)

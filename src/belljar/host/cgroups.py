@@ -25,7 +25,7 @@ PREFIX = "belljar-"
 _LEAF = "belljar.own"  # not PREFIX: nobody's sandbox
 _PERIOD_US = 100_000
 _CONTROLLERS = {1: ("memory", "pids", "cpu", "cpuacct", "blkio"), 2: ("memory", "pids", "cpu", "io")}
-_RESERVE_BYTES = 32 * MIB
+RESERVE_BYTES = 32 * MIB  # that a command has however full its box is, so that a full one can be cleared
 _NO_LIMIT = (9223372036854771712, 9223372036854710272, 9223372036854775807)  # bytes, by the size of a page
 _LIMIT_OF = {"memory": "memory", "pids": "pids", "cpu": "cpus", "blkio": "io", "io": "io"}
 
@@ -78,7 +78,7 @@ class Group:
             OSError: the kernel refused it.
         """
         rows = [
-            row for row in _limit_rows(self.version, Limits(memory=memory + _RESERVE_BYTES), None) if row[0] == "memory"
+            row for row in _limit_rows(self.version, Limits(memory=memory + RESERVE_BYTES), None) if row[0] == "memory"
         ]
         # On version 1 memory may never have a higher limit than memory and swap: a new group is limited in this order,
         # one that has a limit in the other.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import SocketStream, UNIXSocketStream
 
-from belljar.core.addresses import HTTPS_PORT, Address, Endpoint, forms, why_not_public
+from belljar.core.addresses import HTTPS_PORT, Endpoint, IPAddress, forms, why_not_public
 from belljar.core.request import Egress
 from belljar.core.values import covers, few
 from belljar.host.loops import accepted
@@ -115,7 +115,7 @@ def judge_address(found: EgressDecision, address: str, private: Sequence[Endpoin
     return found.refused(f"it leads to {address}, which is not public but {what}", fix) if what else found
 
 
-def _is_own(address: Address) -> bool:
+def _is_own(address: IPAddress) -> bool:
     """Whether an address is one of this machine's: then the kernel would send from it to itself. Nothing is sent."""
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -43,16 +43,8 @@ Environment = Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)]
 Timeout = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)]
 _MAX_FIELDS, _MAX_ITEMS = 64, 4096
 _NO_LIMITS, _NO_EGRESS = Limits(), Egress()
-_SAME_OF_BOX = (
-    "net",
-    "backend",
-    "isolation",
-    "image",
-    "runtime",
-    "type",
-    "write",
-    "write_git",
-)  # called so in the library, too
+# Called so in the library, too.
+_SAME_OF_BOX = ("net", "backend", "isolation", "image", "runtime", "type", "write", "write_git")
 
 
 class RequestBody(Model):

@@ -44,14 +44,9 @@ def socket_proxy(
             raise errors.InvalidRequest(f"seccomp: {profile} is not there", fix="check the path")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     rules = ProxyRules(
-        engine,
-        tuple(map(str, root or ())),
-        tuple(network or ()),
-        tuple(map(str, seccomp or ())),
-        images,
-        writable_root,
-        max_pids,
-    )
+        engine, tuple(map(str, root or ())), tuple(network or ()), tuple(map(str, seccomp or ())), images,
+        writable_root, max_pids,
+    )  # fmt: skip
     listener = open_listener(path, int(mode, 8))
     try:
         print(f"listening at {path} for {engine}", flush=True)

@@ -34,6 +34,7 @@ from belljar.core.request import Egress, Limits
 from belljar.core.result import Collected, Entry, File, Result, Status, Usage
 from belljar.core.values import MIB, WORKSPACE, format_size
 from belljar.host import egress, files
+from belljar.host.cgroups import RESERVE_BYTES
 from belljar.host.docker_api import ProgramStreams, asking
 from belljar.host.egress import Proxy, Told
 from belljar.host.engine_address import Flavour
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
     from aiodocker import Docker
     from aiodocker.containers import DockerContainer
 
-_RESERVE_BYTES = 32 * MIB  # that a command has however full its box is, so that a full one can be cleared
-_LEAST_KERNEL_BYTES = 64 * MIB  # the same where a kernel in user space has to live in it, too
+_LEAST_KERNEL_BYTES = 64 * MIB  # that a command has in a full box, where a kernel in user space has to live in it, too
 _WORDS_BYTES = 4096  # that a program inside may say of what the box holds
 
 
@@ -279,7 +279,7 @@ class DockerBox:
         async def create() -> Standby:
             if self._holder:  # in a kept folder the last command's files have to go
                 await self._deliver(self._holder, given)
-                if self._held > body["HostConfig"]["Memory"] + _RESERVE_BYTES:
+                if self._held > body["HostConfig"]["Memory"] + RESERVE_BYTES:
                     raise _BoxFull
             self._leftovers.append(name)
             return waiting or await Standby.create(self._host.client, name, self._with_memory_left(body))
@@ -287,9 +287,8 @@ class DockerBox:
         async def deliver(standby: Standby) -> None:
             if not standby.up:
                 await standby.start(local=self._host.local)
-            if not self._holder and (
-                given or waiting
-            ):  # a keeper that waits has to go: it counts as a process of the guest's
+            # A keeper that waits has to go, even without files: it counts as a process of the guest's.
+            if not self._holder and (given or waiting):
                 await standby.lay(docker_files.archive(_inputs(given), sticky=True), self.plan.inputs)
 
         return ContainerJob(
@@ -301,7 +300,7 @@ class DockerBox:
     def _with_memory_left(self, body: dict[str, Any]) -> dict[str, Any]:
         """Lowers the memory of a container by what its box holds already: engines charge that to nobody any more."""
         walls = body["HostConfig"]
-        least = _LEAST_KERNEL_BYTES if self._host.own_kernel else _RESERVE_BYTES
+        least = _LEAST_KERNEL_BYTES if self._host.own_kernel else RESERVE_BYTES
         left = max(walls["Memory"] - self._held, min(walls["Memory"], least))
         return body | {"HostConfig": walls | {"Memory": left, "MemorySwap": left}}
 
