@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.belljar-ready
+DIST   ?= dist
 
-.PHONY: run test test-all test-quick test-containers setup check bench docs profiles clean
+.PHONY: run test test-all test-quick test-containers setup check bench docs dist profiles clean
 
 run: $(STAMP)              ## a small showcase on the embedded default: no Docker, no root
 	@$(BIN)/python examples/showcase.py
@@ -43,6 +44,9 @@ bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand 
 
 docs: $(STAMP)             ## the documentation as a site, in build/site; nothing is loaded from elsewhere
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(STAMP)             ## the package, built into dist, checked, installed into a clean environment and tried there
+	@$(BIN)/python scripts/check_dist.py $(DIST)
 
 setup: $(STAMP)
 

@@ -248,7 +248,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(kind: str, monkeypatc
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(errors.NotAvailable) as caught:
         (RedisBus if kind == "redis" else NatsBus)(f"{kind}://127.0.0.1")
-    assert f"pip install 'belljar[{kind}]'" in caught.value.fix
+    assert f"pip install 'belljar-sandbox[{kind}]'" in caught.value.fix
 
 
 def test_the_libraries_of_brokers_are_not_loaded_by_who_does_not_use_them() -> None:

@@ -331,7 +331,7 @@ def test_importing_belljar_does_not_import_the_client_and_without_its_extra_the_
         "except belljar.BackendError as error: print(error.kind, error.fix)"
     )
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=60, check=False)
-    assert done.stdout == "not_available pip install 'belljar[client]'\n", done.stderr
+    assert done.stdout == "not_available pip install 'belljar-sandbox[client]'\n", done.stderr
 
 
 # --- the command line ---

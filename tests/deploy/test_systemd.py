@@ -28,7 +28,7 @@ FROM {BASE}
 COPY deploy/wheelhouse /wheels
 RUN useradd --system --home-dir /var/lib/belljar --shell /usr/sbin/nologin belljar && \
     python3 -m venv /opt/belljar && \
-    /opt/belljar/bin/pip install -q --no-index --find-links /wheels 'belljar[service]' && rm -rf /wheels
+    /opt/belljar/bin/pip install -q --no-index --find-links /wheels 'belljar-sandbox[service]' && rm -rf /wheels
 RUN cd /usr/lib/systemd/system && rm -rf /etc/systemd/system/*.wants && \
     for each in *.target.wants/*; do case $each in *journald*|*tmpfiles-setup.service) ;; *) rm -f $each ;; esac; done
 COPY deploy/belljar.service /etc/systemd/system/

@@ -41,7 +41,7 @@ def _node() -> str:
         told = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
         if (match := re.match(r"v(\d+)\.", told)) and int(match[1]) >= NODE_NEEDED:
             return node
-    pytest.skip(f"NOTHING of MCP conformance was checked: install Node {NODE_NEEDED} or later (pip: belljar[node])")
+    pytest.skip(f"NOTHING of MCP conformance was checked: install Node {NODE_NEEDED} or later (belljar-sandbox[node])")
 
 
 @pytest.fixture(scope="module")

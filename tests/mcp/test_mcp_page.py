@@ -66,7 +66,7 @@ def test_without_the_extra_it_says_what_to_install(place: Server) -> None:
             capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False,
         )  # fmt: skip
     assert process.returncode == 125 and process.stdout == ""
-    assert "pip install 'belljar[mcp]'" in process.stderr
+    assert "pip install 'belljar-sandbox[mcp]'" in process.stderr
 
 
 def test_a_port_without_http_is_refused(place: Server) -> None:

@@ -114,7 +114,7 @@ def _wheelhouse() -> Path:
             draft.rename(folder)
         except OSError:  # another test process was quicker
             shutil.rmtree(draft)
-    for old in folder.glob("belljar-*"):
+    for old in folder.glob("belljar_sandbox-*"):
         old.unlink()
     subprocess.run([*pip, "--no-deps", "-w", str(folder), str(ROOT)], timeout=300, check=True)
     return folder

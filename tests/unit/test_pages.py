@@ -170,7 +170,7 @@ def test_no_path_of_the_machine_it_was_written_on_is_in_the_docs() -> None:
 
 
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="the site needs the extra `docs`: pip install 'belljar[docs]'")
+    pytest.importorskip("mkdocs", reason="the site needs the extra `docs`: pip install 'belljar-sandbox[docs]'")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env={"NO_MKDOCS_2_WARNING": "1"},

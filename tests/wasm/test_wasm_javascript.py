@@ -17,7 +17,7 @@ from belljar.core.diagnose import diagnose
 from belljar.core.request import Limits
 from belljar.core.result import ErrorType, Result, Status
 
-wasmtime = pytest.importorskip("wasmtime", reason="wasmtime is not installed: pip install 'belljar[wasm]'")
+wasmtime = pytest.importorskip("wasmtime", reason="wasmtime is not installed: pip install 'belljar-sandbox[wasm]'")
 
 VENDORED = Path(str(package_files("belljar.backends.wasm"))) / "vendor"
 SCRIPTS = (str(package_files("belljar.guest")) + "/javascript", str(VENDORED))

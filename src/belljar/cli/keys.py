@@ -36,7 +36,7 @@ async def open_keys() -> AsyncIterator[KeyStore]:
         from belljar.service.store.store import Store, store_url
     except ModuleNotFoundError as error:
         raise errors.NotAvailable(
-            f"keys are kept by the service, which needs {error.name}", fix="pip install 'belljar[service]'"
+            f"keys are kept by the service, which needs {error.name}", fix="pip install 'belljar-sandbox[service]'"
         ) from None
     async with Store(store_url(load())) as store:
         yield store

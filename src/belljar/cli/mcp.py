@@ -46,5 +46,5 @@ def _package(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise errors.NotAvailable(
-            f"MCP needs a package that is not installed: {error.name}", fix="pip install 'belljar[mcp]'"
+            f"MCP needs a package that is not installed: {error.name}", fix="pip install 'belljar-sandbox[mcp]'"
         ) from None

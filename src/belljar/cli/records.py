@@ -47,7 +47,7 @@ async def _open(where: str | None, work: Callable[[Store], Awaitable[T]]) -> T:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "sqlalchemy":
             raise
-        raise errors.NotAvailable("records need the service", fix="pip install 'belljar[service]'") from None
+        raise errors.NotAvailable("records need the service", fix="pip install 'belljar-sandbox[service]'") from None
     store = Store(where or store_url(settings), outbox=bool(settings.service.shared_store))
     if store.database.name == "sqlite" and not os.path.exists(store.database.where):
         raise errors.InvalidRequest(

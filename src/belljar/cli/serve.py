@@ -51,9 +51,8 @@ def serve(
     try:
         from belljar.service.http.app import create_app
     except ImportError as error:
-        raise errors.NotAvailable(
-            f"the service needs a package that is not installed: {error.name}", fix="pip install 'belljar[service]'"
-        ) from None
+        fix = "pip install 'belljar-sandbox[service]'"
+        raise errors.NotAvailable(f"the service needs a package that is not installed: {error.name}", fix=fix) from None
     tracing.turn_on()
     sys.setswitchinterval(_SWITCH_SECONDS)
     listen(create_app(settings), settings, as_json)

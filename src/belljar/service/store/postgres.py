@@ -26,7 +26,7 @@ class Postgres:
         from sqlalchemy.ext.asyncio import create_async_engine
 
         if find_spec("asyncpg") is None:
-            raise errors.NotAvailable("PostgreSQL needs asyncpg", fix="pip install 'belljar[postgres]'")
+            raise errors.NotAvailable("PostgreSQL needs asyncpg", fix="pip install 'belljar-sandbox[postgres]'")
         self.where: str = url.set(drivername="postgresql").render_as_string(hide_password=True)
         query = dict(url.query)
         if mode := query.pop("sslmode", None):
