@@ -15,7 +15,7 @@ test: $(STAMP)             ## everything a change can break, on real sandboxes; 
 	@sh scripts/system_packages.sh
 	@sh scripts/test_engines.sh prepare
 	@$(BIN)/belljar setup wasm
-	@$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(TESTS)
+	@$(BIN)/python scripts/run_tests.py $(TESTS)
 
 test-all:                  ## the same and what takes long: see CONTRIBUTING.md
 	@$(MAKE) test TESTS='--exhaustive $(TESTS)'

@@ -13,6 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+import failures
 import lanes
 from belljar.client.client import Client
 from belljar.engine.engine import Engine
@@ -28,10 +29,12 @@ hypothesis.settings.register_profile("full", deadline=None)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run also what is marked exhaustive: make test-all")
+    failures.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("full" if config.getoption("--exhaustive") else "small")
+    failures.write_down(config)
 
 
 @pytest.hookimpl(tryfirst=True)
