@@ -179,6 +179,7 @@ def test_no_text_becomes_a_path_that_leaves_the_workspace(text: str) -> None:
     [
         ("cpus", [0, -1, math.inf, math.nan, 2000, "many"]), ("memory", [0, "1M", "lots", -5, 2**50]),
         ("disk", [0, "1k", 2**50]), ("pids", [0, -1, 2**23, 1.5, "x"]),
+        ("grace", [-1, 601, math.inf, math.nan, "soon"]),
         ("timeout", [0, -1, math.inf, math.nan, 10**9, "soon"]),
         ("output", [-1, "2G", "x"]), ("io_bps", [1, "x"]), ("io_iops", [0, -1]),
     ],

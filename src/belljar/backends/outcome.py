@@ -12,7 +12,7 @@ from anyio.lowlevel import RunVar
 
 from belljar.backends.base import Emit
 from belljar.core.request import Limits
-from belljar.core.result import STREAMS, EventKind, Result, Status, StreamName
+from belljar.core.result import STREAMS, TIMEOUT_EXIT_CODE, EventKind, Result, Status, StreamName
 from belljar.core.values import KIB, MIB
 from belljar.host.capture import Capture
 from belljar.host.egress import DENIALS
@@ -157,14 +157,21 @@ class Outcome:
         out, err = self._streams["stdout"], self._streams["stderr"]
         stderr, cut = err.text, bool(out.cut or err.cut)
         peak, cpu = ending.memory_peak, ending.cpu_ms
+        status = self.verdict or ending.status or judge(ending, stderr, cut=cut)
         return Result(
-            status=self.verdict or ending.status or judge(ending, stderr, cut=cut),
-            exit_code=ending.exit_code, stdout=out.text, stderr=stderr, truncated=cut,
+            status=status, exit_code=self._exit_code(status, ending.exit_code),
+            stdout=out.text, stderr=stderr, truncated=cut,
             duration_ms=round(self.elapsed_ms, 3), startup_ms=round(self._startup_ms, 3),
             memory_used_mb=None if peak is None else round(peak / MIB, 3),
             cpu_ms=None if cpu is None else round(cpu, 3), fuel_consumed=ending.fuel, container_id=self._box,
             denied=tuple(self._denied), warnings=self._warnings(ending),
         )  # fmt: skip
+
+    def _exit_code(self, status: Status, code: int | None) -> int | None:
+        """A guest's own exit code; at a timeout 124, whatever it said while it was being ended, and none for a stop."""
+        if status is Status.TIMEOUT:
+            return TIMEOUT_EXIT_CODE
+        return None if self.verdict in (Status.ABORTED, Status.KILLED) else code
 
     def _warnings(self, ending: Ending) -> tuple[str, ...]:
         went_on = ending.oom_killed and ending.exit_code != KILLED_EXIT_CODE and self.verdict is None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio.to_thread
 
 from belljar.core.request import Limits
-from belljar.core.result import STREAMS, MimeBundle, Result, Status, StreamName
+from belljar.core.result import STREAMS, TIMEOUT_EXIT_CODE, MimeBundle, Result, Status, StreamName
 from belljar.core.values import MIB
 from belljar.host.capture import FLOOD_BYTES, Capture, scrub
 from belljar.host.egress import DENIALS
@@ -131,6 +131,8 @@ class TurnRecord:
             interrupted, exit_code = self._judge(self.verdict, cut), self.verdict.exit_code
         elif interrupted is Status.SUCCESS:  # an interpreter that leaves in the middle of a turn has failed
             interrupted = Status.ERROR
+        if interrupted is Status.TIMEOUT:
+            exit_code = TIMEOUT_EXIT_CODE
         return Result(
             status=interrupted, exit_code=exit_code, stdout=out.text, stderr=err.text, truncated=cut,
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), results=tuple(self._results),

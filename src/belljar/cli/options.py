@@ -16,6 +16,7 @@ Isolation = Annotated[
     str | None, typer.Option("--isolation", help="The least isolation to accept: namespace or kernel.")
 ]
 Timeout = Annotated[float | None, typer.Option("--timeout", "-t", help="Seconds of wall clock.")]
+Grace = Annotated[float | None, typer.Option("--grace", help="Seconds from SIGTERM to SIGKILL at a timeout or Ctrl-C.")]
 Memory = Annotated[str | None, typer.Option("--memory", "-m", help='Such as "512M" or "4G".')]
 Cpus = Annotated[float | None, typer.Option("--cpus")]
 Pids = Annotated[int | None, typer.Option("--pids", help="The most processes and threads at once.")]

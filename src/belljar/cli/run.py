@@ -14,7 +14,7 @@ from belljar.cli import process, remote, terminal
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.options import request as make_request
-from belljar.core.result import Result, Status
+from belljar.core.result import TIMEOUT_EXIT_CODE, Result, Status
 from belljar.host.loops import lone_errors
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from belljar.core.request import RunRequest
     from belljar.engine.engine import Engine
 
-EXIT_CODES = {Status.TIMEOUT: 124, Status.OOM_KILLED: 137, Status.ABORTED: 130, Status.KILLED: 137}
+EXIT_CODES = {Status.TIMEOUT: TIMEOUT_EXIT_CODE, Status.OOM_KILLED: 137, Status.ABORTED: 130, Status.KILLED: 137}
 
 
 def run(
@@ -31,10 +31,10 @@ def run(
     code: Annotated[str | None, typer.Option("--code", "-c", help="The code itself.")] = None,
     language: Annotated[str | None, typer.Option("--language", "-l", help="If the extension does not tell.")] = None,
     backend: opt.Backend = "auto", isolation: opt.Isolation = None, timeout: opt.Timeout = None,
-    memory: opt.Memory = None, cpus: opt.Cpus = None, pids: opt.Pids = None, disk: opt.Disk = None,
-    stdin: opt.Stdin = None, in_files: opt.InFiles = None, env: opt.Env = None, collect: opt.Collect = None,
-    out: opt.Out = None, net: opt.Net = None, packages: opt.Packages = None, image: opt.Image = None,
-    runtime: opt.Runtime = None, type: opt.Type = None, fuel: opt.Fuel = None,
+    grace: opt.Grace = None, memory: opt.Memory = None, cpus: opt.Cpus = None, pids: opt.Pids = None,
+    disk: opt.Disk = None, stdin: opt.Stdin = None, in_files: opt.InFiles = None, env: opt.Env = None,
+    collect: opt.Collect = None, out: opt.Out = None, net: opt.Net = None, packages: opt.Packages = None,
+    image: opt.Image = None, runtime: opt.Runtime = None, type: opt.Type = None, fuel: opt.Fuel = None,
     deterministic: opt.Deterministic = False, seed: opt.Seed = None, profile: opt.Profile = None,
     retry_stronger: opt.Retry = False, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
@@ -49,9 +49,9 @@ def run(
             language = engine.languages.of_file(file).name
     asked = make_request(
         code, language=language or "python", backend=backend, isolation=cast(Any, isolation), timeout=timeout,
-        memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=opt.read_stdin(stdin), files=opt.read_files(in_files),
-        env=opt.read_env(env), collect=tuple(collect or ()), net=net or (), packages=opt.absolute(packages),
-        image=image, runtime=runtime, type=type, fuel=fuel, profile=profile,
+        grace=grace, memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=opt.read_stdin(stdin),
+        files=opt.read_files(in_files), env=opt.read_env(env), collect=tuple(collect or ()), net=net or (),
+        packages=opt.absolute(packages), image=image, runtime=runtime, type=type, fuel=fuel, profile=profile,
         deterministic={"seed": seed} if seed is not None else deterministic,
         retry="stronger" if retry_stronger else "never",
     )  # fmt: skip
@@ -64,10 +64,10 @@ def exec_(
     rw: Annotated[bool, typer.Option("--rw", help="Let the command change the workspace.")] = False,
     rw_git: Annotated[bool, typer.Option("--rw-git", help="And git's configuration and hooks in it.")] = False,
     backend: opt.Backend = "auto", isolation: opt.Isolation = None, timeout: opt.Timeout = None,
-    memory: opt.Memory = None, cpus: opt.Cpus = None, pids: opt.Pids = None, disk: opt.Disk = None,
-    stdin: opt.Stdin = None, in_files: opt.InFiles = None, env: opt.Env = None, collect: opt.Collect = None,
-    out: opt.Out = None, net: opt.Net = None, packages: opt.Packages = None, image: opt.Image = None,
-    runtime: opt.Runtime = None, type: opt.Type = None, as_json: opt.Json = False,
+    grace: opt.Grace = None, memory: opt.Memory = None, cpus: opt.Cpus = None, pids: opt.Pids = None,
+    disk: opt.Disk = None, stdin: opt.Stdin = None, in_files: opt.InFiles = None, env: opt.Env = None,
+    collect: opt.Collect = None, out: opt.Out = None, net: opt.Net = None, packages: opt.Packages = None,
+    image: opt.Image = None, runtime: opt.Runtime = None, type: opt.Type = None, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Run a command in a sandbox, with a folder of the host at /workspace if you grant one."""
     if rw and workspace is None:
@@ -76,7 +76,7 @@ def exec_(
         raise errors.InvalidRequest("--rw-git goes with --rw")
     asked = make_request(
         command=command, workspace=opt.absolute(workspace), write=rw, write_git=rw_git, backend=backend,
-        isolation=cast(Any, isolation), timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk,
+        isolation=cast(Any, isolation), timeout=timeout, grace=grace, memory=memory, cpus=cpus, pids=pids, disk=disk,
         stdin=opt.read_stdin(stdin), files=opt.read_files(in_files), env=opt.read_env(env),
         collect=tuple(collect or ()), net=net or (), packages=opt.absolute(packages), image=image, runtime=runtime,
         type=type,

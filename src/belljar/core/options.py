@@ -31,6 +31,8 @@ class LimitOptions(TypedDict, total=False):
     """The most processes and threads at once."""
     timeout: float | None
     """Seconds of wall clock after which the run is ended."""
+    grace: float | None
+    """Seconds that it has between SIGTERM and SIGKILL when its time is over or you stop it; 0: none."""
     output: int | str | None
     """Bytes kept of stdout and of stderr, each."""
     io_bps: int | str | None

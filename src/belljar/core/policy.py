@@ -180,7 +180,7 @@ def limits(asked: Limits, defaults: Limits, caps: Caps) -> Limits:
 def _show(name: str, value: float) -> str:
     if name in ("memory", "disk", "output"):
         return format_size(int(value))
-    return f"{value:g} s" if name == "timeout" else f"{value:g}"
+    return f"{value:g} s" if name in ("timeout", "grace") else f"{value:g}"
 
 
 def _workspace(asked: Workspace | None, settings: Settings) -> Workspace | None:

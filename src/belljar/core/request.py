@@ -47,13 +47,16 @@ class Limits(Model):
     pids: int = Field(100, ge=1, le=2**22)
     """The most processes and threads at once."""
     timeout: float = Field(30.0, gt=0, le=7 * 86400, description="seconds of wall clock")
+    grace: float = Field(
+        0.5, ge=0, le=600, description="seconds between SIGTERM and SIGKILL when it is stopped; 0: none"
+    )
     output: Size = Field(10 * MIB, ge=0, le=GIB, description="bytes kept of stdout and stderr each")
     io_bps: Size | None = Field(None, ge=4096, description="bytes a second from the disk, each way")
     io_iops: int | None = Field(None, ge=1)
     """Disk operations a second."""
     fuel: int | None = Field(None, ge=1, le=2**62, description="WebAssembly instructions, about; the same in every run")
 
-    @field_validator("cpus", "timeout")
+    @field_validator("cpus", "timeout", "grace")
     @classmethod
     def _finite(cls, value: float) -> float:
         if not math.isfinite(value):

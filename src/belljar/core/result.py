@@ -12,6 +12,7 @@ from belljar.core.values import Bytes
 
 StreamName = Literal["stdout", "stderr"]
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
+TIMEOUT_EXIT_CODE = 124  # that of timeout(1)
 
 
 class Status(StrEnum):
@@ -116,7 +117,7 @@ class Result(Model):
 
     status: Status
     """How the run ended."""
-    exit_code: int | None = Field(None, description="of the guest's program; none if it was ended from outside")
+    exit_code: int | None = Field(None, description="of the guest's program; 124 at a timeout, none if it was stopped")
     stdout: str = ""
     """What the guest printed; head and tail if `truncated`."""
     stderr: str = ""

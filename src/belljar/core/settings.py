@@ -22,6 +22,7 @@ class Caps(Model):
     disk: Size = Field(16 * GIB, gt=0)
     pids: int = Field(4096, gt=0)
     timeout: float = Field(300, gt=0, allow_inf_nan=False)
+    grace: float = Field(10, ge=0, allow_inf_nan=False)
     output: Size = Field(256 * MIB, ge=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ from belljar.host import git_settings
 
 if TYPE_CHECKING:
     from belljar.engine.engine import Engine
+
+_log = logging.getLogger("belljar.runs")
+_log.addHandler(logging.NullHandler())  # whoever logs nothing has the result, and needs no line on stderr
 
 
 class Lease:
@@ -61,6 +65,9 @@ class Lease:
                 seen.set(status=result.status)
             result = await self._finish(request, result)
             await emit("finished", "", result=result)
+        if result.status is Status.TIMEOUT:
+            spent = result.duration_ms / 1000
+            _log.warning("run %s on %s was ended by its timeout, after %.1f s", run, result.backend, spent)
         return result
 
     async def _watching_git(self, work: Callable[[Emit], Awaitable[Result]], emit: Emit) -> Result:

@@ -17,10 +17,12 @@ _READERS = 64  # processes of one guest that are looked at one by one; a fork bo
 
 
 def children(pid: int) -> list[int]:
-    """Lists the processes that a process started."""
+    """Lists the processes that a process started, from any of its threads."""
+    found: list[int] = []
     with suppress(OSError, ValueError):
-        return [int(child) for child in _read(f"/proc/{pid}/task/{pid}/children").split()]
-    return []
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+    return found
 
 
 def descendants(pid: int) -> list[int]:

@@ -212,10 +212,10 @@ class NativeRun:
 
     async def _watch_clock(self, child: process.Child) -> None:
         await self._outcome.time_out()
-        self._end(child, Status.TIMEOUT)
+        await self._stop(child, Status.TIMEOUT)
 
     async def _watch_control(self, child: process.Child) -> None:
-        self._end(child, await self._control.stopped())
+        await self._stop(child, await self._control.stopped())
 
     async def _watch_memory(self, child: process.Child) -> None:
         """Without control groups: adds up all that the guest keeps in memory, and ends it over the limit."""
@@ -225,6 +225,29 @@ class NativeRun:
             await anyio.sleep(_MEMORY_CHECK_SECONDS)
 
     # --- ending ---
+
+    async def _stop(self, child: process.Child, verdict: Status) -> None:
+        """Asks the guest to end itself, and ends it when its grace is over; what it prints meanwhile is kept."""
+        if not self._outcome.end(verdict):
+            return  # it is being ended already
+        if self._limits.grace and self._terminate(child):
+            await anyio.sleep(self._limits.grace)
+        self._kill(child)
+
+    def _terminate(self, child: process.Child) -> bool:
+        """Sends SIGTERM to all that the guest has started; False: it has not started anything yet.
+
+        Neither bubblewrap nor its init inside get the signal: with one of them all the others would be gone at once.
+        """
+        init = self.status.get("child-pid")
+        if not init:
+            return False
+        tree = self._group.pids() if self._group else procfs.descendants(init)
+        guests = [pid for pid in tree if pid not in (child.pid, init)]
+        for pid in guests:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+        return bool(guests)
 
     def _end(self, child: process.Child, verdict: Status) -> None:
         self._outcome.end(verdict)
