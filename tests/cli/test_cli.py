@@ -232,6 +232,7 @@ def test_languages_lists_each_with_a_version_or_a_way_to_get_it() -> None:
 
 
 def test_version_is_the_packages() -> None:
+    assert belljar("--version").stdout == belljar("version").stdout
     import belljar as package
 
     assert json.loads(belljar("version", "--json").stdout) == {"version": package.__version__}
@@ -257,3 +258,24 @@ def test_importing_belljar_loads_neither_pydantic_nor_anyio() -> None:
     code = "import sys, belljar; print([m for m in ('pydantic', 'anyio', 'typer', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_file_gets_its_arguments_after_two_dashes(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text('printf "<%s>" "$@"')
+    done = belljar("run", str(tmp_path / "a.sh"), "--", "--json", "two words", "")
+    assert done.stdout == b"<--json><two words><>"
+
+
+def test_code_on_the_command_line_gets_arguments_too() -> None:
+    done = belljar("run", "-b", "native", "-c", "import sys; print(sys.argv[1:])", "--", "one", "-x")
+    assert done.stdout == b"['one', '-x']\n"
+
+
+def test_run_grants_a_folder_read_only_unless_told_otherwise(open_folder: Path) -> None:
+    (open_folder / "a.txt").write_text("seen")
+    code = "print(open('a.txt').read()); open('b.txt', 'w').write('new')"
+    refused = belljar("run", "-b", "native", "--workspace", str(open_folder), "-c", code)
+    assert refused.stdout == b"seen\n" and refused.returncode == 1 and not (open_folder / "b.txt").exists()
+    assert belljar("run", "-b", "native", "--workspace", str(open_folder), "--rw", "-c", code).returncode == 0
+    assert (open_folder / "b.txt").read_text() == "new"
+    assert belljar("run", "--rw", "-c", "print(1)").returncode == 125

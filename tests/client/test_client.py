@@ -354,8 +354,32 @@ def test_the_command_line_runs_on_a_server_and_ends_as_the_guest_did(server: Ser
     assert json.loads(_belljar("--server", server.url, "doctor", "--json").stdout)["backends"]
 
 
+def test_where_a_command_is_done_may_be_said_after_it_and_arguments_reach_the_server(server: Server) -> None:
+    code = "import sys; print(sys.argv[1:])"
+    done = _belljar("run", "-b", "native", "-c", code, "--server", server.url, "--", "a", "--server")
+    assert done.stdout == "['a', '--server']\n", done.stderr
+
+
+def test_a_prompt_on_a_server_keeps_variables(server: Server) -> None:
+    words = [sys.executable, "-m", "belljar", "session", "-b", "native", "--server", server.url]
+    done = subprocess.run(
+        words, input="x = 20\nprint(x)\nx + 1\n:save f\n", text=True, capture_output=True, timeout=60, check=False
+    )
+    assert done.stdout == "20\n21\n", done.stderr
+    assert ":save does not work with --server" in done.stderr
+    done = _belljar("session", "--server", server.url, "--load", "f")
+    assert done.returncode == 125 and "--load does not work with --server" in done.stderr
+
+
+def test_a_sandbox_of_a_server_takes_arguments_of_code_and_a_session_has_none(client: Client) -> None:
+    with client.sandbox(backend="native") as box:
+        assert box.run("echo $1-$2", language="bash", args=["a", "b"]).stdout == "a-b\n"
+        with pytest.raises(errors.InvalidRequest, match="args"):
+            box.exec(["echo"], args=["a"])
+
+
 def test_the_command_line_refuses_what_a_server_cannot_do_instead_of_doing_it_here(server: Server) -> None:
-    done = _belljar("--server", server.url, "session")
+    done = _belljar("--server", server.url, "serve")
     assert done.returncode == 125 and "does not work with --server" in done.stderr
     done = _belljar("--server", "http://127.0.0.1:1", "run", "-c", "print(1)")
     assert done.returncode == 125 and "no connection" in done.stderr and done.stdout == ""

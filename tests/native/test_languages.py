@@ -90,6 +90,23 @@ def test_a_language_runs_with_stdin_files_and_exit_code_under_the_default_limits
     assert [(file.path, file.text) for file in result.files] == [("out.txt", "made")]
 
 
+ARGUMENTS = {
+    "bash": 'printf "%s|" "$@"',
+    "javascript": "process.stdout.write(process.argv.slice(2).map(word => word + '|').join(''))",
+    "go": 'package main\nimport ("fmt"; "os")\nfunc main() { for _, a := range os.Args[1:] { fmt.Print(a, "|") } }\n',
+    "rust": 'fn main() { for a in std::env::args().skip(1) { print!("{}|", a); } }',
+}
+
+
+@pytest.mark.parametrize("language", ARGUMENTS)
+def test_a_language_s_code_finds_its_arguments(language: str) -> None:
+    need(language)
+    result = belljar.run(
+        ARGUMENTS[language], language=language, backend="native", args=["two words", "", "$x", "main.go"]
+    )
+    assert result.stdout == "two words||$x|main.go|", result.stderr
+
+
 @pytest.mark.parametrize("language", ["python", "bash", "go", "rust"])
 def test_a_language_runs_beside_a_granted_folder(language: str, open_dir: Path) -> None:
     need(language)

@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+from belljar.cli.examples import EXAMPLES
 from belljar.cli.main import COMMANDS, load
 
 HEAVY = {
@@ -59,3 +60,14 @@ def test_a_command_is_called_by_its_name_and_a_table_of_commands_by_theirs(name:
         assert found.list_commands(None)  # type: ignore[arg-type]
     else:
         assert found.name == name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_ends_with_examples_that_name_it(name: str) -> None:
+    assert EXAMPLES[name]
+    assert all(f"belljar {name}" in example or f"belljar --{name}" in example for example in EXAMPLES[name])
+    assert f"Examples:\n  {EXAMPLES[name][0]}" in load(name).epilog
+
+
+def test_a_newcomer_reads_first_of_running_code() -> None:
+    assert list(COMMANDS)[:3] == ["run", "session", "exec"]

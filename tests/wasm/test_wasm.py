@@ -71,6 +71,19 @@ def toy(monkeypatch: pytest.MonkeyPatch, open_folder: Path) -> wasm_store.Compil
 # --- a run ---
 
 
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "import sys; print('|'.join(sys.argv[1:]))"),
+        ("javascript", "console.log(process.argv.slice(2).join('|'))"),
+        ("typescript", "const words: string[] = process.argv.slice(2); console.log(words.join('|'))"),
+    ],
+)
+async def test_code_finds_its_arguments(wasm: Wasm, language: str, code: str) -> None:
+    result = await belljar.arun(code, language=language, backend=wasm, args=["two words", "", "{'x'}"])
+    assert result.stdout == "two words||{'x'}\n", result.stderr
+
+
 async def test_every_run_is_a_fresh_interpreter_in_a_reused_worker(wasm: Wasm) -> None:
     first = await belljar.arun("import builtins; builtins.spy = 1; print('set')", backend=wasm)
     second = await belljar.arun("import builtins; print(hasattr(builtins, 'spy'))", backend=wasm)

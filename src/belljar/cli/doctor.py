@@ -12,8 +12,11 @@ from belljar.core import errors
 from belljar.core.capabilities import Capabilities
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    as_json: Json = False, server: remote.Server = None, key: remote.Key = None, insecure: remote.Insecure = False
+) -> None:
     """Show for every backend whether it works here, why not, how to fix it, and what it guarantees."""
+    remote.use(server, key, insecure)
     found = process.run_async(lambda: remote.backends(process.make_engine(probe=True)))
     if as_json:
         terminal.print_json({"backends": [_document(capabilities) for capabilities in found]})
@@ -44,8 +47,11 @@ def setup(
     terminal.print_json(_document(found)) if as_json else terminal.say(ready)
 
 
-def languages(as_json: Json = False) -> None:
+def languages(
+    as_json: Json = False, server: remote.Server = None, key: remote.Key = None, insecure: remote.Insecure = False
+) -> None:
     """List the languages that this installation can run now, and how to get the others."""
+    remote.use(server, key, insecure)
     rows = process.run_async(lambda: remote.languages(process.make_engine()))
     if as_json:
         terminal.print_json({"languages": [{"backend": name, **row.model_dump(mode="json")} for name, row in rows]})

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from belljar.cli import process, remote
+from belljar.cli.examples import epilog
 from belljar.core import errors
 from belljar.core.version import __version__
 
@@ -31,28 +32,28 @@ class LazyCommand(NamedTuple):
     settings: dict[str, Any] = {}  # noqa: RUF012 (read only)
 
 
-# In the order of `belljar --help`. The sentences stand here too, so that help imports none of the modules.
+# In the order in which a newcomer needs them. The sentences stand here too, so that help imports none of the modules.
 COMMANDS = {
     "run": LazyCommand("run", "run", "Run a snippet or a file in a sandbox of its own."),
+    "session": LazyCommand("session", "session", "Open an interactive prompt with one sandboxed interpreter."),
     "exec": LazyCommand(
         "run", "exec_", "Run a command in a sandbox, with a folder of the host at /workspace if you grant one.",
         {"ignore_unknown_options": True},
     ),
-    "session": LazyCommand("session", "session", "Open an interactive prompt with one sandboxed interpreter."),
     "doctor": LazyCommand("doctor", "doctor", "Show for every backend whether it works here, why not, how to fix it."),
     "setup": LazyCommand("doctor", "setup", "Prepare a backend that needs it, once."),
     "languages": LazyCommand("doctor", "languages", "List the languages that this installation can run now."),
-    "version": LazyCommand("main", "version", "Print Belljar's version."),
-    "conformance": LazyCommand("checks", "conformance", "Check a backend against the contract."),
-    "attack": LazyCommand("checks", "attack", "Attack a sandbox in every way we know."),
-    "serve": LazyCommand("serve", "serve", "Serve HTTP, WebSocket and MCP."),
     "mcp": LazyCommand("mcp", "mcp", "Offer sandboxes to models over MCP."),
+    "serve": LazyCommand("serve", "serve", "Serve HTTP, WebSocket and MCP."),
     "top": LazyCommand("top", "top", "Show what runs on a server now: who, what, for how long, and what it uses."),
-    "socket-proxy": LazyCommand("proxy", "socket_proxy", "Let only Belljar's own calls through to a container engine."),
-    "images": LazyCommand("images", "app", "Images of container engines: build, pull, pin, verify, scan, clean up."),
-    "audit": LazyCommand("audit", "app", "The audit log: show it, export it, prove that nothing was changed."),
     "keys": LazyCommand("keys", "app", "The keys of the service: create, list, revoke."),
     "records": LazyCommand("records", "app", "Records of runs: list, show and export them, push them, let them go."),
+    "images": LazyCommand("images", "app", "Images of container engines: build, pull, pin, verify, scan, clean up."),
+    "audit": LazyCommand("audit", "app", "The audit log: show it, export it, prove that nothing was changed."),
+    "attack": LazyCommand("checks", "attack", "Attack a sandbox in every way we know."),
+    "conformance": LazyCommand("checks", "conformance", "Check a backend against the contract."),
+    "socket-proxy": LazyCommand("proxy", "socket_proxy", "Let only Belljar's own calls through to a container engine."),
+    "version": LazyCommand("main", "version", "Print Belljar's version."),
 }  # fmt: skip
 
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000  # Python's 700 make the collector a tenth of the time that imports take
@@ -87,8 +88,10 @@ def load(name: str) -> Any:
     found = getattr(import_module(f"belljar.cli.{command.module}"), command.attribute)
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name, context_settings=command.settings)(found)
+        alone.command(name, context_settings=command.settings, epilog=epilog(name))(found)
         found = alone
+    else:
+        found.info.epilog = epilog(name)
     return get_command(found)
 
 

@@ -39,6 +39,18 @@ Type = Annotated[str | None, typer.Option("--type", help="Kind of work, such as 
 Runtime = Annotated[str | None, typer.Option("--runtime", help="Of containers: runc, runsc (gVisor), …")]
 Packages = Annotated[Path | None, typer.Option("--packages", metavar="VENV", help="A Python environment, read-only.")]
 
+Workspace = Annotated[Path | None, typer.Option("--workspace", "-w", metavar="DIR", help="At /workspace, read-only.")]
+Rw = Annotated[bool, typer.Option("--rw", help="Let the guest change the workspace.")]
+RwGit = Annotated[bool, typer.Option("--rw-git", help="And git's configuration and hooks in it.")]
+
+
+def check_grant(workspace: Path | None, rw: bool, rw_git: bool) -> None:
+    """Refuses options that grant more of a folder than was granted."""
+    if rw and workspace is None:
+        raise errors.InvalidRequest("--rw goes with --workspace DIR")
+    if rw_git and not rw:
+        raise errors.InvalidRequest("--rw-git goes with --rw")
+
 
 def read_code(path: str) -> str:
     """Reads a file of code, or stdin for `-`; raises InvalidRequest where that cannot be."""

@@ -1,12 +1,16 @@
-"""`belljar --server URL run …`: the commands that a server can do for us, and a no to all others."""
+"""`belljar --server URL run …`: the commands that a server can do for us, and a no to all others.
+
+The options that say where may stand before the command or after it; what stands after it counts more.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from belljar.core import errors
+from belljar.core.version import __version__
 
 if TYPE_CHECKING:
     from belljar.client.async_client import AsyncClient
@@ -17,48 +21,86 @@ if TYPE_CHECKING:
     from belljar.core.result import Result
     from belljar.engine.engine import Engine
 
-COMMANDS = frozenset(("run", "exec", "languages", "doctor", "version"))
-_client: AsyncClient | None = None
+COMMANDS = frozenset(("run", "exec", "session", "languages", "doctor", "version"))
+_OWN_SERVER = frozenset(("top",))  # commands whose --server has a default of its own
+
+
+class Place(NamedTuple):
+    """Where a command is done: on a server, or here if none is named."""
+
+    server: str | None = None
+    key: str | None = None
+    insecure: bool = False
+
+
+_place = Place()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"belljar {__version__}")
+        raise typer.Exit
+
 
 Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="Let this server do it, not this machine.")]
 Key = Annotated[
     str | None, typer.Option("--key", envvar="BELLJAR_KEY", help="For --server. Others see it here: set the variable.")
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Send the key in the clear, in a network you trust.")]
+Version = Annotated[
+    bool, typer.Option("--version", help="Print Belljar's version.", is_eager=True, callback=_print_version)
+]
 
 
-def choose(context: typer.Context, server: Server = None, key: Key = None, insecure: Insecure = False) -> None:
+def choose(
+    context: typer.Context, server: Server = None, key: Key = None, insecure: Insecure = False, version: Version = False
+) -> None:
     """Before the command: where it is done. What a server cannot do is refused: it must not be done here instead."""
-    global _client
-    _client = None
-    if server is None:
-        return
-    if context.invoked_subcommand not in COMMANDS:
+    global _place
+    _place = Place(server, key, insecure)
+    if server is not None and context.invoked_subcommand not in COMMANDS:
+        after = context.invoked_subcommand in _OWN_SERVER
         raise errors.InvalidRequest(
-            f"{context.invoked_subcommand} does not work with --server",
-            fix=f"it goes with {', '.join(sorted(COMMANDS))}",
+            f"{context.invoked_subcommand} does not work with --server before it",
+            fix=f"belljar {context.invoked_subcommand} --server URL" if after else f"it goes with {_listed()}",
         )
+
+
+def use(server: str | None, key: str | None, insecure: bool) -> None:
+    """Takes what stands after the command: it counts more than what stands before it."""
+    global _place
+    _place = Place(server or _place.server, key or _place.key, insecure or _place.insecure)
+
+
+def client() -> AsyncClient | None:
+    """Returns a client of the server that was named; None if the command is to be done here."""
+    if _place.server is None:
+        return None
     from belljar.client.async_client import AsyncClient
 
-    _client = AsyncClient(server, key or None, insecure=insecure, retries=3)
+    return AsyncClient(_place.server, _place.key or None, insecure=_place.insecure, retries=3)
+
+
+def _listed() -> str:
+    return ", ".join(sorted(COMMANDS))
 
 
 async def run(engine: Engine, asked: RunRequest, *, listener: Listener | None, control: Control) -> Result:
-    if _client is None:
+    if (there := client()) is None:
         return await engine.run(asked, listener=listener, control=control)
-    async with _client as client:
-        return await client.execute(asked, listener=listener, control=control)
+    async with there:
+        return await there.execute(asked, listener=listener, control=control)
 
 
 async def backends(engine: Engine) -> tuple[Capabilities, ...]:
-    if _client is None:
+    if (there := client()) is None:
         return tuple(await engine.backends())
-    async with _client as client:
-        return await client.backends()
+    async with there:
+        return await there.backends()
 
 
 async def languages(engine: Engine) -> list[tuple[str, LanguageSupport]]:
-    if _client is None:
+    if (there := client()) is None:
         return await engine.supported_languages()
-    async with _client as client:
-        return await client.languages()
+    async with there:
+        return await there.languages()

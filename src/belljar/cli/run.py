@@ -28,18 +28,27 @@ EXIT_CODES = {Status.TIMEOUT: TIMEOUT_EXIT_CODE, Status.OOM_KILLED: 137, Status.
 
 def run(
     file: Annotated[str | None, typer.Argument(metavar="[FILE|-]", help="A file, or - for stdin.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS…]", help="Arguments of the code.")] = None,
     code: Annotated[str | None, typer.Option("--code", "-c", help="The code itself.")] = None,
     language: Annotated[str | None, typer.Option("--language", "-l", help="If the extension does not tell.")] = None,
+    workspace: opt.Workspace = None, rw: opt.Rw = False, rw_git: opt.RwGit = False,
     backend: opt.Backend = "auto", isolation: opt.Isolation = None, timeout: opt.Timeout = None,
     grace: opt.Grace = None, memory: opt.Memory = None, cpus: opt.Cpus = None, pids: opt.Pids = None,
     disk: opt.Disk = None, stdin: opt.Stdin = None, in_files: opt.InFiles = None, env: opt.Env = None,
     collect: opt.Collect = None, out: opt.Out = None, net: opt.Net = None, packages: opt.Packages = None,
     image: opt.Image = None, runtime: opt.Runtime = None, type: opt.Type = None, fuel: opt.Fuel = None,
     deterministic: opt.Deterministic = False, seed: opt.Seed = None, profile: opt.Profile = None,
-    retry_stronger: opt.Retry = False, as_json: opt.Json = False,
+    retry_stronger: opt.Retry = False, as_json: opt.Json = False, server: remote.Server = None,
+    key: remote.Key = None, insecure: remote.Insecure = False,
 ) -> None:  # fmt: skip
     """Run a snippet or a file in a sandbox of its own."""
-    if (code is None) == (file is None):
+    remote.use(server, key, insecure)
+    opt.check_grant(workspace, rw, rw_git)
+    words = list(args or ())
+    if code is not None and file is not None:  # as with `python -c CODE ARGS`
+        words.insert(0, file)
+        file = None
+    if code is None and file is None:
         raise errors.InvalidRequest("give code with -c, or one file, or - for stdin", fix='belljar run -c "print(1)"')
     engine = process.make_engine()
     if code is None:
@@ -48,7 +57,8 @@ def run(
         if language is None and file != "-":
             language = engine.languages.of_file(file).name
     asked = make_request(
-        code, language=language or "python", backend=backend, isolation=cast(Any, isolation), timeout=timeout,
+        code, args=words, language=language or "python", workspace=opt.absolute(workspace), write=rw,
+        write_git=rw_git, backend=backend, isolation=cast(Any, isolation), timeout=timeout,
         grace=grace, memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=opt.read_stdin(stdin),
         files=opt.read_files(in_files), env=opt.read_env(env), collect=tuple(collect or ()), net=net or (),
         packages=opt.absolute(packages), image=image, runtime=runtime, type=type, fuel=fuel, profile=profile,
@@ -60,20 +70,17 @@ def run(
 
 def exec_(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…")],
-    workspace: Annotated[Path | None, typer.Option("--workspace", "-w", metavar="DIR", help="At /workspace.")] = None,
-    rw: Annotated[bool, typer.Option("--rw", help="Let the command change the workspace.")] = False,
-    rw_git: Annotated[bool, typer.Option("--rw-git", help="And git's configuration and hooks in it.")] = False,
+    workspace: opt.Workspace = None, rw: opt.Rw = False, rw_git: opt.RwGit = False,
     backend: opt.Backend = "auto", isolation: opt.Isolation = None, timeout: opt.Timeout = None,
     grace: opt.Grace = None, memory: opt.Memory = None, cpus: opt.Cpus = None, pids: opt.Pids = None,
     disk: opt.Disk = None, stdin: opt.Stdin = None, in_files: opt.InFiles = None, env: opt.Env = None,
     collect: opt.Collect = None, out: opt.Out = None, net: opt.Net = None, packages: opt.Packages = None,
     image: opt.Image = None, runtime: opt.Runtime = None, type: opt.Type = None, as_json: opt.Json = False,
+    server: remote.Server = None, key: remote.Key = None, insecure: remote.Insecure = False,
 ) -> None:  # fmt: skip
     """Run a command in a sandbox, with a folder of the host at /workspace if you grant one."""
-    if rw and workspace is None:
-        raise errors.InvalidRequest("--rw goes with --workspace DIR")
-    if rw_git and not rw:
-        raise errors.InvalidRequest("--rw-git goes with --rw")
+    remote.use(server, key, insecure)
+    opt.check_grant(workspace, rw, rw_git)
     asked = make_request(
         command=command, workspace=opt.absolute(workspace), write=rw, write_git=rw_git, backend=backend,
         isolation=cast(Any, isolation), timeout=timeout, grace=grace, memory=memory, cpus=cpus, pids=pids, disk=disk,

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import codeop
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio.to_thread
 import typer
 
 from belljar.cli import options as opt
-from belljar.cli import process, terminal
+from belljar.cli import process, remote, terminal
 from belljar.core import errors
-from belljar.core.result import Event, Status
+from belljar.core.result import Result, Status
 from belljar.core.values import MIB
-from belljar.session.session import AsyncSession, Checkpoint
+from belljar.session.session import AsyncSession
+
+if TYPE_CHECKING:
+    from belljar.client.sessions import AsyncRemoteSession
 
 _HELP = """\
 :checkpoint [NAME]  remember what the session is now      :rollback [NAME]  make it that again
@@ -27,24 +31,35 @@ def session(
     backend: opt.Backend = "auto", timeout: opt.Timeout = None, memory: opt.Memory = None,
     packages: opt.Packages = None,
     load: Annotated[Path | None, typer.Option("--load", metavar="FILE", help="Go on from what :save wrote.")] = None,
-    as_json: opt.Json = False,
+    as_json: opt.Json = False, server: remote.Server = None, key: remote.Key = None, insecure: remote.Insecure = False,
 ) -> None:  # fmt: skip
     """Open an interactive prompt with one sandboxed interpreter: what you define stays. :help lists its commands."""
     options: dict[str, Any] = {"timeout": timeout, "memory": memory, "packages": opt.absolute(packages)}
-    if load is None:
+    remote.use(server, key, insecure)
+    there = remote.client()
+    if there is not None and load is not None:
+        raise errors.InvalidRequest("--load does not work with --server", fix="leave one of them out")
+    if there is not None:
+        first: AsyncSession | AsyncRemoteSession = there.session(backend=backend, **options)
+    elif load is None:
         first = AsyncSession(backend=backend, **options)
     else:
         first = AsyncSession.load(load, backend="wasm" if backend == "auto" else backend, **options)
-    process.run_async(Prompt(first, as_json).run)
+
+    async def work() -> None:
+        async with there or nullcontext():
+            await Prompt(first, as_json).run()
+
+    process.run_async(work)
 
 
 class Prompt:
     """Reads statements and commands until the last branch is left; each branch is a session of its own."""
 
-    def __init__(self, first: AsyncSession, as_json: bool) -> None:
+    def __init__(self, first: AsyncSession | AsyncRemoteSession, as_json: bool) -> None:
         self._json = as_json
-        self._branches = [first]
-        self._marks: dict[str, Checkpoint] = {}
+        self._branches: list[Any] = [first]  # of a session here or on a server: the methods have the same names
+        self._marks: dict[str, Any] = {}
 
     async def run(self) -> None:
         try:
@@ -63,7 +78,7 @@ class Prompt:
             while self._branches:
                 await self._branches.pop().__aexit__(None, None, None)
 
-    async def _enter(self, session: AsyncSession) -> None:
+    async def _enter(self, session: AsyncSession | AsyncRemoteSession) -> None:
         self._branches.append(await session.__aenter__())
 
     async def _leave(self) -> None:
@@ -73,7 +88,7 @@ class Prompt:
 
     async def _turn(self, code: str) -> None:
         try:
-            result = await self._branches[-1].run(code, on_event=None if self._json else _relay)
+            result = await self._branches[-1].run(code, on_event=None if self._json else terminal.relay)
         except errors.SessionEnded as error:
             if not self._marks:
                 raise
@@ -81,7 +96,9 @@ class Prompt:
             return
         if self._json:
             terminal.print_json(result.model_dump(mode="json"))
-        elif result.error and result.status is not Status.ERROR:
+            return
+        _show_values(result)
+        if result.error and result.status is not Status.ERROR:
             terminal.verdict(result)
 
     async def _command(self, line: str) -> None:
@@ -113,7 +130,7 @@ class Prompt:
         await self._branches[-1].rollback(mark)
         self._tell("rollback", name or list(self._marks)[-1], name=name or list(self._marks)[-1])
 
-    def _mark(self, name: str) -> Checkpoint:
+    def _mark(self, name: str) -> Any:
         if not self._marks or (name and name not in self._marks):
             known = ", ".join(self._marks) or "none"
             raise errors.InvalidRequest(f"there is no checkpoint {name or 'yet'} (of: {known})", fix=":checkpoint")
@@ -122,6 +139,8 @@ class Prompt:
     async def _save(self, path: str) -> None:
         if not path:
             raise errors.InvalidRequest(":save needs a file", fix=":save session.belljar")
+        if not isinstance(self._branches[-1], AsyncSession):
+            raise errors.InvalidRequest(":save does not work with --server", fix=":checkpoint keeps it on the server")
         await self._branches[-1].save(path)
         self._tell("saved", path, file=path, bytes=Path(path).stat().st_size)
 
@@ -138,10 +157,9 @@ class Prompt:
         terminal.print_json({"error": error.as_dict()}) if self._json else terminal.problem(error)
 
 
-def _relay(event: Event) -> None:
-    terminal.relay(event)
-    if event.kind == "display":
-        terminal.relay(event.model_copy(update={"kind": "stdout", "text": event.text + "\n"}))
+def _show_values(result: Result) -> None:
+    for bundle in result.results:
+        terminal.print_guest(str(bundle.get("text/plain", "")) + "\n")
 
 
 def _block(depth: int) -> str | None:

@@ -67,6 +67,11 @@ def relay(event: Event) -> None:
         warn(f"[yellow]belljar: {escape(event.text)}[/]")
 
 
+def print_guest(text: str) -> None:
+    """Prints text that a guest wrote, harmless on a terminal."""
+    _write(sys.stdout, text)
+
+
 def _write(stream: TextIO, text: str) -> None:
     text = neutralise(text) if stream.isatty() else text
     stream.buffer.write(text.encode("utf-8", "replace"))

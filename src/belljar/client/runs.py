@@ -63,7 +63,7 @@ def opening(asked: RunRequest) -> dict[str, Any]:
 def execution(asked: RunRequest) -> dict[str, Any]:
     """Returns the body that executes a run."""
     said = asked.model_dump(mode="json", exclude_unset=True)
-    rest = ("language", "code", "command", "stdin", "collect", "packages", "profile", "retry", "deterministic")
+    rest = ("language", "code", "command", "args", "stdin", "collect", "packages", "profile", "retry", "deterministic")
     return _of_sandbox(asked, said) | {name: said[name] for name in rest if said.get(name) is not None}
 
 

@@ -30,7 +30,7 @@ _SESSIONS = "/api/sandbox/sessions"
 _OPENING_SECONDS = 60.0  # an image may have to be unpacked
 _CLOSING_SECONDS = 15.0
 _TURN_SECONDS = 3600.0  # that a turn may take whose timeout is the server's own
-_NOT_HERE = ("deterministic", "packages", "profile", "stdin", "collect")
+_NOT_HERE = ("deterministic", "packages", "profile", "stdin", "args", "collect")
 HandleT = TypeVar("HandleT", bound="_AsyncHandle")
 
 
@@ -41,6 +41,8 @@ class RemoteCommandOptions(TypedDict, total=False):
     """The language of the code; "python" unless given, or told by the file's extension."""
     timeout: float | None
     """Seconds of wall clock after which the run is ended."""
+    args: Iterable[str]
+    """Arguments of the code: `sys.argv[1:]`, `process.argv.slice(2)`, `$1`."""
     stdin: bytes | str | None
     """What the guest reads from its standard input."""
 
@@ -214,7 +216,7 @@ def _turn_body(**options: Any) -> dict[str, Any]:
     asked = request(**options)
     if odd := sorted(options.keys() - RemoteCommandOptions.__annotations__.keys() - {"code", "command"}):
         raise errors.InvalidRequest(f"{odd[0]}: is the sandbox's, not one command's", fix="give it to client.sandbox()")
-    said = asked.model_dump(mode="json", include={"code", "command", "language", "stdin"}, exclude_unset=True)
+    said = asked.model_dump(mode="json", include={"code", "command", "args", "language", "stdin"}, exclude_unset=True)
     body = {name: value for name, value in said.items() if value is not None}
     return body | ({"timeout_seconds": asked.limits.timeout} if "timeout" in asked.limits.model_fields_set else {})
 

@@ -43,8 +43,8 @@ _PYTHON_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 _GO_ENV = {"GOCACHE": "/tmp/go-cache", "GOPATH": "/tmp/go", "GOTOOLCHAIN": "local", "GOTELEMETRY": "off"}
 # Built, then run: `go run` hides the program's exit code. Few compilers at once, each of them with few
 # threads: on a large machine they would hit the limits on processes and memory.
-_GO = 'GOMAXPROCS=2 go build -p 2 -o /tmp/belljar-main "$0" && exec /tmp/belljar-main'
-_RUST = 'rustc --edition 2021 -o /tmp/belljar-main "$0" && exec /tmp/belljar-main'
+_GO = 'GOMAXPROCS=2 go build -p 2 -o /tmp/belljar-main "$0" && exec /tmp/belljar-main "$@"'
+_RUST = 'rustc --edition 2021 -o /tmp/belljar-main "$0" && exec /tmp/belljar-main "$@"'
 
 # Constructed without validation: the validator takes 5 ms to build at every start, and a test validates these rows.
 BUILTIN: dict[str, Language] = {

@@ -98,6 +98,8 @@ class SandboxOptions(SessionOptions, total=False):
 class CommandOptions(SharedOptions, total=False):
     """What one run in an open sandbox takes."""
 
+    args: Iterable[str]
+    """Arguments of the code: `sys.argv[1:]`, `process.argv.slice(2)`, `$1`."""
     stdin: bytes | str | None
     """What the guest reads from its standard input."""
     collect: Iterable[str]
@@ -141,6 +143,7 @@ def request(code: str | None = None, *, backend: str = "auto", **options: Unpack
         return RunRequest(
             code=code,
             command=None if command is None else tuple(cast(Iterable[str], command)),
+            args=tuple(cast(Iterable[str], given.pop("args", ()))),
             files={name: _as_bytes(data) for name, data in cast(Mapping[str, Any], files).items()},
             limits=Limits(**{**limits, **named}),
             egress=_egress(cast(Iterable[str], given.pop("net", ())), given.pop("egress", None)),
@@ -160,7 +163,7 @@ def _check_shapes(given: Mapping[str, Any]) -> None:
     if unknown := sorted(given.keys() - known):
         fix = f"choose from: {', '.join(sorted(known))}"
         raise errors.InvalidRequest(f"{unknown[0]}: there is no such option", fix=fix)
-    for field in ("command", "net"):
+    for field in ("command", "net", "args"):
         value = given.get(field, ())
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):
             raise errors.InvalidRequest(f"{field}: must be a list of words", fix=f"write {field}=[{value!r}]")

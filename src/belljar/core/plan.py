@@ -52,6 +52,7 @@ class Command(Model):
     """One program to start in a box."""
 
     argv: tuple[Text, ...] = Field(min_length=1)
+    args: tuple[Text, ...] = Field((), description="the last words of argv: the arguments of the code itself")
     env: Mapping[EnvName, Text] = Field(default_factory=dict)
     stdin: bytes = b""
     cwd: str = WORKSPACE
@@ -60,3 +61,8 @@ class Command(Model):
     deterministic: Deterministic | None = Field(None, description="run it with a fixed clock and seed")
     limits: Limits | None = Field(None, description="instead of the plan's, for this command")
     files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, description="read-only, for this command only")
+
+    @property
+    def main(self) -> str:
+        """The file of the code: the last word of argv before its arguments."""
+        return self.argv[-1 - len(self.args)]

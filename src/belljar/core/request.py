@@ -25,6 +25,7 @@ def _patterns(value: tuple[str, ...]) -> tuple[str, ...]:
 LanguageName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.+#_-]+$")]
 Code = Annotated[Text, Field(max_length=16 * MIB)]
 Words = Annotated[tuple[Text, ...], Field(min_length=1, max_length=4096)]
+Arguments = Annotated[tuple[Text, ...], Field(max_length=4096)]
 Input = Annotated[Bytes, Field(max_length=256 * MIB)]
 Patterns = Annotated[tuple[str, ...], Field(max_length=256), AfterValidator(_patterns)]
 BackendName = Annotated[str, Field(min_length=1, max_length=64)]
@@ -132,6 +133,7 @@ class RunRequest(Model):
     language: LanguageName = "python"
     code: Code | None = None
     command: Words | None = None
+    args: Arguments = Field((), description="what the code finds in sys.argv, process.argv or $1; not of a command")
     files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, max_length=MAX_FILES)
     stdin: Input = b""
     env: Mapping[EnvName, Text] = Field(default_factory=dict, max_length=MAX_VARIABLES)
@@ -165,16 +167,20 @@ class RunRequest(Model):
 
     @model_validator(mode="after")
     def _one_job(self) -> Self:
-        check_job(self.code, self.command, self.files)
+        check_job(self.code, self.command, self.files, self.args)
         return self
 
 
-def check_job(code: str | None, command: tuple[str, ...] | None, files: Mapping[str, bytes]) -> None:
+def check_job(
+    code: str | None, command: tuple[str, ...] | None, files: Mapping[str, bytes], args: tuple[str, ...] = ()
+) -> None:
     """Raises ValueError unless there is at most one thing to run, and its files can lie beside each other."""
     if code is not None and command is not None:
         raise ValueError("give `code` or `command`, not both")
     if command and not command[0]:
         raise ValueError("`command` needs a program as its first word")
+    if args and command is not None:
+        raise ValueError("`args` go with code: a `command` has its arguments in itself")
     paths = {PurePosixPath(name) for name in files}
     for path in paths:
         if not paths.isdisjoint(path.parents):

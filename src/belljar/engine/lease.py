@@ -131,9 +131,9 @@ class Lease:
         if self.plan.workspace:
             env.setdefault("PYTHONPATH", WORKSPACE)
         return Command(
-            argv=argv, env=env | dict(request.env), stdin=request.stdin, cwd=request.workdir, limits=limits,
-            language=language.name, files={main: request.code.encode(), **own_files}, type=request.type,
-            deterministic=request.deterministic,
+            argv=(*argv, *request.args), args=request.args, env=env | dict(request.env), stdin=request.stdin,
+            cwd=request.workdir, limits=limits, language=language.name, type=request.type,
+            files={main: request.code.encode(), **own_files}, deterministic=request.deterministic,
         )  # fmt: skip
 
     async def _announce(self, request: RunRequest, run: str) -> None:

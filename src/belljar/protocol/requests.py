@@ -16,6 +16,7 @@ from belljar.core.model import Model
 from belljar.core.request import (
     MAX_FILES,
     MAX_VARIABLES,
+    Arguments,
     BackendName,
     Code,
     Deterministic,
@@ -105,6 +106,7 @@ class Execute(SandboxFields):
         None, description="a file below project_path to run instead of code; its extension tells the language"
     )
     command: Words | None = None
+    args: Arguments = Field((), description="of the code: sys.argv[1:], process.argv.slice(2), $1")
     timeout_seconds: Timeout | None = Field(None, description="30, unless the administrator set another default")
     stdin: Input = b""
     collect: Patterns = Field((), description="patterns of files to bring back")
@@ -125,11 +127,11 @@ class Execute(SandboxFields):
             self._check_path()
         files = self.context_files or {}
         try:
-            check_job(self.code, self.command, files)
+            check_job(self.code, self.command, files, self.args)
         except ValueError as error:
             raise errors.InvalidRequest(f"request: {error}") from None
         return RunRequest.model_construct(
-            language=self.language, code=self.code, command=self.command, files=files, stdin=self.stdin,
+            language=self.language, code=self.code, command=self.command, args=self.args, files=files, stdin=self.stdin,
             env=self.environment, limits=self._limits(), egress=_egress(self.net), collect=self.collect,
             backend=self.backend, isolation=Isolation(self.isolation or Isolation.WASM), image=self.image,
             runtime=self.runtime, type=self.type, packages=self.packages, profile=self.profile, retry=self.retry,
@@ -174,6 +176,7 @@ class Turn(RequestBody):
     code: Text | None = None
     path: GuestPath | None = Field(None, description="a file below the session's project_path to run instead of code")
     command: tuple[Text, ...] | None = None
+    args: Arguments | None = Field(None, description="of the code, in a sandbox")
     language: str | None = None
     timeout_seconds: Timeout | None = None
     stdin: Bytes | None = None

@@ -130,7 +130,7 @@ class WasmBox:
     async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
         run = WasmRun(self.worker, self.id, command.limits or self.plan.limits, emit)
         request = self.request(command, run.limits)
-        request |= {"do": "run", "main": command.argv[-1], "language": command.language or "python"}
+        request |= {"do": "run", "main": command.main, "args": command.args, "language": command.language or "python"}
         clean_up = self._give_inputs(request, command)
         fds: Sequence[int] = ()
         if self.profile and request["language"] == "python" and not command.deterministic and not self.plan.workspace:
@@ -157,7 +157,7 @@ class WasmBox:
         given = {self.folder.input(name): base64.b64encode(data).decode() for name, data in inputs.items()}
         if command.stdin:
             given["stdin"] = base64.b64encode(command.stdin).decode()
-        main = self.folder.input(command.argv[-1].rpartition("/")[2])
+        main = self.folder.input(command.main.rpartition("/")[2])
         request["make"] = {"name": self.id, "files": given, "main": main}
         return lambda: None
 

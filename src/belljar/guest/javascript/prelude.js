@@ -411,11 +411,11 @@
   }
 
   function start(request) {
-    const { main, cwd, env } = JSON.parse(request);
+    const { main, args, cwd, env } = JSON.parse(request);
     core.cwd = cwd;
     core.main = main;
     Object.assign(process.env, env);
-    process.argv.push(main);
+    process.argv.push(main, ...args);
     core.startClock();
     now = host.clock(1);
     guarded(() => {

@@ -74,7 +74,7 @@ async def run_turn(
     """One turn: what it defines stays."""
     run = await sessions.run(
         id, caller, code=body.code, command=list(body.command) if body.command else None, language=body.language,
-        timeout=body.timeout_seconds, stdin=body.stdin, path=body.path, key=idempotency_key or "",
+        timeout=body.timeout_seconds, stdin=body.stdin, args=body.args, path=body.path, key=idempotency_key or "",
     )  # fmt: skip
     return await answer(run, request, wait=body.wait, key=idempotency_key)
 

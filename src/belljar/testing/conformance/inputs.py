@@ -70,6 +70,18 @@ async def _words(bench: Bench) -> None:
     equal(json.loads(result.stdout), list(_WORDS), "argv")
 
 
+_SNIPPET_ARGUMENTS = guest(
+    "import json, sys\nprint(json.dumps(sys.argv[1:]))", lambda p: p.out(json.dumps(p.argv[2:]) + "\n")
+)
+
+
+@check("arguments", "a snippet finds its arguments in sys.argv, untouched")
+async def _snippet_words(bench: Bench) -> None:
+    result = succeeded(await bench.run(_SNIPPET_ARGUMENTS, args=_WORDS))
+    equal(json.loads(result.stdout), list(_WORDS), "argv")
+    equal(json.loads(succeeded(await bench.run(_SNIPPET_ARGUMENTS)).stdout), [], "argv without arguments")
+
+
 # --- environment ---
 
 _ENV = guest("import json, os\nprint(json.dumps(dict(os.environ)))", lambda p: p.out(json.dumps(dict(p.env)) + "\n"))

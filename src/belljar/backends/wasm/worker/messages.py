@@ -100,6 +100,7 @@ class Request(Surroundings, total=False):
     run: int
     do: str
     main: str
+    args: Sequence[str]
     code: bytes
     language: str
     cwd: str

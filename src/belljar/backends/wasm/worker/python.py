@@ -50,7 +50,7 @@ def _belljar_start(place, code):
     import os, sys
     main = place["main"]
     _belljar_place(place)
-    sys.argv[:] = [main]
+    sys.argv[:] = [main, *place["args"]]
     sys.path[:0] = [os.path.dirname(main), *filter(None, place["env"].get("PYTHONPATH", "").split(":"))]
     usual = {{name: None for name in ("__doc__", "__package__", "__loader__", "__spec__")}}
     usual |= {{"__name__": "__main__", "__file__": main, "__builtins__": __builtins__}}
@@ -227,7 +227,7 @@ class Python:
     def start(self, instance: PythonInstance, request: Request) -> int:
         """Runs a program, as `python3 main.py` would."""
         place = self._place(request)
-        place["main"] = request["main"]
+        place |= {"main": request["main"], "args": list(request.get("args", ()))}
         code = request.get("code")
         if code is not None and len(code) > INLINE_BYTES:
             code = None

@@ -95,7 +95,7 @@ class QuickJsInstance:
             wasmtime.WasmtimeError, wasmtime.Trap: it was stopped.
         """
         js = self.js
-        facts = {"main": request["main"], "cwd": request["cwd"], "env": request["env"]}
+        facts = {name: request.get(name, ()) for name in ("main", "args", "cwd", "env")}
         self._must(js.apply(js.entry["start"], js.new_string(json.dumps(facts).encode())))
         while True:
             if js.call("drain"):

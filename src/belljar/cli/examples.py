@@ -1,0 +1,47 @@
+"""Examples at the end of each command's help: what a newcomer would type first."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "run": (
+        "belljar run -c 'print(6 * 7)'",
+        "belljar run script.py -- --verbose input.txt   (what follows -- is the script's)",
+        "belljar run plot.py --collect '*.png' --out results",
+        "belljar run report.py --workspace . --timeout 60 --memory 1G",
+        "echo 'console.log(1)' | belljar run --language javascript -",
+    ),
+    "session": (
+        "belljar session",
+        "belljar session --backend wasm --timeout 10   (can :checkpoint, :fork and :rollback)",
+        "echo '6 * 7' | belljar session --json",
+    ),
+    "exec": (
+        "belljar exec --workspace . -- pytest -q",
+        "belljar exec --workspace . --rw -- sh -c 'make && make check'",
+        "belljar exec --backend docker --image alpine:3.22 -- uname -a",
+    ),
+    "doctor": ("belljar doctor", "belljar doctor --json"),
+    "setup": ("belljar setup wasm", "belljar setup docker"),
+    "languages": ("belljar languages",),
+    "mcp": (
+        "belljar mcp",
+        "belljar mcp --net packages.example.org",
+        "belljar mcp --http --port 8081",
+    ),
+    "serve": ("belljar serve", "belljar serve --host 0.0.0.0 --port 8080   (needs a key first)"),
+    "top": ("belljar top", "belljar top --once --json"),
+    "keys": ("belljar keys create alice --scope run --scope read", "belljar keys list"),
+    "records": ("belljar records list", "belljar records show ID"),
+    "images": ("belljar images list", "belljar images build", "belljar images pull python:3.12-slim"),
+    "audit": ("belljar audit show", "belljar audit verify"),
+    "attack": ("belljar attack", "belljar attack --backend native"),
+    "conformance": ("belljar conformance --backend native",),
+    "socket-proxy": ("belljar socket-proxy --help",),
+    "version": ("belljar version", "belljar --version"),
+}
+
+
+def epilog(command: str) -> str | None:
+    """Returns the examples of a command as the end of its help; line breaks are kept."""
+    lines = [f"  {line}" for example in EXAMPLES.get(command, ()) for line in example.splitlines()]
+    return "\n".join(("\b", "Examples:", *lines)) if lines else None
