@@ -10,6 +10,7 @@ from belljar.control.callbacks import Cancel, Listener, OutputCallback
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.options import ContainerOptions
+from belljar.core.policy import OTHER_BACKENDS
 from belljar.core.result import Result
 from belljar.core.settings import CONTAINER_ENGINES as CONTAINERS
 from belljar.core.values import parse_size
@@ -78,6 +79,7 @@ async def _ask(engine: Engine, name: str) -> Detected:
 
 async def _container_backend(engine: Engine, wanted: str) -> str:
     """The first container engine that works here, or the one that was asked for."""
+    wanted = OTHER_BACKENDS.get(wanted, wanted)
     if wanted not in ("auto", *CONTAINERS):
         raise errors.InvalidRequest(
             f"backend: {wanted!r} has no containers", fix=f"choose from: auto, {', '.join(CONTAINERS)}"

@@ -6,7 +6,6 @@ defaults of a run and nothing else: caps, directories and uids are the administr
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import tempfile
@@ -18,15 +17,22 @@ from typing import Any
 from pydantic import Field, StrictBool, ValidationError
 
 from belljar.core import errors
+from belljar.core.container_block import NO_KERNEL_MEMORY
 from belljar.core.model import Model
 from belljar.core.request import Limits
 from belljar.core.settings import EMPTY, Caps, Settings, merge, moved
 from belljar.core.values import MIB, Size
+from belljar.host import documents
 from belljar.host.seccomp.profiles import read_profile
 
 
-def _uid(value: str) -> int:
-    return int(value.split(":", maxsplit=1)[0])
+def _user(value: str) -> dict[str, int]:
+    from belljar.host.accounts import guest_user  # few have this variable
+
+    try:
+        return guest_user(value)
+    except ValueError as error:
+        raise errors.InvalidRequest(f"SANDBOX_DEFAULT_USER_UID_GID: {error}") from None
 
 
 def _list(value: str, separator: str) -> tuple[str, ...]:
@@ -41,7 +47,7 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "SANDBOX_DEFAULT_CPU_QUOTA_PERCENT": (("defaults", "cpus"), lambda v: float(v) / 100),
     "SANDBOX_PID_LIMIT": (("defaults", "pids"), int),
     "SANDBOX_LANGUAGE_CONFIG_FILE": (("language_file",), str),
-    "SANDBOX_DEFAULT_USER_UID_GID": (("user_uid",), _uid),
+    "SANDBOX_DEFAULT_USER_UID_GID": ((), _user),
     "DOCKER_HOST": (("docker_socket",), str),
     "DOCKER_SOCKET_PATH": (("docker_socket",), str),
     "CONTAINER_HOST": (("podman_socket",), str),
@@ -64,8 +70,11 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     **{f"BELLJAR_DEFAULT_{name.upper()}": (("defaults", name), str) for name in Limits.model_fields},
 }
 _PROJECT_KEYS = {"backend", "defaults"}
-_PROJECT_FILES = (".belljar.toml", ".belljar.json", "package.json")  # the first of a folder speaks for it
-_MAX_FILE_BYTES = 4 * MIB
+# The first of a folder speaks for it. Of the JSON files only the block `sandbox` is read; most of them are others'.
+_PROJECT_FILES = (
+    ".belljar.toml", ".belljar.yaml", ".belljar.yml", ".belljar.json", ".openagents/project.json", "package.json",
+)  # fmt: skip
+_MEND = "mend the file or move it away"
 _IMAGE_USES = ("execution", "node-execution", "test-runner", "preview")
 
 
@@ -77,6 +86,8 @@ class SandboxBlock(Model):
     image: str | None = Field(None, min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][^\s]*$")
     memory: Size | None = Field(None, alias="memoryLimit", ge=8 * MIB, le=2**46)
     cpus: float | None = Field(None, alias="cpuLimit", gt=0, le=1024, allow_inf_nan=False)
+    timeout: float | None = Field(None, alias="timeoutMs", gt=0, le=7 * 86_400_000, allow_inf_nan=False)
+    auto_remove: StrictBool | None = Field(None, alias="autoRemove")
 
 
 def load(environ: Mapping[str, str] | None = None, project: Path | None = None, **flags: Any) -> Settings:
@@ -84,9 +95,9 @@ def load(environ: Mapping[str, str] | None = None, project: Path | None = None, 
     env = os.environ if environ is None else environ
     home = env.get("HOME", "/")
     layers: list[tuple[str, dict[str, Any]]] = []
-    for path, owners in ((Path("/etc/belljar/config.toml"), None), (_user_file(env, home), _trusted_owners())):
-        if (text := _text(path, owners)) is not None:
-            layers.append((str(path), _toml(path, text)))
+    for folder, owners in ((Path("/etc/belljar"), None), (_user_folder(env, home), _trusted_owners())):
+        if found := _settings_file(folder, owners):
+            layers.append((str(found[0]), found[1]))
     if found := _project_file(_here() if project is None else project, Path(home)):
         layers.append((str(found[0]), found[1]))
     layers.append(("the environment", _environment_layer(env)))
@@ -102,6 +113,8 @@ def load(environ: Mapping[str, str] | None = None, project: Path | None = None, 
         merged = merge(merged, _one_name_each(layer, source))
         _validate(merged, source)
     settings = _validate(merged, "the settings")
+    if settings.container.kernel_memory is not None:
+        _warn(NO_KERNEL_MEMORY)
     return settings if settings.state_dir else settings.model_copy(update={"state_dir": _state_dir(env)})
 
 
@@ -109,7 +122,7 @@ def _one_name_each(layer: dict[str, Any], source: str) -> dict[str, Any]:
     try:
         return moved(layer)
     except ValueError as error:
-        raise errors.InvalidRequest(f"{source}: {error}", fix="leave one of them out") from None
+        raise errors.InvalidRequest(f"{source}: {error}", fix="correct it, or leave it out") from None
 
 
 def _validate(values: dict[str, Any], source: str) -> Settings:
@@ -146,15 +159,18 @@ def _text(path: Path, owners: frozenset[int] | None) -> bytes | None:
     if not stat.S_ISREG(found.st_mode):
         return None
     if owners is not None and not holders <= owners:
-        import logging  # here: it takes 10 ms, and such a file is rare
-
-        told = "%s is not read: it belongs to another user (uid %s)"
-        logging.getLogger("belljar").warning(told, path, min(holders - owners))
+        _warn(f"{path} is not read: it belongs to another user (uid {min(holders - owners)})")
         return None
     try:
         return _content(path, owners)
     except OSError as error:
-        raise errors.InvalidRequest(f"{path}: {error}", fix="mend the file or move it away") from None
+        raise errors.InvalidRequest(f"{path}: {error}", fix=_MEND) from None
+
+
+def _warn(text: str) -> None:
+    import logging  # here: it takes 10 ms, and warnings are rare
+
+    logging.getLogger("belljar").warning("%s", text)
 
 
 def _content(path: Path, owners: frozenset[int] | None) -> bytes | None:
@@ -162,19 +178,45 @@ def _content(path: Path, owners: frozenset[int] | None) -> bytes | None:
         now = os.fstat(file.fileno())  # of what was opened: the name may mean another file by now
         if not stat.S_ISREG(now.st_mode) or (owners is not None and now.st_uid not in owners):
             return None
-        text = file.read(_MAX_FILE_BYTES + 1)
-    if len(text) > _MAX_FILE_BYTES:
-        raise OSError("it is larger than any settings file")
-    return text
+        return file.read(documents.MAX_BYTES + 1)
 
 
-def _toml(path: Path, text: bytes) -> dict[str, Any]:
-    import tomllib  # here: most machines have no such file
+def _settings_file(folder: Path, owners: frozenset[int] | None) -> tuple[Path, dict[str, Any]] | None:
+    """The one settings file of a folder, in whichever format it is."""
+    paths = (folder / f"config{suffix}" for suffix in documents.FORMATS)
+    texts = [(path, text) for path in paths if (text := _text(path, owners)) is not None]
+    if len(texts) > 1:
+        names = " and ".join(path.name for path, _ in texts)
+        raise errors.InvalidRequest(f"{folder}: there are {names}, and only one can count", fix="keep one of them")
+    return next(((path, _table(path, text)) for path, text in texts), None)
 
+
+def _table(path: Path, text: bytes) -> dict[str, Any]:
+    """A document of settings, with the paths in it made absolute."""
+    document = _document(path, text)
+    if document is None:  # an empty YAML file
+        return {}
+    if not isinstance(document, dict):
+        raise errors.InvalidRequest(f"{path}: settings are a table of names and values", fix=_MEND)
+    return _from_here(document, path.parent)
+
+
+def _from_here(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What names another file by a relative path means one beside this file."""
+    result = dict(document)
+    if isinstance(file := result.get("language_file"), str) and file:
+        result["language_file"] = str(folder / file)
+    block = result.get("container")
+    if isinstance(block, dict) and isinstance(profile := block.get("seccomp_profile"), str) and profile:
+        result["container"] = {**block, "seccomp_profile": str(folder / profile)}
+    return result
+
+
+def _document(path: Path, text: bytes, *, foreign: bool = False) -> Any:
     try:
-        return tomllib.loads(text.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise errors.InvalidRequest(f"{path}: {error}", fix="mend the file or move it away") from None
+        return documents.parse(text, path.suffix, foreign=foreign)
+    except ValueError as error:
+        raise errors.InvalidRequest(f"{path}: {error}", fix=_MEND) from None
 
 
 def _here() -> Path:
@@ -215,7 +257,7 @@ def _is_top(folder: Path, above: Path, home: Path) -> bool:
 def _project_layer(path: Path, text: bytes) -> dict[str, Any] | None:
     if path.suffix == ".json":
         return _json_layer(path, text)
-    layer = _toml(path, text)
+    layer = _table(path, text)
     if foreign := sorted(set(layer) - _PROJECT_KEYS):
         raise errors.InvalidRequest(
             f"{path}: {', '.join(foreign)} cannot be set by a project",
@@ -226,9 +268,14 @@ def _project_layer(path: Path, text: bytes) -> dict[str, Any] | None:
 
 def _json_layer(path: Path, text: bytes) -> dict[str, Any] | None:
     """What the block `sandbox` sets; None where there is none."""
-    document = _json(path, text)
+    document = _document(path, text, foreign=True)
     if not isinstance(document, dict) or "sandbox" not in document:
         return None
+    try:
+        documents.refuse_twice(document, only=["sandbox"])
+        documents.refuse_twice(document["sandbox"])
+    except ValueError as error:
+        raise errors.InvalidRequest(f"{path}: {error}", fix=_MEND) from None
     given = document["sandbox"]
     keys = [field.alias or name for name, field in SandboxBlock.model_fields.items()]
     fix = f"the block may set {', '.join(keys)}; the rest is the administrator's"
@@ -242,19 +289,15 @@ def _json_layer(path: Path, text: bytes) -> dict[str, Any] | None:
         problem = errors.from_validation(error)
         wrong = "; ".join(f"sandbox.{part}" for part in problem.message.split("; "))
         raise errors.InvalidRequest(f"{path}: {wrong}", fix="correct the value", context=problem.context) from None
+    if block.auto_remove is False:
+        fix = "leave it out; the files that you want to keep are named by collect=[...] (--out)"
+        raise errors.InvalidRequest(f"{path}: sandbox.autoRemove: a used sandbox is always removed", fix=fix)
     defaults = block.model_dump(include={"memory", "cpus"}, exclude_none=True)
+    defaults |= {} if block.timeout is None else {"timeout": block.timeout / 1000}
     layer: dict[str, Any] = {"backend": block.backend} if block.backend else {}
     layer |= {"defaults": defaults} if defaults else {}
     layer |= {"container": {"images": dict.fromkeys(_IMAGE_USES, block.image)}} if block.image else {}
     return layer | ({"switched_off": str(path)} if block.enabled is False else {})
-
-
-def _json(path: Path, text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise errors.InvalidRequest(f"{path}: {why}", fix="mend the file or move it away") from None
 
 
 def _environment_layer(env: Mapping[str, str]) -> dict[str, Any]:
@@ -274,8 +317,8 @@ def _environment_layer(env: Mapping[str, str]) -> dict[str, Any]:
     return layer
 
 
-def _user_file(env: Mapping[str, str], home: str) -> Path:
-    return Path(env.get("XDG_CONFIG_HOME") or Path(home) / ".config") / "belljar" / "config.toml"
+def _user_folder(env: Mapping[str, str], home: str) -> Path:
+    return Path(env.get("XDG_CONFIG_HOME") or Path(home) / ".config") / "belljar"
 
 
 def _state_dir(env: Mapping[str, str]) -> str:

@@ -77,6 +77,31 @@ BUILTIN: dict[str, Language] = {
     )
 }  # fmt: skip
 
+_FAMILY = re.compile(r"([a-z+#]+?)[-_]?(\d{1,3}(?:\.\d{1,3}){0,2})?")
+_ALSO = {"nodejs": "javascript", "cpython": "python", "rustlang": "rust"}
+
+
+def family(name: str) -> Language | None:
+    """Returns how a language runs by the family that its name says, such as `python3.10` or `nodejs18`; None: unknown.
+
+    A version of Python is a program of that name. Others have no such program outside of an image, so elsewhere the
+    language is not there: better none than another version than its name says.
+    """
+    match = _FAMILY.fullmatch(name)
+    word, version = (match[1], match[2] or "") if match else ("", "")
+    found = _ALSO.get(word) or next((one.name for one in BUILTIN.values() if word in (one.name, *one.aliases)), "")
+    if not found:
+        return None
+    base = BUILTIN[found]
+    changes: dict[str, object] = {"name": name, "aliases": (), "extensions": ()}
+    if version and found == "python":
+        program = f"python{version}"
+        changes |= {"argv": (program, *base.argv[1:]), "fix": f"install {program} system-wide, or use its image"}
+    elif version:
+        changes |= {"needs": name, "fix": f"run it in its image: backend=docker, podman or macos-container ({name})"}
+    return base.model_copy(update=changes)
+
+
 _VERSIONED_PYTHON = re.compile(r"python3\.\d{1,2}")
 
 

@@ -25,6 +25,27 @@ _NEVER_GRANTED = (*_CLOSED, "/var/lib", "/root", "/usr")
 NO_SANDBOX = "none"  # the name of a backend that some callers ask for, and nobody gets
 
 
+OTHER_BACKENDS = {"macos-container": "apple"}  # names that other tools have for ours
+_SEATBELT = "seatbelt"  # macOS's sandbox-exec, which some projects name
+
+
+def backend_called(name: str) -> str:
+    """Returns the backend of ours that a name stands for.
+
+    Raises:
+        PolicyDenied: no sandbox is asked for, or one that Belljar does not have.
+    """
+    if name == NO_SANDBOX:
+        raise no_sandbox()
+    if name == _SEATBELT:
+        raise errors.PolicyDenied(
+            "seatbelt: Belljar has no backend for macOS's sandbox-exec, which Apple deprecated",
+            fix="ask for backend=macos-container (Apple's `container`), docker or wasm, or for auto",
+            context={"backend": name},
+        )
+    return OTHER_BACKENDS.get(name, name)
+
+
 def no_sandbox() -> errors.PolicyDenied:
     """Returns what is said to whoever asks to run code without a sandbox."""
     return errors.PolicyDenied(
@@ -56,9 +77,7 @@ def decide(
             f"this project switched Belljar off ({settings.switched_off}: sandbox.enabled is false)",
             fix="set it to true, or work in another folder; nothing is ever run without a sandbox",
         )
-    backend = settings.backend if request.backend == "auto" else request.backend
-    if backend == NO_SANDBOX:
-        raise no_sandbox()
+    backend = backend_called(settings.backend if request.backend == "auto" else request.backend)
     if request.image:
         from belljar.core import image_name  # few requests name one
 

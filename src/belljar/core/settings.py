@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_validator
 
+from belljar.core.container_block import CpuList, check_protocols, settled
 from belljar.core.model import Model
 from belljar.core.request import Limits
 from belljar.core.values import GIB, KIB, MIB, SET_NAME, HostGrant, HostPattern, ProfilePath, Size, parse_size
 
 UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
+PRIVATE_UIDS = 65_536  # of them: one for each sandbox
 Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 
@@ -91,7 +93,8 @@ def _confined(name: str) -> str:
 
 class ContainerSettings(Model):
     """What container engines are told. `memory_limit`, `disk_quota`, `image_registry` and `image_pull_policy` may be
-    written here too: they are other names of `defaults.memory`, `defaults.disk` and of two in `images`."""
+    written here too: they are other names of `defaults.memory`, `defaults.disk` and of two in `images`. So may gvisor,
+    kata and firecracker as engines, which stand for Docker with that runtime."""
 
     engine: Literal["", "docker", "podman", "apple"] = Field("", description="the one to prefer over the others")
     runtime: str = Field("", description="the engine's own default, runsc for gVisor, or another it has registered")
@@ -103,16 +106,26 @@ class ContainerSettings(Model):
     pool_idle: float = Field(300, gt=0, allow_inf_nan=False, description="seconds after which an unused kind is let go")
     reap_interval: float = Field(300, gt=0, allow_inf_nan=False, description="seconds between two looks for orphans")
     cpu_shares: int | None = Field(None, ge=2, le=262_144, description="weight against others when the CPUs are busy")
+    cpu_affinity: CpuList = Field("", description="the CPUs that guests may use, such as 0-3,5; empty: all")
     io_weight: int | None = Field(None, ge=10, le=1000, description="the same for disks, where the kernel has it")
+    kernel_memory: Size | None = Field(None, gt=0, description="counted as memory by every kernel of today")
     network_mode: Annotated[str, AfterValidator(_network)] = Field(
         "none", description='the network of guests that ask for egress.mode="open"; the others have none'
     )
     dns: tuple[Annotated[str, AfterValidator(_address)], ...] = Field((), max_length=8)
+    protocols: tuple[Literal["tcp", "udp", "icmp", "http", "https"], ...] = Field(
+        (), description="that guests may speak; refused where they could speak others"
+    )
     read_only_root: StrictBool = True
     capabilities: tuple[Annotated[str, AfterValidator(_capability)], ...] = ()
     seccomp_profile: ProfilePath = Field("", description="path of a JSON profile, instead of ours")
     apparmor_profile: Annotated[str, AfterValidator(_confined)] = ""
     selinux_label: Annotated[str, AfterValidator(_confined)] = Field("", description='such as "type:container_t"')
+
+    @model_validator(mode="after")
+    def _known_protocols(self) -> Self:
+        check_protocols(self.protocols, self.network_mode)
+        return self
 
     def type_of(self, language: str | None) -> str:
         """The type of work that names none. A command's is that of snippets; a language without one has no image."""
@@ -249,6 +262,9 @@ class Settings(Model):
     state_dir: str = ""
     cache_dir: str = ""
     user_uid: int = Field(UNPRIVILEGED_UIDS, ge=1, le=2**31 - 70_000, description="first uid of the private range")
+    user_uids: int = Field(
+        PRIVATE_UIDS, ge=1, le=PRIVATE_UIDS, description="how many, each for one sandbox; 1: all guests share that one"
+    )
     language_file: str = ""
     docker_socket: str = Field("/var/run/docker.sock", description="or an address: unix://…, tcp://…, ssh://…")
     podman_socket: str = ""
@@ -280,8 +296,9 @@ _OTHER_NAMES = {
 def moved(values: dict[str, Any]) -> dict[str, Any]:
     """One layer with each value under one name, or `ValueError` where two names say different things."""
     block = values.get("container")
-    if not isinstance(block, Mapping) or not any(name in block for name in _OTHER_NAMES):
+    if not isinstance(block, Mapping):
         return values
+    block = settled(block)
     result = {**values, "container": {name: value for name, value in block.items() if name not in _OTHER_NAMES}}
     for name, (table, field) in _OTHER_NAMES.items():
         if name not in block:

@@ -53,8 +53,8 @@ def _native(facts: BackendFacts) -> Native:
 
     settings = facts.settings
     return Native(
-        Path(settings.state_dir), first_uid=settings.user_uid, path=settings.path, spoken=tuple(facts.languages),
-        private=_private(settings),
+        Path(settings.state_dir), first_uid=settings.user_uid, uids=settings.user_uids, path=settings.path,
+        spoken=tuple(facts.languages), private=_private(settings),
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def containers(
     chosen = ImagesFor(settings.container, settings.images, images, languages)
     return Containers(
         address, settings.container, chosen, Path(settings.state_dir), first_uid=settings.user_uid,
-        private=_private(settings), **network,
+        uids=settings.user_uids, private=_private(settings), **network,
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _apple(facts: BackendFacts) -> Apple:
     images = {name: container.image_of(name) for name in container.types} | dict(container.images)
     return Apple(
         Path(settings.state_dir), path=settings.path, images=images, spoken=tuple(facts.languages),
-        first_uid=settings.user_uid,
+        first_uid=settings.user_uid, uids=settings.user_uids,
     )  # fmt: skip
 
 

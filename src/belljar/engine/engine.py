@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
@@ -124,7 +125,7 @@ class Engine:
     def known(self) -> tuple[str, ...]:
         """The names of all backends, in the order of preference."""
         names = (*self._extra, *(name for name in NAMES if name not in self._extra))
-        return _in_order(names, self.settings.container.engine)
+        return _in_order(names, self.settings.container.engine or _USUAL_ENGINES.get(sys.platform, ""))
 
     async def backends(self) -> tuple[Capabilities, ...]:
         """Probes every backend and returns their capabilities, in the order of preference."""
@@ -332,6 +333,9 @@ class Engine:
         for support in await self.languages_of(backend):
             if support.name == name and not support.available:
                 raise errors.NotAvailable(f"{name} cannot be run by {backend} here", fix=support.fix)
+
+
+_USUAL_ENGINES = {"darwin": "apple"}  # platform -> the container engine that is looked for first
 
 
 def _in_order(names: Sequence[str], preferred: str) -> tuple[str, ...]:

@@ -18,9 +18,8 @@ from itertools import count
 from pathlib import Path
 
 from belljar.core import errors
+from belljar.core.settings import PRIVATE_UIDS
 from belljar.host import cgroups
-
-UIDS = 65_536  # in the private range
 
 
 class Owner:
@@ -102,15 +101,15 @@ def reap(state_dir: Path, groups: cgroups.Cgroups | None) -> int:
     return removed
 
 
-def private_uids(first: int, mapping: Path = Path("/proc/self/uid_map")) -> range:
+def private_uids(first: int, mapping: Path = Path("/proc/self/uid_map"), *, most: int = PRIVATE_UIDS) -> range:
     """Returns the uids to run guests as: the private range or, in a container that maps only some, the last it maps.
 
     Empty where root is the only one there is; then a guest keeps our uid, behind its own user namespace.
     """
     rows = [[int(number) for number in line.split()] for line in mapping.read_text().splitlines()]
     mapped = [range(inside, inside + count) for inside, _, count in rows]
-    if any(first in uids and first + UIDS - 1 in uids for uids in mapped):
-        return range(first, first + UIDS)
+    if any(first in uids and first + most - 1 in uids for uids in mapped):
+        return range(first, first + most)
     last = mapped[-1]
     return last[-min(4096, len(last) // 2) :] if len(last) > 1 else range(0)
 
@@ -118,12 +117,16 @@ def private_uids(first: int, mapping: Path = Path("/proc/self/uid_map")) -> rang
 def claim_uid(uids: range) -> tuple[int, socket.socket]:
     """Claims a uid of the private range that no other sandbox on this host is using.
 
+    A range of one is an administrator's word that all sandboxes share it: then there is nothing to claim.
+
     Returns:
         The uid, and the socket that is the claim: closing it gives the uid back.
 
     Raises:
         StartFailed: all are in use.
     """
+    if len(uids) == 1:
+        return uids[0], socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     start = random.randrange(len(uids))
     for step in range(len(uids)):
         uid = uids[(start + step) % len(uids)]

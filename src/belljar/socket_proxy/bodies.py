@@ -97,6 +97,11 @@ def _network(value: Any, rules: ProxyRules) -> str:
     return "" if value in allowed else f"may only be none, or one that was named with --network, not {value[:40]!r}"
 
 
+def _cpus(value: Any, _: ProxyRules) -> str:
+    fine = type(value) is str and re.fullmatch(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?){0,255}", value, re.ASCII)
+    return "" if fine else "is no list of CPUs"
+
+
 def _capabilities(value: Any, rules: ProxyRules) -> str:
     if said := _texts(value, rules):
         return said
@@ -249,7 +254,8 @@ _WALLS: dict[str, Check] = {
     "CpuPeriod": _positive, "CpuQuota": _positive, "PidsLimit": _processes, "ShmSize": _positive,
     "Ulimits": _ulimits,
     "LogConfig": _only({"Type": "none", "Config": {}}), "RestartPolicy": _only({"Name": "no"}), "Tmpfs": _folders,
-    "Binds": _volumes, "Mounts": _MOUNTS, "Sysctls": _sysctls, "CpuShares": _positive, "BlkioWeight": _positive,
+    "Binds": _volumes, "Mounts": _MOUNTS, "Sysctls": _sysctls, "CpuShares": _positive, "CpusetCpus": _cpus,
+    "BlkioWeight": _positive,
     "Runtime": lambda value, _: "" if re.fullmatch(r"[\w.-]{1,64}", str(value)) else "is no runtime's name",
     "Dns": _texts, **{f"BlkioDevice{way}{what}": _RATES for way in ("Read", "Write") for what in ("Bps", "IOps")},
 }  # fmt: skip

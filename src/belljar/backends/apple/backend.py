@@ -28,7 +28,7 @@ from belljar.core.capabilities import Capabilities, Guarantees, Isolation, Langu
 from belljar.core.languages import BUILTIN, Language
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits
-from belljar.core.settings import UNPRIVILEGED_UIDS
+from belljar.core.settings import PRIVATE_UIDS, UNPRIVILEGED_UIDS
 from belljar.core.values import MIB
 from belljar.host import ownership as owners
 from belljar.host.seccomp import PROFILES
@@ -57,13 +57,14 @@ class Apple:
         images: Mapping[str, str] | None = None,
         spoken: Sequence[Language] | None = None,
         first_uid: int = UNPRIVILEGED_UIDS,
+        uids: int = PRIVATE_UIDS,
         platform: str = sys.platform,
         binary: str = "",
     ) -> None:
         self.state_dir = state_dir
         self._images = _IMAGES | dict(images or {})
         self._languages = tuple(BUILTIN.values() if spoken is None else spoken)
-        self._first_uid = first_uid
+        self._uids = range(first_uid, first_uid + uids)
         self._platform = platform
         self._binary = binary
         self._path = path
@@ -293,7 +294,7 @@ class Apple:
         if not await self._has(cli, image):  # `run` would fetch it, whatever the policy on that is
             raise errors.ImageNotFound(f"the image {image} is not here", fix=f"container image pull {image}")
         owner = (await self._prepare(cli)).name
-        host = AppleHost(cli, owner, self._first_uid, self._own_kernel, self._sure, self._filter, self.image_for)
+        host = AppleHost(cli, owner, self._uids, self._own_kernel, self._sure, self._filter, self.image_for)
         box = AppleBox(host, plan, image)
         async with box.running():
             yield box

@@ -40,7 +40,6 @@ from belljar.host.tree_copy import CopiedTree, TreeNode
 _BOOT_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 _INSIDE_SECONDS = 30.0
-_UIDS = 65_536
 
 
 class AppleHost(NamedTuple):
@@ -48,7 +47,7 @@ class AppleHost(NamedTuple):
 
     cli: Cli
     owner: str
-    first_uid: int
+    uids: range
     own_kernel: bool
     sure: bool  # were "no new privileges" promised?
     filter: str
@@ -64,7 +63,7 @@ class AppleBox:
         self.machine: Machine = Machine(plan.id, image, plan.limits, host.owner, plan.workspace)
         self._host = host
         self._cli = host.cli
-        self._uid = host.first_uid + random.randrange(_UIDS)
+        self._uid = random.choice(host.uids)
         self._one_at_a_time = anyio.Lock()
         self._seen = MachineFigures()
         self._granted = self._copy_of_grant()

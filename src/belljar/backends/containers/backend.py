@@ -31,10 +31,11 @@ from belljar.backends.containers.probe import Knowledge, Probe, image_missing, o
 from belljar.core import errors
 from belljar.core.addresses import Endpoint
 from belljar.core.capabilities import Capabilities, LanguageSupport
+from belljar.core.container_block import registered
 from belljar.core.languages import Language
 from belljar.core.plan import Plan
 from belljar.core.request import Egress
-from belljar.core.settings import ContainerSettings
+from belljar.core.settings import PRIVATE_UIDS, ContainerSettings
 from belljar.host import git_settings, ownership
 from belljar.host.docker_api import connected
 from belljar.host.egress import Proxy, Resolve, Told, resolve
@@ -62,6 +63,7 @@ class Containers:
         state_dir: Path,
         *,
         first_uid: int,
+        uids: int = PRIVATE_UIDS,
         resolver: Resolve = resolve,
         private: Sequence[Endpoint] = (),
     ) -> None:
@@ -73,6 +75,7 @@ class Containers:
             images: Chooses the images.
             state_dir: Where the sockets of egress relays go.
             first_uid: The first uid of guests.
+            uids: How many there are; 1: all guests share it.
             resolver: Looks up the names of listed hosts.
             private: Addresses of private networks that those names may lead to.
         """
@@ -82,7 +85,7 @@ class Containers:
         self.cleanup: Cleanup = Cleanup(address, self.reap, options.reap_interval)
         self.pool: Pool | None = None
         self._options = options
-        self._uids = range(first_uid, first_uid + ownership.UIDS)
+        self._uids = range(first_uid, first_uid + uids)
         self._network = (resolver, private)
         self._state_dir = state_dir
         self._knowledge: Knowledge | None = None
@@ -121,6 +124,8 @@ class Containers:
     async def _ask(self, client: Docker) -> Knowledge:
         facts = await ask_facts(client, self.address, self._options)
         self.cleanup.address = facts.address
+        runtime = registered(self._options.runtime, facts.runtimes)
+        self._options = self._options.model_copy(update={"runtime": runtime})
         return Knowledge(facts)
 
     async def languages(self) -> tuple[LanguageSupport, ...]:

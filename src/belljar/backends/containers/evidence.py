@@ -14,6 +14,7 @@ from typing import NamedTuple
 from belljar.backends.containers.facts import EngineFacts
 from belljar.core import errors
 from belljar.core.capabilities import Guarantees, Isolation
+from belljar.core.container_block import NO_KERNEL_MEMORY
 from belljar.core.languages import Language
 from belljar.core.request import Limits
 from belljar.core.settings import ContainerSettings
@@ -172,5 +173,7 @@ def _given_up(options: ContainerSettings, spoken: Iterable[Language], weighted: 
     for language in spoken:
         if language.seccomp_profile:
             yield f"{language.name} has a seccomp profile of its own: {language.seccomp_profile}"
+    if options.kernel_memory is not None:
+        yield NO_KERNEL_MEMORY
     if options.io_weight is not None and not weighted:
         yield "container.io_weight is left out: the probe saw no weight of block I/O in the guest's control group"

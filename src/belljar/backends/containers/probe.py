@@ -55,7 +55,8 @@ class Knowledge:
         runtime = self.runtime_for(plan, options.runtime) or self.facts.default
         network = options.network_mode if plan.egress.mode == "open" else "none"
         return spec.Options(
-            cpu_shares=options.cpu_shares, io_weight=None if runtime in self.unweighed else options.io_weight,
+            cpu_shares=options.cpu_shares, cpu_affinity=options.cpu_affinity,
+            io_weight=None if runtime in self.unweighed else options.io_weight,
             disk=self.facts.disk, network="" if network == "none" else network, dns=options.dns,
             writable_root=not options.read_only_root, capabilities=options.capabilities,
             profile=(language.seccomp_profile if language else "") or options.seccomp_profile,

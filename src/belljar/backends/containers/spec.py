@@ -51,6 +51,7 @@ class Options(NamedTuple):
     """What an administrator, or a plan's network, changes of the walls. The defaults change nothing."""
 
     cpu_shares: int | None = None
+    cpu_affinity: str = ""  # the CPUs that it may use, such as 0-3,5; empty: all
     io_weight: int | None = None
     disk: str = ""  # the device that limits of block I/O are for
     network: str = ""  # the name of the engine's network; empty: none at all
@@ -147,7 +148,8 @@ def _walls(guest: ContainerSpec) -> dict[str, Any]:
 def _changes(options: Options) -> dict[str, Any]:
     """What the administrator asks for beyond the walls, and nothing where that is nothing."""
     given = {
-        "CapAdd": list(options.capabilities), "CpuShares": options.cpu_shares, "BlkioWeight": options.io_weight,
+        "CapAdd": list(options.capabilities), "CpuShares": options.cpu_shares,
+        "CpusetCpus": options.cpu_affinity, "BlkioWeight": options.io_weight,
         "Dns": list(options.dns) if options.network else [],
     }  # fmt: skip
     return {name: value for name, value in given.items() if value}

@@ -24,6 +24,7 @@ from belljar.core.capabilities import Capabilities, Guarantees, Isolation, Langu
 from belljar.core.languages import BUILTIN, Language
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
+from belljar.core.settings import PRIVATE_UIDS
 from belljar.core.values import MIB
 from belljar.host import cgroups, egress, ownership, process
 from belljar.host.egress import Resolve
@@ -42,6 +43,7 @@ class Native:
         state_dir: Path,
         *,
         first_uid: int,
+        uids: int = PRIVATE_UIDS,
         path: str,
         spoken: Sequence[Language] | None = None,
         use_cgroups: bool = True,
@@ -53,6 +55,7 @@ class Native:
         Args:
             state_dir: a private folder for records of ours.
             first_uid: of the range that guests run as, if we are root.
+            uids: how many that are; 1: all guests share it.
             path: where interpreters are looked for, as in $PATH.
             spoken: the languages to run; None: the built-in ones.
             use_cgroups: False: limits are kept without control groups.
@@ -61,7 +64,7 @@ class Native:
         """
         self.state_dir = state_dir
         as_root = sys.platform == "linux" and os.geteuid() == 0
-        self.uids: range = ownership.private_uids(first_uid) if as_root else range(0)
+        self.uids: range = ownership.private_uids(first_uid, most=uids) if as_root else range(0)
         known = BUILTIN.values() if spoken is None else spoken
         self.toolchains: Toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
         self.bubblewrap: str = ""
@@ -199,7 +202,8 @@ class Native:
                 raise errors.NotAvailable(f"the probe could not prove: {wall}", context={"output": said[:500]})
             walls.append(wall)
         if self.uids:
-            walls.append(f"a uid from {self.uids[0]} on, never root")
+            own = f"a uid from {self.uids[0]} on, never root"
+            walls.append(own if len(self.uids) > 1 else f"the uid {self.uids[0]}, which all guests share")
         return self._promise(tuple(walls))
 
     def _promise(self, walls: tuple[str, ...]) -> Guarantees:
