@@ -26,9 +26,12 @@ PROFILE = json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "syscalls": []})
 
 # --- a language file ---
 
-LANGUAGES = """{"python3.10": {"image": "registry.example/sandbox-python:3.10.12-slim",
- "seccomp_profile": "python3.json", "default_memory_mb": 256}, "nodejs18": {"image": "registry.example/sandbox-node:18", "seccomp_profile": "default.json",
- "default_memory_mb": 192, "allow_network": false}}"""
+LANGUAGES = """
+{"python3.10": {"image": "registry.example/sandbox-python:3.10.12-slim", "seccomp_profile": "python3.json",
+                "default_memory_mb": 256},
+ "nodejs18": {"image": "registry.example/sandbox-node:18", "seccomp_profile": "default.json",
+              "default_memory_mb": 192, "allow_network": false}}
+"""
 AS_TOML = """
 ["python3.10"]
 image = "registry.example/sandbox-python:3.10.12-slim"
