@@ -191,6 +191,7 @@ class AsyncSandbox(Openable):
         self._request = request(backend=name, **options)
         self._id = id
         self._lease: Lease | None = None
+        self.for_session = False  # it is to hold one Python interpreter, and `auto` may choose by that
 
     @classmethod
     async def open(
@@ -292,11 +293,12 @@ class AsyncSandbox(Openable):
         backend = self.lease.capabilities.backend
         other = AsyncSandbox(backend=backend, engine=self._engine, id=id)
         other._request = self._request.model_copy(update={"backend": backend})
+        other.for_session = self.for_session
         return other
 
     @asynccontextmanager
     async def _living(self) -> AsyncIterator[None]:
-        async with self._engine.open(self._request, keep_files=True, id=self._id) as lease:
+        async with self._engine.open(self._request, keep_files=True, session=self.for_session, id=self._id) as lease:
             self._lease = lease
             try:
                 yield

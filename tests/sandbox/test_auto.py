@@ -8,6 +8,7 @@ import pytest
 
 import belljar
 from belljar.backends.native.backend import Native
+from belljar.backends.native.toolchains import Tool, Toolchains
 from belljar.backends.wasm import modules
 from belljar.core import hints
 from belljar.core.capabilities import Guarantees
@@ -29,6 +30,12 @@ FITS = {
     "files": "import os, tempfile\nos.makedirs('a/b')\nprint(os.listdir('.'), tempfile.mkdtemp())",
     "numpy": "import numpy; print(numpy.arange(3).sum())",
     "a lock": "import threading\nwith threading.Lock(): print('held')",
+    "numpy and a recursion with a cache": (
+        "import functools, numpy\n@functools.lru_cache\ndef f(n): return n and n + f(n - 1)\n"
+        "print(f(50), numpy.arange(3))"
+    ),
+    "numpy and a higher limit": "import sys, numpy\nsys.setrecursionlimit(5000)\nprint(numpy.arange(3).sum())",
+    "numpy and a look at threads": "import threading, numpy\nprint(threading.active_count(), numpy.arange(3))",
     "a cache": "import functools\n@functools.cache\ndef f(n): return n * 2\nprint(f(2))",
 }
 NEEDS_MORE = {
@@ -106,6 +113,26 @@ async def test_a_need_that_the_text_hides_is_met_by_a_second_run(engine: Engine)
 async def test_an_open_sandbox_can_do_everything_because_nobody_knows_what_comes(engine: Engine) -> None:
     async with belljar.AsyncSandbox(engine=engine) as box:
         assert (await box.exec(["echo", "hi"])).stdout == "hi\n"
+
+
+async def test_a_session_is_on_wasm_unless_something_speaks_against_it(engine: Engine) -> None:
+    async with belljar.AsyncSession(engine=engine) as session:
+        assert (await session.run("1 + 1")).backend == "wasm"
+    async with belljar.AsyncSession(engine=engine, net=["example.org"]) as session:
+        assert (await session.run("1 + 1")).backend == "native"
+
+
+async def test_typescript_with_an_old_node_goes_to_wasm_and_the_reason_is_told(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(toolchains: Toolchains, node: Tool | None) -> None:
+        return None
+
+    monkeypatch.setattr(Toolchains, "_typescript", none)
+    fresh = Engine(engine.settings)
+    result = await belljar.arun("const n: number = 2; console.log(n)", language="typescript", engine=fresh)
+    assert (result.backend, result.stdout) == ("wasm", "2\n"), result
+    assert "native passed over: typescript cannot be run by native here" in result.reasons
 
 
 async def test_what_wasm_is_said_to_have_is_what_it_has(engine: Engine) -> None:

@@ -62,7 +62,7 @@ async def test_sys_exit_ends_the_turn_not_the_session(engine: Engine) -> None:
 
 
 async def test_a_turn_over_its_time_is_interrupted_and_the_state_survives(engine: Engine) -> None:
-    async with belljar.AsyncSession(engine=engine) as session:
+    async with belljar.AsyncSession(backend="native", engine=engine) as session:
         await session.run("x = 5")
         turn = await session.run("print('partial', flush=True)\nwhile True: pass", timeout=0.5)
         assert turn.status == "timeout"
@@ -79,7 +79,7 @@ async def test_a_turn_that_ignores_the_bell_costs_the_session_and_says_so(engine
 
 
 async def test_a_session_out_of_memory_says_so_and_is_over(engine: Engine) -> None:
-    async with belljar.AsyncSession(engine=engine, memory="64M") as session:
+    async with belljar.AsyncSession(backend="native", engine=engine, memory="64M") as session:
         turn = await session.run("x = bytearray(10**9)")
         assert turn.status == "oom_killed"
         with pytest.raises(errors.ExecutionFailed):
@@ -87,7 +87,7 @@ async def test_a_session_out_of_memory_says_so_and_is_over(engine: Engine) -> No
 
 
 async def test_output_of_child_processes_and_undecodable_bytes_are_seen(engine: Engine) -> None:
-    async with belljar.AsyncSession(engine=engine) as session:
+    async with belljar.AsyncSession(backend="native", engine=engine) as session:
         turn = await session.run("import os, subprocess\nsubprocess.run(['echo', 'child'])\nos.write(1, b'\\xff\\n')")
         assert turn.stdout == "child\n\ufffd\n"
 

@@ -62,9 +62,6 @@ def test_every_import_is_found_wherever_it_is(code: str, modules: set[str]) -> N
         ("import os\nopen(os.devnull)", "may ask the operating system (os.devnull)"),
         ("open('/proc/self/status')", "may ask the operating system (/proc/self/status)"),
         ("open(f'/proc/{pid}/maps')", "may ask the operating system (/proc/)"),
-        ("import sys\nsys.setrecursionlimit(10**6)", "may recurse deeply (sys.setrecursionlimit)"),
-        ("from functools import lru_cache\n@lru_cache(None)\ndef f(n): return f(n - 1)", "may recurse deeply"),
-        ("import functools\n@functools.cache\ndef f(n): return f(n - 1)", "may recurse deeply (f with a cache)"),
         ("import os\ngetattr(os, 'fo' + 'rk')()", "does what its text does not tell (os)"),
         ("import importlib\nimportlib.import_module(name)", "does what its text does not tell"),
         ("load = __import__\nload('os').fork()", "does what its text does not tell (__import__)"),
@@ -74,6 +71,25 @@ def test_every_import_is_found_wherever_it_is(code: str, modules: set[str]) -> N
 def test_what_wants_an_operating_system_is_named_with_what_gave_it_away(code: str, said: str) -> None:
     system = analyse(code).system
     assert any(need.startswith(said) for need in system), system
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import sys\nsys.setrecursionlimit(10**6)", "may recurse deeply (sys.setrecursionlimit)"),
+        ("from functools import lru_cache\n@lru_cache(None)\ndef f(n): return f(n - 1)", "may recurse deeply"),
+        ("import functools\n@functools.cache\ndef f(n): return f(n - 1)", "may recurse deeply (f with a cache)"),
+    ],
+)  # fmt: skip
+def test_what_may_want_a_large_stack_is_told_apart_because_it_is_often_met_anyway(code: str, said: str) -> None:
+    needs = analyse(code)
+    assert needs.system == ()
+    assert len(needs.soft) == 1 and needs.soft[0].startswith(said)
+
+
+@pytest.mark.parametrize("name", ["active_count()", "enumerate()", "Lock()", "current_thread().name"])
+def test_looking_at_threads_starts_none(name: str) -> None:
+    assert analyse(f"import threading\nthreading.{name}") == Needs(modules=frozenset({"threading"}))
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ WASM = offer("wasm", commands=False, processes=False, languages={"python"}, modu
 NO_NATIVE = offer("native", available=False, why_not="no bubblewrap", fix="install bubblewrap")
 
 
-def code(*modules: str, system: tuple[str, ...] = (), **fields: Any) -> Plan:
-    return Plan(language="python", needs=Needs(modules=frozenset(modules), system=system), **fields)
+def code(*modules: str, system: tuple[str, ...] = (), soft: tuple[str, ...] = (), **fields: Any) -> Plan:
+    return Plan(language="python", needs=Needs(modules=frozenset(modules), system=system, soft=soft), **fields)
 
 
 def test_auto_takes_the_first_that_can() -> None:
@@ -145,6 +145,57 @@ def test_what_wasm_may_lack_goes_to_native_and_if_there_is_none_to_wasm_with_a_w
         "native passed over: no bubblewrap",
         f"wasm chosen for want of another, though {said}",
     )
+
+
+DEEP = ("may recurse deeply (f with a cache)",)
+
+
+def test_a_package_that_wasm_has_outweighs_a_recursion_that_may_be_deep() -> None:
+    choice = routing.choose(
+        code("functools", "numpy", soft=DEEP), [WASM.model_copy(update={"modules": {"functools", "numpy"}}), NATIVE]
+    )
+    assert choice == ("wasm", ("wasm chosen: it has numpy, though the code may recurse deeply (f with a cache)",))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        code("json", soft=DEEP),
+        code("numpy", soft=DEEP, system=("may start processes (x)",)),
+        code("numpy", "torch", soft=DEEP),
+    ],
+)
+def test_it_outweighs_nothing_else_and_without_a_package_native_has_the_larger_stack(plan: Plan) -> None:
+    assert routing.choose(plan, [WASM, NATIVE]).backend == "native"
+
+
+def test_a_granted_environment_has_the_packages_so_that_the_recursion_decides() -> None:
+    plan = code("numpy", soft=DEEP, packages="/venv")
+    assert routing.choose(plan, [WASM, offer("native", packages=True)]).backend == "native"
+
+
+def test_a_session_goes_to_wasm_if_nothing_speaks_against_it() -> None:
+    wasm, native = WASM.model_copy(update={"sessions": {"python"}}), offer("native", sessions={"python"})
+    assert routing.choose(Plan(session=True), [wasm, native]).backend == "wasm"
+    assert (
+        routing.choose(
+            Plan(session=True, egress=LISTED), [wasm, offer("native", sessions={"python"}, egress={"listed"})]
+        ).backend
+        == "native"
+    )
+    assert routing.choose(Plan(session=True), [WASM, native]).reasons[0] == "wasm passed over: it has no sessions"
+
+
+def test_a_language_that_is_not_installed_goes_where_it_is_or_the_fixes_of_all_are_told() -> None:
+    plan = Plan(language="typescript")
+    wasm = WASM.model_copy(update={"languages": {"python", "typescript"}, "partly": {"typescript": "QuickJS"}})
+    old = offer("native", not_installed={"typescript": "install Node 24"})
+    choice = routing.choose(plan, [wasm, old])
+    assert choice.backend == "wasm"
+    assert choice.reasons[1] == "native passed over: typescript cannot be run by native here"
+    with pytest.raises(errors.NotAvailable) as told:
+        routing.choose(plan, [ABSENT.model_copy(update={"fix": "belljar setup wasm"}), old])
+    assert told.value.fix == "wasm: belljar setup wasm; native: install Node 24"
 
 
 def test_all_doubts_are_told_at_once() -> None:

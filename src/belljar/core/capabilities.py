@@ -90,6 +90,9 @@ class Capabilities(Model):
     memory: int | None = Field(None, description="the most bytes a guest can ever have; None: what the machine has")
     least_memory: int = Field(0, description="bytes below which no guest can start")
     languages: frozenset[str] | None = Field(None, description="None: what `Backend.languages` says")
+    not_installed: Mapping[str, str] = Field(
+        default_factory=dict, description="language -> how to get it, of those that it could run and cannot here"
+    )
     images: bool = Field(False, description="does it run in an image that can be chosen?")
     runtimes: Mapping[str, Guarantees] = Field(default_factory=dict, description="what each container runtime proved")
     partly: Mapping[str, str] = Field(default_factory=dict, description="language -> what it is here, if not the usual")

@@ -45,7 +45,9 @@ _WATCHED: dict[str, str] = {
     "threading": _THREADS, "_thread": _THREADS, "concurrent.futures.ThreadPoolExecutor": _THREADS,
     "concurrent.futures.thread": _THREADS, "concurrent.futures.process": _PROCESSES,
     "concurrent.interpreters": _THREADS, "faulthandler.dump_traceback_later": _THREADS,
-    **{f"threading.{name}": "" for name in ("Lock", "RLock", "local", "current_thread", "main_thread", "get_ident")},
+    **{f"threading.{name}": "" for name in (
+        "Lock RLock local current_thread main_thread get_ident get_native_id active_count enumerate excepthook "
+        "settrace setprofile gettrace getprofile stack_size TIMEOUT_MAX ThreadError").split()},
     # An event loop wakes itself through a pair of sockets.
     "asyncio": _SOCKETS, "asyncio.iscoroutine": "", "asyncio.iscoroutinefunction": "",
     **dict.fromkeys(
@@ -75,6 +77,7 @@ _WATCHED: dict[str, str] = {
 }  # fmt: skip
 _WATCHED |= {name.replace("os.", "posix.", 1): need for name, need in _WATCHED.items() if name.startswith("os.")}
 _PARTLY = frozenset({"os", "posix", "signal"})  # harmless but for many of their names
+_SOFT = frozenset({_DEEP})  # often met anyway: a backend that lacks it is better than one without a module
 _CACHES = frozenset({"functools.cache", "functools.lru_cache"})
 
 
@@ -94,7 +97,12 @@ def analyse(code: str, language: str = "python", files: Mapping[str, bytes] | No
     for text in texts:
         if (tree := _parse(text)) is not None:
             reader.read(tree)
-    return Needs(modules=frozenset(reader.modules - _local(beside)), system=tuple(reader.system()))
+    needs = dict(sorted(reader.found()))
+    return Needs(
+        modules=frozenset(reader.modules - _local(beside)),
+        system=tuple(told for need, told in needs.items() if need not in _SOFT),
+        soft=tuple(told for need, told in needs.items() if need in _SOFT),
+    )
 
 
 def _phrase(need: str, names: Sequence[str]) -> str:
@@ -128,9 +136,10 @@ class _Reader:
         self._calls: list[ast.Call] = []
         self._functions: list[ast.FunctionDef] = []
 
-    def system(self) -> Iterator[str]:
-        for need, names in sorted(self._found.items()):
-            yield _phrase(need, sorted(names))
+    def found(self) -> Iterator[tuple[str, str]]:
+        """Yields each need, and the same with examples."""
+        for need, names in self._found.items():
+            yield need, _phrase(need, sorted(names))
 
     def read(self, tree: ast.Module) -> None:
         self._meaning, self._used = {"__import__": "__import__"}, set()

@@ -18,6 +18,7 @@ class Needs(Model):
 
     modules: frozenset[str] = Field(frozenset(), description="top-level names of what it imports")
     system: tuple[str, ...] = Field((), description='what wants an operating system: "may start threads (…)"')
+    soft: tuple[str, ...] = Field((), description="what may want more than a small stack, and often does not")
 
 
 class Plan(Model):
@@ -37,6 +38,7 @@ class Plan(Model):
     seccomp_profile: str = Field("", description="the language's own; a backend that cannot take it cannot run it")
     backend: str = "auto"
     command: bool = Field(False, description="a program of the sandbox is to be run, not code")
+    session: bool = Field(False, description="one Python interpreter is to be kept across turns")
     language: str | None = Field(None, description="the language of the code, where it is known")
     deterministic: bool = False
     profile: str | None = None

@@ -55,14 +55,16 @@ def no_sandbox() -> errors.PolicyDenied:
 
 
 def decide(
-    request: RunRequest, settings: Settings, *, keep_files: bool = False, language: Language | None = None
-) -> Plan:
+    request: RunRequest, settings: Settings, *, keep_files: bool = False, session: bool = False,
+    language: Language | None = None,
+) -> Plan:  # fmt: skip
     """Validates a request and returns the Plan that a backend carries out.
 
     Args:
         request: what was asked, with the workspace by its real path and the language by its own name.
         settings: defaults and caps in force.
         keep_files: whether the sandbox's files will be asked for after a run.
+        session: whether one Python interpreter is to be kept.
         language: the language of the code, as the administrators have it; None for a command.
 
     Returns:
@@ -98,6 +100,7 @@ def decide(
         seccomp_profile=language.seccomp_profile if language else "",
         backend=backend,
         command=request.command is not None,
+        session=session,
         language=request.language if request.code is not None else None,
         deterministic=request.deterministic is not None,
         profile=request.profile,

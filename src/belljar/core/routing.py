@@ -2,11 +2,13 @@
 
 It never falls back to something weaker than asked, and never to no sandbox at all. What a backend cannot do is an
 objection and final; what the code may need and the backend lacks is only a doubt, because it is read from the code's
-text: another backend is preferred then, but this one is taken if there is no other.
+text: another backend is preferred then, but this one is taken if there is no other. The smallest doubt, a recursion
+that may be deep, gives way to a package that this backend has and that others would have to be given.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -48,23 +50,40 @@ def choose(plan: Plan, candidates: Sequence[Capabilities]) -> Choice:
             passed_over.append(f"{candidate.backend} passed over: {doubt}")
             doubtful.append((candidate.backend, doubt))
         else:
-            return Choice(
-                candidate.backend, (*passed_over, f"{candidate.backend} chosen: first that can do what was asked")
-            )
+            return Choice(candidate.backend, (*passed_over, f"{candidate.backend} chosen: {_merit(plan, candidate)}"))
     if doubtful:
         backend, doubt = doubtful[0]
         return Choice(backend, (*passed_over, f"{backend} chosen for want of another, though {doubt}"))
-    fixes = [
-        f"{candidate.backend}: {candidate.fix}" for candidate in candidates if candidate.fix and not candidate.available
-    ]
-    refused = any(
-        candidate.available for candidate in candidates
-    )  # there is a sandbox, but none as strict or as able as asked
+    fixes = [f"{candidate.backend}: {fix}" for candidate in candidates if (fix := _fix(plan, candidate))]
+    # There is a sandbox, but none as strict or as able as asked; a language that is not installed is another matter.
+    refused = any(candidate.available and not _lacks_toolchain(plan, candidate) for candidate in candidates)
     raise (errors.PolicyDenied if refused else errors.NotAvailable)(
         "no sandbox here can run this: " + ("; ".join(passed_over) or "no backend is configured"),
         fix="; ".join(fixes) or "ask for less, or run `belljar doctor`",
         context={"reasons": passed_over},
     )
+
+
+def _merit(plan: Plan, candidate: Capabilities) -> str:
+    """Why it was taken: it has what others may not, or it simply was the first."""
+    if plan.needs.soft and (own := _own_packages(plan, candidate)):
+        return f"it has {', '.join(own)}, though the code {', '.join(plan.needs.soft)}"
+    return "first that can do what was asked"
+
+
+def _own_packages(plan: Plan, candidate: Capabilities) -> list[str]:
+    """The packages that the code imports and this backend has built in, unless the guest is given others."""
+    if candidate.modules is None or plan.packages or plan.image:
+        return []
+    return sorted((plan.needs.modules & candidate.modules) - sys.stdlib_module_names)[:_MODULES_SHOWN]
+
+
+def _lacks_toolchain(plan: Plan, candidate: Capabilities) -> bool:
+    return plan.language in candidate.not_installed
+
+
+def _fix(plan: Plan, candidate: Capabilities) -> str:
+    return candidate.not_installed.get(plan.language or "", "") if candidate.available else candidate.fix
 
 
 def suits(plan: Plan, candidate: Capabilities) -> bool:
@@ -116,8 +135,7 @@ def _lacks(plan: Plan, candidate: Capabilities) -> Iterator[str]:
         yield f"it has no network to offer, so {what} cannot be reached"
     if plan.command and not candidate.commands:
         yield "it runs code, not commands"
-    if plan.language and candidate.languages is not None and plan.language not in candidate.languages:
-        yield f"it does not speak {plan.language}"
+    yield from _lacks_language(plan, candidate)
     throttled, held = plan.limits.io_bps or plan.limits.io_iops, promise(plan, candidate) or candidate.guarantees
     if throttled and held.limits.get("io", "not limited") == "not limited":
         yield "it cannot limit block I/O here"
@@ -135,13 +153,22 @@ def _lacks(plan: Plan, candidate: Capabilities) -> Iterator[str]:
         yield "it cannot be granted a Python environment of the host"
 
 
+def _lacks_language(plan: Plan, candidate: Capabilities) -> Iterator[str]:
+    if plan.language and candidate.languages is not None and plan.language not in candidate.languages:
+        yield f"it does not speak {plan.language}"
+    if _lacks_toolchain(plan, candidate):
+        yield f"{plan.language} cannot be run by {candidate.backend} here"
+    if plan.session and "python" not in candidate.sessions:
+        yield "it has no sessions"
+
+
 def _doubt(plan: Plan, candidate: Capabilities) -> str:
     """Why the code may fail here, though the backend can take it; empty if nothing speaks against it."""
     return "; ".join(_doubts(plan, candidate))
 
 
 def _doubts(plan: Plan, candidate: Capabilities) -> Iterator[str]:
-    nothing_known = plan.language is None and not plan.command
+    nothing_known = plan.language is None and not plan.command and not plan.session
     if nothing_known and not (candidate.commands and candidate.processes and candidate.languages is None):
         yield "nothing is known yet of what will be run, and it cannot run everything"
     if plan.language and plan.language in candidate.partly:
@@ -151,5 +178,7 @@ def _doubts(plan: Plan, candidate: Capabilities) -> Iterator[str]:
         yield f"the code imports {', '.join(missing[:_MODULES_SHOWN])}{more}, which {candidate.backend} lacks"
     if not candidate.processes and plan.needs.system:
         yield f"the code {', '.join(plan.needs.system)}, and {candidate.backend} is no operating system"
+    elif not candidate.processes and plan.needs.soft and not _own_packages(plan, candidate):
+        yield f"the code {', '.join(plan.needs.soft)}, and the stack of {candidate.backend} is small"
     if candidate.memory is not None and plan.limits.memory > candidate.memory:
         yield f"its guests never have more than {format_size(candidate.memory)} of memory"

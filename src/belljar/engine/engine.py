@@ -194,21 +194,31 @@ class Engine:
         return first
 
     @asynccontextmanager
-    async def open(self, request: RunRequest, *, keep_files: bool = False, id: str = "") -> AsyncIterator[Lease]:
-        """A sandbox for several requests. It stays where it is: its files cannot be run again elsewhere."""
+    async def open(
+        self, request: RunRequest, *, keep_files: bool = False, session: bool = False, id: str = ""
+    ) -> AsyncIterator[Lease]:
+        """A sandbox for several requests. It stays where it is: its files cannot be run again elsewhere.
+
+        Args:
+            request: what every run in it is asked for.
+            keep_files: whether its files will be put or got.
+            session: whether it is for one Python interpreter.
+            id: its name; a new one unless given.
+        """
         if request.retry != "never":
             raise errors.InvalidRequest("retry: an open sandbox stays where it is", fix="use `run`, or name a backend")
-        plan, choice = await self._choose(request, id=id, keep_files=keep_files)
+        plan, choice = await self._choose(request, id=id, keep_files=keep_files, session=session)
         async with self._lease(plan, choice) as lease:
             yield lease
 
     async def _choose(
-        self, request: RunRequest, *, id: str, keep_files: bool = False, after: Capabilities | None = None
-    ) -> tuple[Plan, Choice]:
+        self, request: RunRequest, *, id: str, keep_files: bool = False, session: bool = False,
+        after: Capabilities | None = None,
+    ) -> tuple[Plan, Choice]:  # fmt: skip
         """What is allowed, and where; `after` a run on one backend, only on those next in line and no weaker."""
         try:
             with span("policy"):
-                plan, choice = await self._weigh(request, keep_files=keep_files, after=after)
+                plan, choice = await self._weigh(request, keep_files=keep_files, session=session, after=after)
         except errors.BelljarError as error:
             kind = "refused" if isinstance(error, errors.PolicyDenied) else "failed"
             about = {"run": id} if id else {}
@@ -216,12 +226,16 @@ class Engine:
             raise
         return plan.model_copy(update={"id": id}) if id else plan, choice
 
-    async def _weigh(self, request: RunRequest, *, keep_files: bool, after: Capabilities | None) -> tuple[Plan, Choice]:
+    async def _weigh(
+        self, request: RunRequest, *, keep_files: bool, session: bool, after: Capabilities | None
+    ) -> tuple[Plan, Choice]:
         language = None
         if request.code is not None:  # by its own name: policy and routing know no aliases
             language = self.languages.get(request.language)
             request = request.model_copy(update={"language": language.name})
-        plan = policy.decide(_resolved(request), self.settings, keep_files=keep_files, language=language)
+        plan = policy.decide(
+            _resolved(request), self.settings, keep_files=keep_files, session=session, language=language
+        )
         if after is not None and after.guarantees is not None:
             strict = max(plan.isolation, after.guarantees.isolation, key=lambda isolation: isolation.rank)
             plan = plan.model_copy(update={"isolation": strict})
@@ -299,10 +313,20 @@ class Engine:
             return tuple(Capabilities(backend=name, available=False) for name in known)
         candidates: list[Capabilities] = []
         for name in known[known.index(after.backend) + 1 :] if after else known:
-            candidates.append(await self.capabilities(name))
+            candidates.append(await self._with_languages(await self.capabilities(name), plan.language))
             if routing.suits(plan, candidates[-1]):
                 break
         return tuple(candidates)
+
+    async def _with_languages(self, found: Capabilities, language: str | None) -> Capabilities:
+        """The same, with whether the language is installed there: `auto` goes on to a backend that has it."""
+        fixed = found.languages is not None or found.images or found.backend in self._extra
+        if not found.available or fixed or language is None or language in _ALWAYS_AVAILABLE:
+            return found
+        rows = {row.name: row for row in await self.languages_of(found.backend)}
+        if (row := rows.get(language)) is None or row.available:
+            return found
+        return found.model_copy(update={"not_installed": {language: row.fix}})
 
     async def _named_capabilities(self, name: str) -> Capabilities:
         """A backend that was asked for by name is made ready if that is all it needs; `auto` makes nobody wait."""

@@ -66,6 +66,7 @@ class AsyncSession(Openable):
                 "deterministic: a session cannot be repeated", fix="use run, with all of its code"
             )
         self._sandbox = AsyncSandbox(backend=backend, engine=engine, id=id, **options)
+        self._sandbox.for_session = True
         self._idle = idle
         self._lifetime = lifetime
         self._tasks: TaskGroup
