@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -66,8 +67,7 @@ async def test_tools_have_schemas_and_annotations_and_run_code_over_each_transpo
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert tools.keys() == TOOLS
         assert all(tool.output_schema and tool.description and tool.annotations for tool in tools.values())
-        assert "The same as execute_code" in str(tools["run_code"].description)
-        assert tools["run_code"].input_schema["properties"] == tools["execute_code"].input_schema["properties"]
+        assert tools["session_open"].output_schema["required"].count("session_id") == 1  # type: ignore[index]
         for name in ("execute_code", "run_code"):
             told = data(await client.call_tool(name, {"language": "python", "code": "print(6 * 7)"}))
             assert (told["status"], told["stdout"], told["exit_code"]) == ("success", "42\n", 0)
@@ -158,6 +158,36 @@ async def test_a_host_that_people_granted_can_be_asked_for_and_no_other(place: S
         assert "may not be reached" not in text(taken)
 
 
+async def test_code_gets_its_arguments(listening: str) -> None:
+    async with Client(listening) as client:
+        said = {"code": "echo $1/$2", "language": "bash", "args": ["a b", "c"]}
+        assert data(await client.call_tool("execute_code", said))["stdout"] == "a b/c\n"
+
+
+async def test_a_folder_and_packages_that_the_operator_grants_are_there_in_every_run(
+    place: Server, open_folder: Path
+) -> None:
+    work, packages = open_folder / "work", open_folder / "venv"
+    work.mkdir(mode=0o755)
+    (work / "a.txt").write_text("seen")
+    venv.create(packages, with_pip=False, symlinks=True)
+    (site,) = packages.glob("lib/python3*/site-packages")
+    (site / "granted.py").write_text("word = 'imported'")
+    code = "import granted; print(open('a.txt').read(), granted.word); open('b.txt', 'w').write('new')"
+    words = ("--workspace", str(work), "--packages", str(packages))
+    async with on_stdio(place, *words) as client:
+        for tool in ("execute_code", "session_run"):
+            told = data(await client.call_tool(tool, {"code": code}))
+            assert (told["stdout"], told["status"]) == ("seen imported\n", "error"), told["stderr"]
+        assert "/workspace and is read-only" in str(client.instructions)
+    assert not (work / "b.txt").exists()
+    async with on_stdio(place, *words, "--rw") as client:
+        hints = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
+        assert hints["execute_code"] and hints["execute_code"].destructive_hint
+        assert data(await client.call_tool("execute_code", {"code": code}))["status"] == "success"
+    assert (work / "b.txt").read_text() == "new"
+
+
 async def test_a_command_runs_in_a_fresh_sandbox_or_in_an_open_one(listening: str) -> None:
     async with Client(listening) as client:
         given = {"command": ["sh", "-c", "cat; echo err >&2; exit 3"], "stdin": "in"}
@@ -202,7 +232,9 @@ async def test_a_session_keeps_variables_and_files_and_a_fork_goes_its_own_way(l
 
 async def test_a_turn_without_a_session_opens_one_and_says_its_name(listening: str) -> None:
     async with Client(listening) as client:
-        id = data(await client.call_tool("session_run", {"code": "y = 'kept'"}))["session_id"]
+        first = await client.call_tool("session_run", {"code": "y = 'kept'"})
+        id = data(first)["session_id"]
+        assert f"[session_id: {id}, to go on with]" in text(first)
         answer = await client.call_tool("session_run", {"session_id": id, "code": "print(y)"})
         assert text(answer) == "kept"
         data(await client.call_tool("session_close", {"session_id": id}))
@@ -210,7 +242,7 @@ async def test_a_turn_without_a_session_opens_one_and_says_its_name(listening: s
 
 async def test_files_go_in_and_out_as_text_as_bytes_and_as_images(listening: str) -> None:
     async with Client(listening) as client:
-        id = data(await client.call_tool("session_open", {}))["id"]
+        id = data(await client.call_tool("session_open", {}))["session_id"]
         named = {"session_id": id}
         document = '{"a": "ü"}'
         data(await client.call_tool("file_write", named | {"path": "a.json", "content": document}))

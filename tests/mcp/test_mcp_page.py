@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from belljar.cli.mcp_install import CLIENTS
 from mcp_clients import TOOLS
 from serving import Server, served
 
@@ -32,11 +33,12 @@ def place() -> Iterator[Server]:
 @pytest.mark.parametrize(("kind", "block"), BLOCKS)
 def test_every_configuration_of_the_page_parses_and_starts_a_command_that_exists(kind: str, block: str) -> None:
     document = json.loads(block) if kind == "json" else tomllib.loads(block)
-    (servers,) = document.values()
-    assert set(document) <= {"mcpServers", "servers", "context_servers", "mcp_servers"}
-    server = servers["belljar"]
-    if "url" in server:
-        assert server["url"].endswith("/mcp")
+    (section,) = document.keys() - {"inputs"}
+    assert section in {client.section for client in CLIENTS.values()}
+    server = document[section]["belljar"]
+    if address := server.get("url") or server.get("httpUrl") or server.get("serverUrl"):
+        assert address == "http://127.0.0.1:8080/mcp"
+        assert "BELLJAR_KEY" in block or "Bearer" in block
         return
     assert server["command"] == "belljar"
     command = [sys.executable, "-m", "belljar", *server["args"], "--help"]
@@ -44,7 +46,8 @@ def test_every_configuration_of_the_page_parses_and_starts_a_command_that_exists
 
 
 def test_the_page_has_a_block_for_each_way_and_names_every_tool() -> None:
-    assert len(BLOCKS) >= 6
+    assert len(BLOCKS) >= 12
+    assert all(client.title in PAGE for client in CLIENTS.values())
     rows = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == TOOLS
 

@@ -24,8 +24,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "setup": ("belljar setup wasm", "belljar setup docker"),
     "languages": ("belljar languages",),
     "mcp": (
-        "belljar mcp",
-        "belljar mcp --net packages.example.org",
+        "belljar mcp install claude-code   (shows what it would change, and asks)",
+        "belljar mcp --workspace . --net packages.example.org",
         "belljar mcp --http --port 8081",
     ),
     "serve": ("belljar serve", "belljar serve --host 0.0.0.0 --port 8080   (needs a key first)"),

@@ -43,7 +43,7 @@ COMMANDS = {
     "doctor": LazyCommand("doctor", "doctor", "Show for every backend whether it works here, why not, how to fix it."),
     "setup": LazyCommand("doctor", "setup", "Prepare a backend that needs it, once."),
     "languages": LazyCommand("doctor", "languages", "List the languages that this installation can run now."),
-    "mcp": LazyCommand("mcp", "mcp", "Offer sandboxes to models over MCP."),
+    "mcp": LazyCommand("mcp", "app", "Offer sandboxes to models over MCP."),
     "serve": LazyCommand("serve", "serve", "Serve HTTP, WebSocket and MCP."),
     "top": LazyCommand("top", "top", "Show what runs on a server now: who, what, for how long, and what it uses."),
     "keys": LazyCommand("keys", "app", "The keys of the service: create, list, revoke."),

@@ -68,6 +68,12 @@ class Closed(Model):
     closed: bool = True
 
 
+class SessionOpened(SessionRecord):
+    """An open session. `session_id` is its `id`, under the name that the other tools have for it."""
+
+    session_id: str
+
+
 class LanguageList(Model):
     languages: tuple[BackendLanguage, ...]
 
@@ -75,8 +81,15 @@ class LanguageList(Model):
 # --- runs ---
 
 
-def of_run(result: Result, id: str, session_id: str | None = None) -> CallToolResult:
-    """A guest's failure is an answer like any other: `isError` is kept for refusals and for our own failures."""
+def of_run(result: Result, id: str, session_id: str | None = None, *, opened: bool = False) -> CallToolResult:
+    """A guest's failure is an answer like any other: `isError` is kept for refusals and for our own failures.
+
+    Args:
+        result: what came of it.
+        id: of the run.
+        session_id: the session that it was a turn of.
+        opened: whether the session is new, so that the model has yet to learn its name.
+    """
     images, bundles, notes = _split(result.results)
     told = result.model_copy(
         update={
@@ -89,6 +102,8 @@ def of_run(result: Result, id: str, session_id: str | None = None) -> CallToolRe
     data = told.model_dump(mode="json") | {"id": id}
     if session_id is not None:
         data["session_id"] = session_id
+    if session_id is not None and opened:
+        notes.append(f"[session_id: {session_id}, to go on with]")
     return CallToolResult(content=[_text(_prose(told, notes)), *images], structured_content=data)
 
 
@@ -265,7 +280,7 @@ def of_folder(entries: Iterable[Entry]) -> CallToolResult:
 
 def of_session(record: SessionRecord) -> CallToolResult:
     text = f"session_id: {record.id}\nA {record.kind} on {record.backend}; it ends when nobody uses it for a while."
-    return of_model(record, text)
+    return of_model(SessionOpened(**dict(record), session_id=record.id), text)
 
 
 def of_languages(rows: Iterable[tuple[str, LanguageSupport]]) -> CallToolResult:

@@ -29,7 +29,7 @@ from belljar.protocol.records import SCOPES, Caller
 from belljar.service.auth import gate
 from belljar.service.http.guard import Guard, problem
 from belljar.service.http.streams import still_known
-from belljar.service.mcp.tools import create_server, granted
+from belljar.service.mcp.tools import OperatorGrants, create_server, granted
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
 from belljar.service.telemetry.log_lines import BEAT
@@ -41,9 +41,9 @@ _CALLER = "belljar.caller"  # in the scope of a request that was authenticated
 class McpApp:
     """An ASGI callable, while `mcp_app` is open."""
 
-    def __init__(self, service: Service, sessions: Sessions, hosts: tuple[str, ...] = ()) -> None:
+    def __init__(self, service: Service, sessions: Sessions, grants: OperatorGrants | None = None) -> None:
         self._service = service
-        server = create_server(service, sessions, _caller_of, hosts=hosts)
+        server = create_server(service, sessions, _caller_of, grants=grants)
         server.streamable_http_app(  # makes the transport, which is all that is wanted of it
             max_request_body_size=service.settings.service.request_size,
             # `guard` is in front of everything that listens, and knows the hosts and origins of the settings.
@@ -91,9 +91,9 @@ class McpApp:
 
 
 @asynccontextmanager
-async def mcp_app(service: Service, sessions: Sessions, hosts: tuple[str, ...] = ()) -> AsyncIterator[McpApp]:
-    """For a lifespan: `async with mcp_app(service, sessions) as app.state.mcp`. Models may ask to reach `hosts`."""
-    app = McpApp(service, sessions, hosts)
+async def mcp_app(service: Service, sessions: Sessions, grants: OperatorGrants | None = None) -> AsyncIterator[McpApp]:
+    """For a lifespan: `async with mcp_app(service, sessions) as app.state.mcp`. `grants`: of its operator."""
+    app = McpApp(service, sessions, grants)
     async with app.transport.run():
         yield app
 
@@ -139,7 +139,7 @@ async def _refuse(error: errors.BelljarError, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def create_app(settings: Settings, hosts: tuple[str, ...] = ()) -> Starlette:
+def create_app(settings: Settings, grants: OperatorGrants | None = None) -> Starlette:
     """MCP alone, behind the same guard as the whole service."""
 
     @asynccontextmanager
@@ -147,10 +147,10 @@ def create_app(settings: Settings, hosts: tuple[str, ...] = ()) -> Starlette:
         service = Service(settings)
         sessions = Sessions(service)
         app.state.service = service
-        async with service, sessions, mcp_app(service, sessions, hosts) as app.state.mcp:
+        async with service, sessions, mcp_app(service, sessions, grants) as app.state.mcp:
             yield
 
-    granted(hosts)  # what makes no sense is said before anything is started
+    granted(grants.hosts if grants else ())  # what makes no sense is said before anything is started
     app = Starlette(routes=[Route(PATH, entrance)], lifespan=lifespan)
     app.add_middleware(Guard, settings=settings)
     return app

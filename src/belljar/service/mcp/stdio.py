@@ -19,7 +19,7 @@ from belljar.core.settings import Settings
 from belljar.protocol.records import SCOPES, Caller
 from belljar.service.auth.access import LOCAL_USER
 from belljar.service.mcp import sdk
-from belljar.service.mcp.tools import create_server
+from belljar.service.mcp.tools import OperatorGrants, create_server
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
 
@@ -28,11 +28,11 @@ _PIPE_BUF = 4096  # as much as a pipe that is ready takes without blocking
 _LOCAL = Caller(name=LOCAL_USER, scopes=frozenset(SCOPES))
 
 
-async def serve(settings: Settings, hosts: tuple[str, ...] = ()) -> None:
+async def serve(settings: Settings, grants: OperatorGrants | None = None) -> None:
     """Until stdin ends. Then whatever runs is stopped, and nothing is left."""
     with _wire() as (source, sink):
         async with Service(settings) as service, Sessions(service) as sessions:
-            server = create_server(service, sessions, lambda _: _LOCAL, hosts=hosts)
+            server = create_server(service, sessions, lambda _: _LOCAL, grants=grants)
             reader: Any = _LineReader(source)
             writer: Any = _TextWriter(sink)
             async with stdio_server(reader, writer) as (read, write):

@@ -15,12 +15,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
+from mcp.types import CallToolResult, InputRequiredResult, Tool, ToolAnnotations
 from pydantic import Field, TypeAdapter, ValidationError
 
 from belljar.core import errors
@@ -44,11 +44,13 @@ _TAKING = 60.0  # seconds that taking a run in may last
 _ENDING = 10.0  # seconds that a run has to end when its caller does not want it any more
 _BEAT = 1.0
 _IDLE, _LIFETIME = 600.0, 3600.0  # seconds, of sessions
+ALIASES = frozenset(("run_code",))  # names that can be called, and are not listed
 _HOSTS = TypeAdapter(tuple[HostPattern, ...])
 
 Code = Annotated[str, Field(description="the whole program")]
 Language = Annotated[str, Field(description="python, javascript, typescript, bash, …: list_languages has them all")]
 CommandLine = Annotated[list[str], Field(description='program and arguments: ["ls", "-la"]; no shell is involved')]
+Arguments = Annotated[list[str] | None, Field(description="what the program finds in sys.argv, process.argv or $1")]
 Stdin = Annotated[str, Field(description="what the program reads from stdin")]
 Timeout = Annotated[float | None, Field(description="seconds of wall clock; 30 unless configured otherwise", gt=0)]
 Net = Annotated[list[str] | None, Field(description="hosts that the code may reach over https; none if left out")]
@@ -61,30 +63,56 @@ Ctx = Context[Any, Any]
 
 Ran = Annotated[CallToolResult, Executed]
 TurnRan = Annotated[CallToolResult, answer.Turned]
-Opened = Annotated[CallToolResult, SessionRecord]
+Opened = Annotated[CallToolResult, answer.SessionOpened]
+
+
+class OperatorGrants(NamedTuple):
+    """What whoever started the server lets models' code have.
+
+    Attributes:
+        hosts: what it may reach, if the model asks for it.
+        workspace: a folder of the host that all of it finds at /workspace.
+        write: whether it may change that folder.
+        packages: a Python environment of the host, granted read-only.
+    """
+
+    hosts: tuple[str, ...] = ()
+    workspace: str | None = None
+    write: bool = False
+    packages: str | None = None
+
+    def folders(self) -> dict[str, Any]:
+        """Returns the folders as options of a run."""
+        named = {"workspace": self.workspace, "write": self.write or None, "packages": self.packages}
+        return {name: value for name, value in named.items() if value is not None}
 
 
 class Tools:
     """Each public method is a tool; its docstring is what models are told."""
 
-    def __init__(self, service: Service, sessions: Sessions, caller_of: CallerOf, hosts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, service: Service, sessions: Sessions, caller_of: CallerOf, grants: OperatorGrants | None = None
+    ) -> None:
         self._service = service
         self._sessions = sessions
         self._caller_of = caller_of
-        self._hosts = granted(hosts)
+        grants = grants or OperatorGrants()
+        self._hosts = granted(grants.hosts)
+        self._folders = grants.folders()
 
     # --- one run, one sandbox ---
 
     async def execute_code(
         self, ctx: Ctx, code: Code, language: Language = "python", stdin: Stdin = "", timeout: Timeout = None,
-        net: Net = None, backend: Backend = "auto",
+        net: Net = None, backend: Backend = "auto", args: Arguments = None,
     ) -> Ran:  # fmt: skip
         """Run a program in a fresh sandbox and return its output. Nothing it does outlives the call; it has no network,
         and no access to the user's files. Print what you want to see. To keep variables and files, use session_run."""
         caller = await self._caller(ctx, "run")
         asked = request(
-            code, language=language, stdin=stdin.encode(), timeout=timeout, net=self._net(net), backend=backend
-        )
+            code, args=args or (), language=language, stdin=stdin.encode(), timeout=timeout, net=self._net(net),
+            backend=backend, **self._folders,
+        )  # fmt: skip
         run, result = await self._carry_out(ctx, lambda: self._service.submit(asked, caller))
         return answer.of_run(result, run.id)
 
@@ -105,7 +133,10 @@ class Tools:
             )
         else:
             caller = await self._caller(ctx, "run")
-            asked = request(command=command, stdin=stdin.encode(), timeout=timeout, net=self._net(net), backend=backend)
+            asked = request(
+                command=command, stdin=stdin.encode(), timeout=timeout, net=self._net(net), backend=backend,
+                **self._folders,
+            )  # fmt: skip
             run, result = await self._carry_out(ctx, lambda: self._service.submit(asked, caller))
         return answer.of_run(result, run.id)
 
@@ -136,7 +167,7 @@ class Tools:
                 with anyio.move_on_after(_ENDING, shield=True), suppress(errors.NotFound):
                     await self._sessions.close(id, caller)
             raise
-        return answer.of_run(result, run.id, id)
+        return answer.of_run(result, run.id, id, opened=opened)
 
     async def session_fork(self, ctx: Ctx, session_id: Session) -> Opened:
         """Make an independent copy of a session as it is now, memory and files, to try something without losing it.
@@ -211,7 +242,9 @@ class Tools:
         self, caller: Caller, kind: Literal["session", "sandbox"], net: list[str] | None, backend: str
     ) -> SessionRecord:
         hosts = self._net(net)
-        return await self._sessions.open(caller, kind, idle=_IDLE, lifetime=_LIFETIME, net=hosts, backend=backend)
+        return await self._sessions.open(
+            caller, kind, idle=_IDLE, lifetime=_LIFETIME, net=hosts, backend=backend, **self._folders
+        )
 
     async def _carry_out(self, ctx: Ctx, take: Callable[[], Awaitable[Run]]) -> tuple[Run, Result]:
         """Takes a run in and waits for its end, telling how it goes; a caller who goes away ends it."""
@@ -277,11 +310,21 @@ def _listed(hosts: tuple[str, ...]) -> str:
     return f"only {', '.join(hosts)} may" if hosts else "no host may"
 
 
+def _folders_told(grants: OperatorGrants) -> str:
+    change = "may be changed" if grants.write else "is read-only"
+    told = f" The user's folder is at /workspace and {change}." if grants.workspace else ""
+    return told + (" Python has the user's packages." if grants.packages else "")
+
+
 # --- the server ---
 
 
 class ToolServer(MCPServer[Any]):
-    """The SDK's, with our errors: they name the argument, and say what to do."""
+    """The SDK's, with our errors: they name the argument, and say what to do; and with names that are not listed."""
+
+    async def list_tools(self) -> list[Tool]:
+        """Lists one tool for each job: a second name for one would only cost every conversation its description."""
+        return [tool for tool in await super().list_tools() if tool.name not in ALIASES]
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
@@ -310,34 +353,39 @@ class ToolServer(MCPServer[Any]):
 
 
 def create_server(
-    service: Service, sessions: Sessions, caller_of: CallerOf, *, hosts: tuple[str, ...] = ()
+    service: Service, sessions: Sessions, caller_of: CallerOf, *, grants: OperatorGrants | None = None
 ) -> ToolServer:
     logging.getLogger("mcp").setLevel(logging.WARNING)  # below that it logs the ids of MCP sessions
-    tools = Tools(service, sessions, caller_of, hosts)
+    tools = Tools(service, sessions, caller_of, grants)
     server = ToolServer(
         "belljar", title="Belljar", version=__version__, subscriptions=False, log_level="WARNING",
         description="Runs code that nobody has read yet, where it can do no harm.",
         instructions=(
             "Runs code in sandboxes. A program's own failure is a normal answer: read its status, mend the code, run "
             "it again. An answer with isError was refused, or is Belljar's fault. "
-            f"Network: {_listed(tools._hosts)} be reached."
+            f"Network: {_listed(tools._hosts)} be reached.{_folders_told(grants or OperatorGrants())}"
         ),
     )  # fmt: skip
-    for tool, title, hints in _tools(tools, bool(tools._hosts)):
+    once = _once(bool(tools._hosts), "write" in tools._folders)
+    for tool, title, hints in _tools(tools, bool(tools._hosts), once):
         server.add_tool(tool, title=title, annotations=hints, structured_output=True)
     alias = f"The same as execute_code, under the name that other servers use. {Tools.execute_code.__doc__}"
     server.add_tool(
-        tools.execute_code, "run_code", title="Run code", description=alias, annotations=_once(bool(tools._hosts)),
+        tools.execute_code, "run_code", title="Run code", description=alias, annotations=once,
         structured_output=True,
     )  # fmt: skip
     sdk.refuse_unknown_arguments(server)
     return server
 
 
-def _once(net: bool) -> ToolAnnotations:
+def _once(net: bool, writes: bool) -> ToolAnnotations:
     """A fresh sandbox is thrown away: nothing changes, however often it is done. But what goes out to a host may change
-    and destroy there what it likes, so with hosts to reach the worst is said. Never read-only: it uses the machine."""
-    return ToolAnnotations(read_only_hint=False, destructive_hint=net, idempotent_hint=not net, open_world_hint=net)
+    and destroy there what it likes, and so may code in a folder that it may write to: then the worst is said. Never
+    read-only: it uses the machine."""
+    lasting = net or writes
+    return ToolAnnotations(
+        read_only_hint=False, destructive_hint=lasting, idempotent_hint=not lasting, open_world_hint=net
+    )
 
 
 def _hints(*, reads: bool = False, destroys: bool = False, again: bool = False, net: bool = False) -> ToolAnnotations:
@@ -346,10 +394,10 @@ def _hints(*, reads: bool = False, destroys: bool = False, again: bool = False, 
     )
 
 
-def _tools(tools: Tools, net: bool) -> list[tuple[Callable[..., Any], str, ToolAnnotations]]:
+def _tools(tools: Tools, net: bool, once: ToolAnnotations) -> list[tuple[Callable[..., Any], str, ToolAnnotations]]:
     """What a session's code does, it may do to that session's files and variables: that is the environment meant."""
     return [
-        (tools.execute_code, "Execute code", _once(net)),
+        (tools.execute_code, "Execute code", once),
         (tools.run_command, "Run a command", _hints(destroys=True, net=net)),  # in a session, if one is named
         (tools.session_open, "Open a session", _hints()),
         (tools.session_run, "Run in a session", _hints(destroys=True, net=net)),
