@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from belljar.engine.engine import Engine
 from belljar.settings import load
 from postgres_server import PostgresServer, postgres_server
 from serving import Server, served
-from witness import Traces
+from witness import Traces, counting
 
 # Hypothesis tries a few examples in each `make test`, and many in `make test-all`.
 hypothesis.settings.register_profile("small", max_examples=20, deadline=None)
@@ -77,15 +76,17 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture
-def traces(state_dir: Path) -> Iterator[Traces]:
-    """Counts what sandboxes leave on the machine; no two tests count at the same time, in whatever process they are.
+@pytest.fixture(name="counting")
+def _counting() -> Iterator[None]:
+    """For tests that count leftovers, or kill a Belljar, whose leftovers another test would count."""
+    with counting():
+        yield
 
-    What a killed Belljar leaves does not say which test killed it.
-    """
-    with (Path(tempfile.gettempdir()) / "belljar-tests-counting.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Traces(state_dir)
+
+@pytest.fixture
+def traces(state_dir: Path, counting: None) -> Traces:
+    """Counts what sandboxes leave on the machine."""
+    return Traces(state_dir)
 
 
 @pytest.fixture(scope="session")

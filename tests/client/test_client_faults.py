@@ -125,6 +125,7 @@ def test_a_server_that_is_restarted_meanwhile_is_found_again(server: Server, cli
     assert client.inspect(first.container_id).result == first
 
 
+@pytest.mark.usefixtures("counting")
 def test_a_run_that_died_with_its_server_is_an_error_and_no_hanging(server: Server) -> None:
     with Client(server.url, retries=8) as client:
         began = threading.Event()

@@ -35,7 +35,7 @@ def place() -> Iterator[Server]:
 
 
 @pytest.fixture
-def traces(place: Server) -> Traces:
+def traces(place: Server, counting: None) -> Traces:
     return Traces(place.state_dir)
 
 

@@ -50,6 +50,7 @@ def parts(http: httpx2.Client) -> dict[str, str]:
 # --- ourselves ---
 
 
+@pytest.mark.usefixtures("counting")
 def test_a_killed_server_leaves_nothing_behind_and_every_run_has_a_final_state(tmp_path: Path) -> None:
     config = "[service]\ncpu_overcommit = 100\nmemory_headroom = 0\ndrain = 1\n"
     with served(config=config, MAX_CONTAINERS="20", BELLJAR_AUDIT_LOG=str(tmp_path / "audit.jsonl")) as server:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from belljar.host import cgroups, ownership
+
+
+@contextmanager
+def counting() -> Iterator[None]:
+    """No two tests count leftovers, or kill a Belljar, at the same time, in whatever process they are.
+
+    What a killed Belljar leaves does not say which test killed it.
+    """
+    with (Path(tempfile.gettempdir()) / "belljar-tests-counting.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class Traces:
