@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.belljar-ready
 DIST   ?= dist
 
+unexport PYTHONDONTWRITEBYTECODE  # tests start Belljar hundreds of times, and would compile it each time
+
 .PHONY: run test test-all test-quick test-containers setup check bench docs dist profiles clean
 
 run: $(STAMP)              ## a small showcase on the embedded default: no Docker, no root

@@ -23,6 +23,7 @@ from belljar.core import errors
 from belljar.core.settings import Settings
 from belljar.engine import tracing
 from belljar.host.loops import lone_errors
+from belljar.host.scheduling import run_soon_after_waking
 from belljar.settings import load
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def serve(
         raise errors.NotAvailable(f"the service needs a package that is not installed: {error.name}", fix=fix) from None
     tracing.turn_on()
     sys.setswitchinterval(_SWITCH_SECONDS)
+    run_soon_after_waking()  # the event loop: guests that compute must not hold it up
     listen(create_app(settings), settings, as_json)
 
 
