@@ -8,6 +8,7 @@ grep -q "^[^:]*:[^:]*:$user:" /etc/group || echo "belljar:x:$user:" >>/etc/group
 grep -q "^[^:]*:[^:]*:$user:" /etc/passwd || echo "belljar:x:$user:$user::/workspace:/usr/sbin/nologin" >>/etc/passwd
 mkdir -p /workspace
 chown "$user:$user" /workspace
+chmod 1777 /workspace # guests have uids of their own, and engines give a folder in memory the permissions of this one
 
 # Package managers. The list of what is installed stays: scanners read it.
 rm -rf /etc/apt /etc/dpkg /usr/lib/apt /usr/lib/dpkg /usr/libexec/dpkg /usr/share/dpkg /usr/share/bug /var/lib/apt \

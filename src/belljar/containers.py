@@ -77,8 +77,14 @@ async def _ask(engine: Engine, name: str) -> Detected:
 # --- containers ---
 
 
-async def _container_backend(engine: Engine, wanted: str) -> str:
-    """The first container engine that works here, or the one that was asked for."""
+async def _container_backend(engine: Engine, wanted: str, *, ready: bool = True) -> str:
+    """The first container engine that works here, or the one that was asked for.
+
+    Args:
+        engine: Belljar's.
+        wanted: "auto", or the name of one.
+        ready: One counts that only lacks an image, which the run itself brings.
+    """
     wanted = OTHER_BACKENDS.get(wanted, wanted)
     if wanted not in ("auto", *CONTAINERS):
         raise errors.InvalidRequest(
@@ -87,7 +93,7 @@ async def _container_backend(engine: Engine, wanted: str) -> str:
     names = [name for name in engine.known if name in CONTAINERS] if wanted == "auto" else [wanted]
     found = [await _ask(engine, name) for name in names]
     for one in found:
-        if one.available:
+        if one.available or (ready and await _can_be_made_ready(engine, one.backend)):
             return one.backend
     raise errors.NotAvailable(
         "no container engine works here: " + "; ".join(f"{one.backend}: {one.reason}" for one in found),
@@ -95,10 +101,17 @@ async def _container_backend(engine: Engine, wanted: str) -> str:
     )
 
 
+async def _can_be_made_ready(engine: Engine, name: str) -> bool:
+    try:
+        return bool((await engine.capabilities(name)).setup)
+    except Exception:  # as in `_ask`
+        return False
+
+
 async def ais_container_available(*, backend: str = "auto", engine: Engine | None = None) -> bool:
     """Says whether Docker, Podman or Apple's container (or the one named) can run something here now."""
     try:
-        await _container_backend(engine or default_engine(), backend)
+        await _container_backend(engine or default_engine(), backend, ready=False)
     except errors.NotAvailable:
         return False
     return True

@@ -160,16 +160,17 @@ async def test_dockerd_killed_in_mid_run_is_our_failure_and_the_next_run_works(d
     assert await nothing_left(docker)
 
 
-async def test_an_image_that_is_removed_after_the_probe_is_image_not_found() -> None:
+async def test_an_image_that_is_removed_after_the_probe_is_image_not_found_where_nothing_is_pulled() -> None:
     name = "belljar-test/passing:latest"
-    engine = engines().engine("docker", container={"images": {"execution": name}})
+    rules = {"image_pull_policy": "never"}
+    engine = engines().engine("docker", container={"images": {"execution": name}}, images=rules)
     async with connected(backend_of(engine).address) as client:
         await client.images.tag(IMAGE, repo="belljar-test/passing", tag="latest")
         assert (await engine.capabilities("docker")).available
         await client.images.delete(name)
     with pytest.raises(errors.ImageNotFound) as caught:
         await run(engine, "print(1)")
-    assert caught.value.fix == f"belljar images pull {name}"
+    assert caught.value.fix == f"belljar images pull --policy if-not-present {name}, or build it"
     assert await nothing_left(engine)
 
 

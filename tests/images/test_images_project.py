@@ -25,7 +25,8 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> ImageEngine:
 
 @pytest.fixture
 def engine(host: ImageEngine) -> Iterator[Engine]:
-    yield engines().engine(host.name, cache_dir=str(host.folder / "cache"))
+    rules = {"image_pull_policy": "never"}  # else an image that was not built is looked for in a public registry
+    yield engines().engine(host.name, cache_dir=str(host.folder / "cache"), images=rules)
     for tag in ("mine/app:1", "mine/greedy:1", "mine/told:1"):
         host.docker("rmi", "-f", tag, check=False)
 
@@ -46,6 +47,23 @@ def test_a_project_is_built_with_progress_and_its_image_runs(host: ImageEngine, 
     assert [line for line in lines if "COPY app.py /app/" in line]
     run = belljar.run_in_container(["python3", "/app/app.py"], image="mine/app:1", backend=host.name, engine=engine)
     assert (run.stdout, run.exit_code, run.backend) == ("42\n", 0, host.name), run
+
+
+async def test_an_image_with_a_workspace_of_its_own_lets_any_guest_write_there(
+    host: ImageEngine, engine: Engine
+) -> None:
+    """Engines give a folder in memory the permissions of the image's folder below it: root's alone, as here."""
+    project = host.project(
+        f"FROM {IMAGE}\nRUN mkdir -m 755 /workspace && touch /workspace/theirs\nWORKDIR /workspace\n"
+    )
+    report = await belljar.abuild_image(project, "mine/told:1", backend=host.name, engine=engine)
+    assert report.ok, report
+    where = {"image": "mine/told:1", "backend": host.name, "engine": engine}
+    for more in ({}, {"collect": ["out"]}):
+        command = await belljar.arun(command=["sh", "-c", "id -u >out && cat out"], **where, **more)
+        assert int(command.stdout) > 0, command
+        code = await belljar.arun("print(open('out', 'w').write('mine'))", **where, **more)
+        assert code.stdout == "4\n", code
 
 
 async def test_what_a_project_does_wrong_is_told_with_its_step_its_last_lines_and_its_code(

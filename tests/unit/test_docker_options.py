@@ -234,7 +234,8 @@ def test_a_named_type_s_image_is_its_own_and_the_language_s_otherwise() -> None:
     assert images.image_for("python", "test-runner") == "app:1"
     assert images.image_for(None, "lint") == "lint:1"
     assert images.image_for("go") == "go:1"
-    assert images.image_for("javascript") == "node:20-slim"
+    assert images.image_for("javascript") == images.image_for("typescript") == "node:20-slim"
+    assert images.image_for("rust") == "rust:1.90-slim-bookworm"
     assert images.image_for("python3.10") == images.image_for(None) == "python:3.12-slim"
 
 

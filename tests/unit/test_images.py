@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from belljar import settings
 from belljar.core import errors
 from belljar.core.image_name import Reference, parse
-from belljar.core.settings import ImageSettings
+from belljar.core.settings import LANGUAGE_IMAGES, ImageSettings
 from belljar.host.docker_api import EngineRefusal, translate
-from belljar.images import reports
+from belljar.images import dockerfile, reports
 from belljar.images import rules as images_rules
+from belljar.images.build import recipes
 from belljar.images.lock import MAX_LOCK_BYTES, Lock, Pin, write_lock
 from belljar.images.pinned import Distrusted, run_pinned
+from belljar.images.progress import Progress, PullText
 from belljar.images.records import ImageRecords, new_pin
 from belljar.images.references import ImageFacts, digests_of
 from belljar.images.rules import ScanRecord
@@ -475,3 +477,45 @@ def test_a_wrong_image_setting_is_named(line: str) -> None:
 
     with pytest.raises(errors.InvalidRequest, match=r"images\."):
         settings.load({"HOME": "/nowhere"}, Path("/"), images=tomllib.loads(line))
+
+
+# --- progress ----------------------------------------------------------------------------------
+
+
+def test_a_pull_is_told_in_megabytes_at_most_once_a_second() -> None:
+    now, told = [0.0], list[str]()
+    text = PullText("app:1", told.append, clock=lambda: now[0])
+
+    def step(step: str, layer: str, current: int = 0, total: int = 0, after: float = 1.0) -> None:
+        now[0] += after
+        text(Progress(image="app:1", step=step, layer=layer, current=current, total=total))
+
+    step("Pulling from app", "1", after=0)
+    step("Downloading", "a", 1_000_000, 40_000_000)
+    step("Downloading", "b", 2_500_000, 10_000_000, after=0.1)
+    step("Downloading", "a", 20_000_000, 40_000_000)
+    step("Download complete", "b", after=0)
+    step("Extracting", "a", 100, 40_000_000)
+    step("Pull complete", "a", after=0)
+    text.finish()
+    assert told == [
+        "pulling app:1", "pulling app:1: 1.0 of 40.0 MB", "pulling app:1: 22.5 of 50.0 MB",
+        "pulling app:1: 50.0 of 50.0 MB", "pulled app:1: 50.0 of 50.0 MB",
+    ]  # fmt: skip
+
+
+def test_an_engine_that_tells_no_bytes_is_told_in_layers_and_an_image_that_is_here_not_at_all() -> None:
+    told: list[str] = []
+    text = PullText("app:1", told.append, clock=lambda: 0.0)
+    text(Progress(image="app:1", step="Pulling fs layer", layer="a"))
+    text(Progress(image="app:1", step="Pulling fs layer", layer="b"))
+    text(Progress(image="app:1", step="Download complete", layer="a"))
+    text.finish()
+    assert told == ["pulling app:1", "pulled app:1: 1 of 2 layers"]
+    PullText("app:1", told.append, begun=False).finish()
+    assert len(told) == 2
+
+
+def test_the_usual_images_of_compilers_are_the_bases_of_ours() -> None:
+    for language, image in LANGUAGE_IMAGES.items():
+        assert dockerfile.bases((recipes() / language / "Dockerfile").read_text()) == (image,)

@@ -215,6 +215,11 @@ class Rememberable(Backend, Protocol):
 class Preparable(Backend, Protocol):
     """A backend that needs something done once (`Capabilities.setup`)."""
 
-    async def setup(self, told: Callable[[str], object]) -> None:
-        """Does it, and calls `told` with each step."""
+    async def setup(self, told: Callable[[str], object], image: str | None = None) -> None:
+        """Does it, and calls `told` with each step.
+
+        Args:
+            told: Is called with each step.
+            image: What the first run will need of a backend with images; without one: the usual image.
+        """
         ...

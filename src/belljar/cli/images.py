@@ -20,7 +20,7 @@ from belljar.settings import load
 if TYPE_CHECKING:
     from belljar.images.build_log import BuildReport
     from belljar.images.images import Images
-    from belljar.images.progress import Listener, Progress
+    from belljar.images.progress import Listener, Progress, PullText
     from belljar.images.pull import ImageOutcome
 
 app: typer.Typer = typer.Typer(
@@ -54,17 +54,30 @@ def _await(function: Callable[[Listener], Awaitable[Any]], *, quiet: bool = Fals
 
 @contextmanager
 def _shown(quiet: bool) -> Iterator[Listener]:
-    """Shows bars on a terminal, one for each layer; elsewhere only a build's steps, as lines on stderr."""
+    """Shows bars in megabytes on a terminal, one for each image and one for each layer; elsewhere lines on stderr."""
     err = terminal.console(stderr=True)
     if quiet or not err.is_terminal:
-        yield _say_steps if not quiet else (lambda progress: None)
+        yield _Lines() if not quiet else (lambda progress: None)
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+    from belljar.images.progress import PullTotals
+
     bars = Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=err, transient=True)
     tasks: dict[str, Any] = {}
+    totals: dict[str, PullTotals] = {}
+
+    def show_total(progress: Any) -> None:
+        totals.setdefault(progress.image, PullTotals()).add(progress)
+        here, whole = totals[progress.image].bytes
+        if whole:
+            key = f"all of {progress.image}"
+            if key not in tasks:
+                tasks[key] = bars.add_task(terminal.escape(f"pulling {progress.image}"[:100]), total=None)
+            bars.update(tasks[key], completed=here, total=whole)
 
     def show(progress: Any) -> None:
+        show_total(progress)
         key = progress.layer or progress.image
         if key not in tasks:
             tasks[key] = bars.add_task("", total=None)
@@ -75,9 +88,22 @@ def _shown(quiet: bool) -> Iterator[Listener]:
         yield show
 
 
-def _say_steps(progress: Progress) -> None:
-    if progress.step.lower().startswith("step "):
-        terminal.warn(terminal.escape(progress.step))
+class _Lines:
+    """Tells a build's steps, and how many megabytes of a pull are here, as lines on stderr."""
+
+    def __init__(self) -> None:
+        self._pulls: dict[str, PullText] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        from belljar.images.progress import PullText
+
+        if progress.step.lower().startswith("step "):
+            terminal.warn(terminal.escape(progress.step))
+        elif progress.layer:
+            image = progress.image
+            if image not in self._pulls:
+                self._pulls[image] = PullText(image, lambda text: terminal.warn(terminal.escape(text)))
+            self._pulls[image](progress)
 
 
 def _tell(as_json: bool, data: Any, text: str) -> None:

@@ -53,6 +53,8 @@ class LanguageSupport(Model):
     """The program that runs it."""
     fix: str = ""
     """How to get it, if it is missing."""
+    setup: str = ""
+    """What the first run does to get it, if it is missing and that can be done: an image is pulled."""
 
 
 class Capabilities(Model):

@@ -170,7 +170,7 @@ class Result(Model):
         return {"text/plain": str(self), "text/html": self._repr_html_()}
 
 
-EventKind = Literal["started", "stdout", "stderr", "display", "limit", "denied", "finished"]
+EventKind = Literal["progress", "started", "stdout", "stderr", "display", "limit", "denied", "finished"]
 
 
 class Event(Model):

@@ -45,7 +45,16 @@ TYPES: dict[str, dict[str, Any]] = {  # the fields of a ContainerType
     "test-runner": {"memory": 2 * GIB, "timeout": 300},
     "preview": {"memory": GIB, "timeout": 1800},
 }
-_TYPE_OF = {"python": EXECUTION, "bash": EXECUTION, "javascript": _NODE_EXECUTION}
+_TYPE_OF = {
+    "python": EXECUTION, "bash": EXECUTION, "javascript": _NODE_EXECUTION, "typescript": _NODE_EXECUTION,
+}  # fmt: skip
+# Of languages without a type: the same as the bases of our own images.
+LANGUAGE_IMAGES = {"go": "golang:1.24-bookworm", "rust": "rust:1.90-slim-bookworm"}
+# Type of work or language -> our own images that are as good, the best first: used where they were built, and nobody
+# named another.
+HARDENED_IMAGES: dict[str, tuple[str, ...]] = {
+    EXECUTION: ("python",), _NODE_EXECUTION: ("node",), "bash": ("bash", "python"), "go": ("go",), "rust": ("rust",),
+}  # fmt: skip
 # Docker's own default set: what an ordinary container has, and all that may be given back here.
 GRANTABLE = (
     "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW",
@@ -130,6 +139,11 @@ class ContainerSettings(Model):
     def type_of(self, language: str | None) -> str:
         """The type of work that names none. A command's is that of snippets; a language without one has no image."""
         return _TYPE_OF.get(language, "") if language else EXECUTION
+
+    def usual_image(self, use: str) -> bool:
+        """Says whether nobody named an image for a type of work or a language, so that it has the usual one."""
+        own = self.types[use].image if use in self.types else ""
+        return use not in self.images and own == TYPES.get(use, {}).get("image", "")
 
     def image_of(self, kind: str) -> str:
         """A type's image. The short form `images` speaks first: a project's own image comes that way."""

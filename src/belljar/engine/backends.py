@@ -46,6 +46,7 @@ class BackendFacts(NamedTuple):
     languages: Languages
     native: Callable[[], Native]  # the engine's own
     probe_native: Callable[[], Awaitable[Capabilities]] | None = None  # what is known of it; None: it is asked
+    told: Callable[[str], object] = lambda step: None  # hears what takes long: an image that is pulled
 
 
 def _native(facts: BackendFacts) -> Native:
@@ -66,7 +67,11 @@ def _wasm(facts: BackendFacts) -> Wasm:
 
 
 def containers(
-    name: str, settings: Settings, languages: Languages | None = None, **network: Unpack[ContainerNetwork]
+    name: str,
+    settings: Settings,
+    languages: Languages | None = None,
+    told: Callable[[str], object] = lambda step: None,
+    **network: Unpack[ContainerNetwork],
 ) -> Containers:
     """Makes the backend of a container engine: Podman is the same one at another socket.
 
@@ -74,6 +79,7 @@ def containers(
         name: `docker` or `podman`.
         settings: Belljar's.
         languages: what it is to run; without any: the built-in ones.
+        told: hears how far the pull of an image is.
         network: how the names of listed hosts are looked up, for tests.
     """
     from belljar.backends.containers.backend import Containers
@@ -87,7 +93,7 @@ def containers(
 
         return Images(settings, address)
 
-    chosen = ImagesFor(settings.container, settings.images, images, languages)
+    chosen = ImagesFor(settings.container, settings.images, images, languages, told)
     return Containers(
         address, settings.container, chosen, Path(settings.state_dir), first_uid=settings.user_uid,
         uids=settings.user_uids, private=_private(settings), **network,
@@ -95,11 +101,11 @@ def containers(
 
 
 def _docker(facts: BackendFacts) -> Containers:
-    return containers("docker", facts.settings, facts.languages)
+    return containers("docker", facts.settings, facts.languages, facts.told)
 
 
 def _podman(facts: BackendFacts) -> Containers:
-    return containers("podman", facts.settings, facts.languages)
+    return containers("podman", facts.settings, facts.languages, facts.told)
 
 
 def _apple(facts: BackendFacts) -> Apple:
@@ -140,6 +146,7 @@ class Backends:
         settings: Settings,
         languages: Languages | None = None,
         probe_native: Callable[[], Awaitable[Capabilities]] | None = None,
+        told: Callable[[str], object] = lambda step: None,
     ) -> None:
         """Remembers what the backends will be made of.
 
@@ -147,8 +154,9 @@ class Backends:
             settings: Belljar's.
             languages: what they are to run; without any: the built-in ones.
             probe_native: tells what is known of the backend `native`, so that `wasm` need not prove it again.
+            told: hears what takes long.
         """
-        self._facts = BackendFacts(settings, languages or Languages(), self.native, probe_native)
+        self._facts = BackendFacts(settings, languages or Languages(), self.native, probe_native, told)
         self._made: dict[str, Backend] = {}
 
     def __getitem__(self, name: str) -> Backend:

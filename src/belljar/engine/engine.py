@@ -69,7 +69,7 @@ class Engine:
         self.languages: Languages = language_file.load(self.settings.language_file)
         self._extra = {backend.name: backend for backend in extra}
         own_native = None if "native" in self._extra else lambda: self.capabilities("native")
-        self._backends = Backends(self.settings, self.languages, own_native)
+        self._backends = Backends(self.settings, self.languages, own_native, self._tell_step)
         self._capabilities: dict[str, Capabilities] = {}
         self._languages: dict[str, tuple[LanguageSupport, ...]] = {}
         self._sinks = tuple(sinks)
@@ -308,12 +308,14 @@ class Engine:
         """Probes the named backend, or for `auto` one after the other until one suits: nobody waits for the rest."""
         known = self.known
         if plan.backend in known:
-            return (await self._named_capabilities(plan.backend),)
+            return (await self._named_capabilities(plan.backend, plan.image),)
         if plan.backend != "auto":
             return tuple(Capabilities(backend=name, available=False) for name in known)
         candidates: list[Capabilities] = []
         for name in known[known.index(after.backend) + 1 :] if after else known:
-            candidates.append(await self._with_languages(await self.capabilities(name), plan.language))
+            asked_for = plan.image and name in CONTAINER_ENGINES  # no other backend has images
+            found = await (self._with_image(name, plan.image) if asked_for else self.capabilities(name))
+            candidates.append(await self._with_languages(found, plan.language))
             if routing.suits(plan, candidates[-1]):
                 break
         return tuple(candidates)
@@ -328,24 +330,34 @@ class Engine:
             return found
         return found.model_copy(update={"not_installed": {language: row.fix}})
 
-    async def _named_capabilities(self, name: str) -> Capabilities:
+    async def _named_capabilities(self, name: str, image: str | None) -> Capabilities:
         """A backend that was asked for by name is made ready if that is all it needs; `auto` makes nobody wait."""
         capabilities = await self.capabilities(name)
         if not capabilities.available and capabilities.setup:
-            await self.setup(name)
+            await self.setup(name, image)
             capabilities = await self.capabilities(name)
         return capabilities
+
+    async def _with_image(self, name: str, image: str | None) -> Capabilities:
+        """What a container engine can do with the image that was named; one that cannot have it leaves the next."""
+        try:
+            return await self._named_capabilities(name, image)
+        except errors.BelljarError as error:
+            return Capabilities(backend=name, available=False, why_not=error.message, fix=error.fix)
 
     def needs_setup(self, name: str) -> bool:
         """Whether there is something to be done once for this backend."""
         return name in self.known and isinstance(self.backend(name), Preparable)
 
-    async def setup(self, name: str) -> None:
-        """Does what a backend needs once, and asks it again what it can do."""
+    async def setup(self, name: str, image: str | None = None) -> None:
+        """Does what a backend needs once, and asks it again what it can do; `image`: the one that is to be run."""
         backend = self.backend(name)
         if isinstance(backend, Preparable):
-            await backend.setup(self.on_setup)
+            await backend.setup(self._tell_step, image)
         await self.capabilities(name, again=True)
+
+    def _tell_step(self, step: str) -> None:
+        self.on_setup(step)  # which may have been changed since a backend was made
 
     async def publish(self, event: Event, listener: Listener | None) -> None:
         for one in (*self._sinks, listener):
@@ -355,7 +367,7 @@ class Engine:
         if name in _ALWAYS_AVAILABLE or backend in self._extra:
             return
         for support in await self.languages_of(backend):
-            if support.name == name and not support.available:
+            if support.name == name and not support.available and not support.setup:
                 raise errors.NotAvailable(f"{name} cannot be run by {backend} here", fix=support.fix)
 
 

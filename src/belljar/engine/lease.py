@@ -123,7 +123,8 @@ class Lease:
                 f"{self.capabilities.backend} does not speak {language.name}", fix="ask for backend=native"
             )
         policy.check_language(language, self.plan.egress, self.capabilities)
-        await self.engine.require_language(language.name, self.capabilities.backend)
+        if not self.plan.image:  # else what the named image has is its own affair
+            await self.engine.require_language(language.name, self.capabilities.backend)
         main, env, argv = language.filename, dict(language.env), language.argv
         if main in request.files:
             raise errors.InvalidRequest(f"files: {main!r} is where the code goes", fix="rename the file")

@@ -24,6 +24,7 @@ class Flavour(NamedTuple):
     profile_by_path: bool = False  # does it want the seccomp profile's path, instead of its text?
     one_runtime: bool = False  # does its API ignore which runtime a container asks for?
     counts_files: bool = True  # can the number of files in a fresh folder be limited?
+    owned_folders: bool = True  # can it be told whose a fresh folder is?
     ulimits: tuple[tuple[str, int], ...] = ()
     folders: tuple[tuple[str, str], ...] = ()
 
@@ -36,6 +37,7 @@ PODMAN = Flavour(
     profile_by_path=True,
     one_runtime=True,
     counts_files=False,  # it knows no such option; what files cost counts as memory, and goes with the container
+    owned_folders=False,
     # Its own default is over what an ordinary host lets it set. Our limit on processes is the control group's.
     ulimits=(("nproc", 16_384),),
     # Under a read-only root it would make these writable, each of any size.

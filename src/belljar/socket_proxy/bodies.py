@@ -141,7 +141,7 @@ def _volumes(value: Any, rules: ProxyRules) -> str:
     """Volumes by name, never folders of the host; the proxy looks up whether they are ours."""
     if said := _texts(value, rules):
         return said
-    wrong = [bind for bind in value if not re.fullmatch(rf"{NAME}:/[^:]*:(ro|rw)", bind)]
+    wrong = [bind for bind in value if not re.fullmatch(rf"{NAME}:/[^:]*:(ro|rw)(,nocopy)?", bind)]
     return f"may only hold volumes of Belljar's, not {wrong[0][:60]!r}" if wrong else ""
 
 

@@ -71,6 +71,7 @@ class Apple:
         self._owner: MachineOwner | None = None
         self._own_kernel = self._sure = False
         self._filter = ""
+        self._named = ""  # the image that `setup` was told of, for a probe where the usual one is missing
         self._programs: dict[str, dict[str, str]] = {}
 
     # --- what it can do here ---
@@ -81,11 +82,13 @@ class Apple:
         try:
             cli, version = await self._installed()
             image = self.image_for(Plan())
+            if self._named and not await self._has(cli, image):
+                image = self._named
             if not await self._has(cli, image):
                 setup = f"pulling the image {image}"
                 raise errors.ImageNotFound(f"the image {image} is not here", fix=f"container image pull {image}")
             await self._prepare(cli)
-            guarantees, python = await self._prove()
+            guarantees, python = await self._prove(image)
         except errors.BelljarError as error:
             return Capabilities(backend=self.name, available=False, why_not=error.message, fix=error.fix, setup=setup)
         except OSError as error:
@@ -136,20 +139,21 @@ class Apple:
     async def _has(self, cli: Cli, image: str) -> bool:
         return (await cli.call(["image", "inspect", image], limit=4096)).code == 0
 
-    async def setup(self, told: Callable[[str], object]) -> None:
-        """Pulls the image that snippets run in."""
+    async def setup(self, told: Callable[[str], object], image: str | None = None) -> None:
+        """Pulls the image that is named, or else the one that snippets run in; the next probe starts it."""
         cli, _ = await self._installed()
-        image = self.image_for(Plan())
+        image = self._named = image or self.image_for(Plan())
         if not await self._has(cli, image):
             told(f"pulling the image {image}")
             said = await cli.call(["image", "pull", image], deadline=_PULL_SECONDS)
             if said.code:
                 raise output.failure(said.words, f"the image {image} could not be pulled")
 
-    async def _prove(self) -> tuple[Guarantees, bool]:
+    async def _prove(self, image: str) -> tuple[Guarantees, bool]:
         """Runs a guest that prints what its kernel says of it. What is not seen there is not claimed."""
         self._sure, self._filter = False, ""
-        async with self.open(Plan(limits=Limits(timeout=20, memory=arguments.LEAST_MEMORY, disk=MIB))) as box:
+        small = Limits(timeout=20, memory=arguments.LEAST_MEMORY, disk=MIB)
+        async with self.open(Plan(image=image, limits=small)) as box:
             command = Command(
                 argv=("/bin/sh", "-c", shell_script("apple/probe"), "sh", *arguments.TOOLS, "python3"), cwd="/"
             )

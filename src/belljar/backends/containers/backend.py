@@ -89,6 +89,7 @@ class Containers:
         self._network = (resolver, private)
         self._state_dir = state_dir
         self._knowledge: Knowledge | None = None
+        self._named = ""  # the image that `setup` was told of, for a probe where the usual one is missing
         self._capabilities: Capabilities | None = None
         self._proved_at = 0.0
         self._locks: WeakKeyDictionary[Any, anyio.Lock] = WeakKeyDictionary()  # one for each event loop
@@ -118,6 +119,9 @@ class Containers:
     async def _probe(self, client: Docker) -> Capabilities:
         knowledge = self._knowledge = await self._ask(client)
         await orphans.reap(client, self.cleanup, self._state_dir)
+        knowledge.image = await self.images.choose(client, None)
+        if self._named and not await self.images.is_here(client, knowledge.image):
+            knowledge.image = self._named
         open_box = partial(self.open, pooled=False)
         return await Probe(knowledge, self._options, self.images, self._state_dir, open_box).run(client)
 
@@ -134,20 +138,25 @@ class Containers:
             return tuple([await self._support(client, language) for language in self.images.languages])
 
     async def _support(self, client: Docker, language: Language) -> LanguageSupport:
-        image = self.images.image_of(language)
-        fix = f"set container.images.{language.name} to an image that has it"
+        name = language.name
+        if not self.images.image_of(language):
+            return LanguageSupport(
+                name=name, available=False, fix=f"set container.images.{name} to an image that has it"
+            )
         try:
-            if image and not await self.images.is_here(client, image):
-                image, fix = "", image_missing(self.name, image)["fix"]
+            image = await self.images.choose(client, name)
+            if await self.images.is_here(client, image):
+                return LanguageSupport(name=name, available=True, program=image)
         except errors.BelljarError as error:
-            image, fix = "", error.fix
-        return LanguageSupport(name=language.name, available=bool(image), program=image, fix=fix)
+            return LanguageSupport(name=name, available=False, fix=error.fix)
+        setup = f"its image, {image}, is pulled" if self.images.may_pull else ""
+        return LanguageSupport(name=name, available=False, fix=image_missing(self.name, image)["fix"], setup=setup)
 
-    async def setup(self, told: Callable[[str], object]) -> None:
-        """Pulls the image of snippets, by the rules for images; `told` hears of it."""
-        image = self.images.image_for(None)
-        told(f"pulling {image}")
-        await self.images.pull(image)
+    async def setup(self, told: Callable[[str], object], image: str | None = None) -> None:
+        """Brings the image that is named, or else that of snippets, by the rules for images; it will do for a probe."""
+        async with connected(self.address) as client:
+            self._named = image or await self.images.choose(client, None)
+            await self.images.ready(client, self._named, told)
 
     # --- sandboxes ---
 
@@ -179,7 +188,7 @@ class Containers:
                     fix="ask for listed hosts on another runtime or backend",
                 )
             box = DockerBox(host, plan, uid)
-            if plan.keep_files or box.copies:
+            if plan.keep_files or box.copies or await box.needs_holder():
                 await stack.enter_async_context(box.holding())
             yield box
 
@@ -192,8 +201,7 @@ class Containers:
             return knowledge.options_for(plan, self._options, images.language(language))
 
         return ContainerHost(
-            client, address.flavour, images.image_for, partial(images.volumes_of, client),
-            partial(images.id_of, client), images.trusted, runtime, ownership.name_of(os.getpid()), self.cleanup,
+            client, address.flavour, images, knowledge.image, runtime, ownership.name_of(os.getpid()), self.cleanup,
             self._open_pool(facts) if pooled else None, self._proxy, self._state_dir,
             address.local, own_kernel,
             small_buffers=facts.cgroup == "cgroup v1" and address.local and not own_kernel, copies=copies,

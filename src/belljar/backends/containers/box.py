@@ -7,8 +7,9 @@ command, because its container does not.
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,7 @@ from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers import inside, spec
 from belljar.backends.containers.cleanup import Cleanup, Leftovers
 from belljar.backends.containers.egress_relay import EgressRelay
+from belljar.backends.containers.images_for import ImagesFor
 from belljar.backends.containers.pool import Pool
 from belljar.backends.containers.run import ContainerJob, DockerRun
 from belljar.backends.containers.standby import Standby
@@ -38,6 +40,7 @@ from belljar.host.cgroups import RESERVE_BYTES
 from belljar.host.docker_api import ProgramStreams, asking
 from belljar.host.egress import Proxy, Told
 from belljar.host.engine_address import Flavour
+from belljar.host.loops import lone_errors
 from belljar.host.tree_copy import CopiedTree, TreeNode
 
 if TYPE_CHECKING:
@@ -53,10 +56,8 @@ class ContainerHost(NamedTuple):
 
     client: Docker
     flavour: Flavour
-    image_for: Callable[..., str]  # of a language, or of a type of work
-    volumes_of: Callable[[str], Awaitable[tuple[str, ...]]]  # an image -> where it wants volumes
-    id_of: Callable[[str], Awaitable[str]]  # an image -> its id
-    trusted: Callable[[str], Awaitable[str]]  # an image's name -> what to run, by the rules for images
+    images: ImagesFor
+    relay_image: str  # of egress relays; empty: the usual one
     runtime: str | None
     owner: str
     cleanup: Cleanup
@@ -111,6 +112,14 @@ class DockerBox:
 
         return GrantedCopy(self.plan.workspace, self.plan.limits.disk, put=put, get=get)
 
+    async def needs_holder(self) -> bool:
+        """Whether only a shared folder can be written to: the image has a /workspace, which closes a fresh one."""
+        if self.plan.workspace or self._host.flavour.owned_folders:
+            return False
+        images, client = self._host.images, self._host.client
+        image = await images.ready(client, await self._image_for(self.plan.language, None))
+        return await images.has_workspace(client, image)
+
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
         """Makes the shared folders, and the container that keeps them."""
@@ -118,15 +127,16 @@ class DockerBox:
         places += [WORKSPACE] if self.copies or not self.plan.workspace else []
         self._volumes = {f"{self.id}-{place[1:]}": place for place in places}
         name = f"{self.id}-holder"
-        image = await self._host.trusted(self._image())
+        images, client = self._host.images, self._host.client
+        image = await images.ready(client, await self._image_for(None, None))
         try:
             async with AsyncExitStack() as stack:
                 with anyio.CancelScope(shield=True):
                     await self._make_volumes()
                     async with asking("the sandbox's folders could not be made", errors.StartFailed):
-                        declared = await self._host.volumes_of(image)
+                        declared = await images.volumes_of(client, image)
                         body = spec.container(self._holder_facts(image, declared))
-                        holder = await self._host.client.containers.create(body, name=name)
+                        holder = await client.containers.create(body, name=name)
                 attached = holder.attach(stdin=True, stdout=True, stderr=True)
                 await stack.enter_async_context(ProgramStreams.open(attached, "the holder's streams"))
                 async with asking("the sandbox's folders could not be held", errors.StartFailed):
@@ -155,16 +165,14 @@ class DockerBox:
             workspace=None if self.copies else self.plan.workspace, own_kernel=self._host.own_kernel, declared=declared,
         )  # fmt: skip
 
-    def _image(self, command: Command | None = None) -> str:
-        return self._image_for(command.language, command.type) if command else self._image_for(None, None)
-
-    def _image_for(self, language: str | None, kind: str | None) -> str:
-        return self.plan.image or self._host.image_for(language, kind or self.plan.type)
+    async def _image_for(self, language: str | None, kind: str | None) -> str:
+        host = self._host
+        return self.plan.image or await host.images.choose(host.client, language, kind or self.plan.type)
 
     async def image(self, language: str | None, kind: str | None) -> ImageUsed:
         """Returns the image for commands of a language and a type of work."""
-        name = self._image_for(language, kind)
-        return ImageUsed(name, await self._host.id_of(await self._host.trusted(name)))
+        name, images, client = await self._image_for(language, kind), self._host.images, self._host.client
+        return ImageUsed(name, await images.id_of(client, await images.ready(client, name)))
 
     # --- files ---
 
@@ -246,9 +254,34 @@ class DockerBox:
         return figures._replace(memory=figures.memory + self._held)
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
+        """Runs it, and once more where the engine has lost the image since it was last asked."""
+        wanted = await self._image_for(command.language, command.type)
+        image = await self._ready(wanted, emit)
+        try:
+            return await self._run_in(image, command, emit, control)
+        except errors.ImageNotFound:
+            self._host.images.forget()
+            return await self._run_in(await self._ready(wanted, emit), command, emit, control)
+
+    async def _ready(self, image: str, emit: Emit) -> str:
+        """Brings an image by the rules; whoever follows the run hears how far that is."""
+        send, receive = anyio.create_memory_object_stream[str](math.inf)
+
+        async def tell() -> None:
+            async for step in receive:
+                await emit("progress", step)
+
+        found = ""
+        with lone_errors():
+            async with receive, anyio.create_task_group() as tasks:
+                tasks.start_soon(tell)
+                with send:
+                    found = await self._host.images.ready(self._host.client, image, send.send_nowait)
+        return found
+
+    async def _run_in(self, image: str, command: Command, emit: Emit, control: Control) -> Result:
         given = dict(self.plan.files) | dict(command.files)
-        image = await self._host.trusted(self._image(command))
-        declared = await self._host.volumes_of(image)
+        declared = await self._host.images.volumes_of(self._host.client, image)
         limits = command.limits or self.plan.limits
         body = self._body(command, limits, bool(given), image, declared)
         relay = await self._relay() if self.plan.egress.mode == "listed" else None
@@ -262,17 +295,15 @@ class DockerBox:
                 except errors.BelljarError:
                     if run.begun:
                         raise  # else it had died while it waited, and the guest was never there
-            self._current = DockerRun(self._job(command, given, body, relay), emit, control)
+            closed = not self.plan.workspace and await self._host.images.has_workspace(self._host.client, image)
+            self._current = DockerRun(self._job(command, given, body, relay, open_up=closed), emit, control)
             return await self._current.go()
         except _BoxFull:
             return self._full(limits)
-        except errors.ImageNotFound as error:
-            image = self._image(command)
-            raise errors.ImageNotFound(error.message, fix=f"belljar images pull {image}") from None
 
     def _job(
         self, command: Command, given: dict[str, bytes], body: dict[str, Any], relay: EgressRelay | None,
-        waiting: Standby | None = None,
+        waiting: Standby | None = None, *, open_up: bool = False,
     ) -> ContainerJob:  # fmt: skip
         name = waiting.name if waiting else f"{self.id}-{secrets.token_hex(4)}"
 
@@ -287,8 +318,9 @@ class DockerBox:
         async def deliver(standby: Standby) -> None:
             if not standby.up:
                 await standby.start(local=self._host.local)
-            # A keeper that waits has to go, even without files: it counts as a process of the guest's.
-            if not self._holder and (given or waiting):
+            # A keeper that waits has to go, even without files: it counts as a process of the guest's. And it opens a
+            # folder that the image has closed.
+            if not self._holder and (given or waiting or open_up):
                 await standby.lay(docker_files.archive(_inputs(given), sticky=True), self.plan.inputs)
 
         return ContainerJob(
@@ -312,7 +344,7 @@ class DockerBox:
 
     async def _relay(self) -> EgressRelay:
         host = self._host
-        image = await host.trusted(host.image_for(None))
+        image = await host.images.ready(host.client, host.relay_image or await host.images.choose(host.client, None))
         return EgressRelay(
             host.client, host.flavour, host.cleanup, image, host.owner, self.id, host.state_dir, host.runtime
         )

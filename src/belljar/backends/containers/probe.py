@@ -41,7 +41,8 @@ class Knowledge:
     facts: EngineFacts
     runtimes: dict[str, Guarantees] = field(default_factory=dict)
     unweighed: set[str] = field(default_factory=set)  # runtimes that cannot take a weight of block I/O here
-    has_python: bool = False  # has the image of snippets a Python, which the egress relay needs?
+    image: str = ""  # what it was proved in: the usual one, or else one that somebody named
+    has_python: bool = False  # has that image a Python, which the egress relay needs?
 
     def runtime_for(self, plan: Plan, usual: str) -> str | None:
         """Returns the runtime that the plan names, else the first that is as strict as asked, else the usual one."""
@@ -90,7 +91,7 @@ class Probe:
             BelljarError: The runtime that the settings choose does not hold what it must.
         """
         facts, name = self._facts, self._facts.address.flavour.name
-        image = self._images.image_for(None)
+        image = self._knowledge.image
         if not await self._images.is_here(client, image):
             setup = f"its image, {image}, must be pulled" if self._images.may_pull else ""
             return Capabilities(backend=name, available=False, setup=setup, **image_missing(name, image))
@@ -157,7 +158,7 @@ class Probe:
     async def _run_guest(self, runtime: str, limits: Limits) -> str:
         argv = ("/bin/sh", "-c", shell_script("containers/probe"))
         command = Command(argv=argv, cwd="/", files={"probe.txt": b"x"})
-        async with self._open_box(Plan(limits=limits, runtime=runtime)) as box:
+        async with self._open_box(Plan(image=self._knowledge.image, limits=limits, runtime=runtime)) as box:
             return (await box.run(command, _ignore, Control())).stdout
 
     # --- egress ---
@@ -187,7 +188,7 @@ class Probe:
         if facts.labelled:
             return "SELinux keeps a container from our socket"
         if not self._knowledge.has_python:
-            return f"the image {self._images.image_for(None)} has no python3, which the egress relay needs"
+            return f"the image {self._knowledge.image} has no python3, which the egress relay needs"
         if has_own_kernel(runtime := self._options.runtime or facts.default):
             return own_network_stack(runtime)
         if len(os.fsencode(self._state_dir)) > egress_relay.LONGEST_FOLDER_BYTES:

@@ -131,7 +131,10 @@ def _walls(guest: ContainerSpec) -> dict[str, Any]:
         "LogConfig": {"Type": "none", "Config": {}},  # else a flood of output would fill the host's disk
         "RestartPolicy": {"Name": "no"},
         "Tmpfs": _folders(guest),
-        "Binds": [f"{name}:{path}:{'ro' if path in guest.locked else 'rw'}" for name, path in guest.volumes.items()],
+        # Without a copy of what the image has there, whose owner and permissions would come along.
+        "Binds": [
+            f"{name}:{path}:{'ro' if path in guest.locked else 'rw'},nocopy" for name, path in guest.volumes.items()
+        ],
     }
     walls |= _changes(options) | _throttle(limits, options.disk)
     mounts = [_mount(path, place, read_only=False) for path, place in guest.shown.items()]
@@ -187,6 +190,9 @@ def _folders(guest: ContainerSpec) -> dict[str, str]:
     # The image's own volumes among them: the engine would put those on its disk, writable and of any size.
     wanted = ("/tmp", WORKSPACE, *((INPUTS,) if guest.inputs else ()), *guest.declared)
     options = f"rw,nosuid,nodev,exec,mode=1777,size={guest.limits.disk}"
+    # An image that has the folder gives ours its permissions. So the keeper owns it, where that can be said, and opens
+    # it (`guest/shell/files/lay_and_say.sh`).
+    options += f",uid={KEEPER},gid={KEEPER}" if guest.flavour.owned_folders else ""
     options += f",nr_inodes={guest.limits.kept_inodes}" if guest.flavour.counts_files else ""
     return {path: options for path in wanted if path not in taken} | dict(guest.flavour.folders)
 

@@ -114,7 +114,7 @@ class Wasm:
     async def reap(self) -> int:
         return await self._native.reap()
 
-    async def setup(self, told: Callable[[str], object]) -> None:
+    async def setup(self, told: Callable[[str], object], image: str | None = None) -> None:
         """Builds what is missing: the compiled interpreters, the worker's own bytecode, the profiles."""
         check_versions()
         await anyio.to_thread.run_sync(self._store.build, told, abandon_on_cancel=True)

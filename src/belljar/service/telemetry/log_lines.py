@@ -48,7 +48,7 @@ class LineSplitter:
         """Each has its number when it is taken, not before: two streams may be fed in turns."""
         if event.kind == "finished":
             return iter(self.end(event.at))
-        if event.kind == "started" or not event.text:
+        if event.kind == "started" or event.kind == "progress" or not event.text:  # noqa: PLR1714 (for mypy)
             return iter(())
         if event.kind not in ("stdout", "stderr"):
             return iter((self._line(event.kind, event.text[:_LONGEST], event.at),))
