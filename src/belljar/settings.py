@@ -65,6 +65,8 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "BELLJAR_HOST": (("service", "host"), str),
     "BELLJAR_PORT": (("service", "port"), int),
     "BELLJAR_HOSTS": (("service", "hosts"), lambda v: _list(v, ",")),
+    "BELLJAR_LOG_LEVEL": (("service", "log_level"), str),
+    "BELLJAR_LOG_FORMAT": (("service", "log_format"), str),
     "BELLJAR_PROJECTS": (("service", "projects"), lambda v: _list(v, ":")),
     **{f"BELLJAR_MAX_{name.upper()}": (("caps", name), str) for name in Caps.model_fields if name != "timeout"},
     **{f"BELLJAR_DEFAULT_{name.upper()}": (("defaults", name), str) for name in Limits.model_fields},

@@ -64,6 +64,45 @@ def test_each_end_is_counted_under_the_names_of_the_mission_by_language_and_back
     assert found["sandbox_outcomes_total"] == {("success",): 3, ("timeout",): 1, ("oom_killed",): 1}
 
 
+def test_runs_are_shown_in_seconds_and_bytes_beside_the_names_of_the_mission() -> None:
+    metrics = Metrics()
+    metrics.hear(record(cpu_ms=1500, memory_used_mb=64))
+    metrics.waited(0.25)
+    pair, found = ("wasm", "python"), values(metrics)
+    assert found["sandbox_execution_duration_seconds_sum"][pair] == 0.007
+    assert found["sandbox_execution_duration_seconds_bucket"]["wasm", "python", "0.005"] == 0
+    assert found["sandbox_execution_duration_seconds_bucket"]["wasm", "python", "0.01"] == 1
+    assert found["sandbox_execution_duration_seconds_bucket"]["wasm", "python", "+Inf"] == 1
+    assert found["sandbox_startup_seconds_sum"][pair] == 0.003
+    assert found["sandbox_guest_cpu_seconds_total"][pair] == 1.5
+    assert found["sandbox_guest_memory_peak_bytes_sum"][pair] == 64 * MIB
+    assert found["sandbox_queue_wait_seconds_sum"][()] == 0.25
+
+
+def test_what_guests_use_now_and_what_flowed_is_the_sum_over_open_sandboxes() -> None:
+    def sample(id: str, rx: int | None, memory: float = 10, cpu: float = 50) -> Sample:
+        return Sample(container_id=id, at=1, cpu_percent=cpu, memory_mb=memory, uptime_seconds=1, network_rx_bytes=rx)
+
+    metrics = Metrics()
+    for each in (sample("a", 100), sample("b", None), sample("a", 250, memory=30), sample("a", 40)):
+        metrics.guests.sampled(each)  # the last is of another command, which counts from zero
+    found = values(metrics)
+    assert found["sandbox_guest_network_receive_bytes_total"][()] == 290
+    assert found["sandbox_guest_disk_written_bytes_total"][()] == 0
+    assert (found["sandbox_guest_memory_bytes"][()], found["sandbox_guest_cpus"][()]) == (20 * MIB, 1)
+    metrics.guests.closed("a")
+    assert values(metrics)["sandbox_guest_memory_bytes"][()] == 10 * MIB
+
+
+def test_no_caller_can_grow_the_number_of_series_of_http() -> None:
+    metrics = Metrics()
+    for number in range(50):
+        metrics.answered(f"M{number}", "", 404, 0.001)
+    found = values(metrics)
+    assert found["sandbox_http_requests_total"] == {("other", "other", "404"): 50}
+    assert len(metrics._http) == 0
+
+
 def test_our_own_failure_is_an_execution_without_success_and_a_refusal_is_none() -> None:
     metrics = Metrics()
     metrics.hear(record().model_copy(update={"state": "failed", "result": None, "problem": {"kind": "start_failed"}}))

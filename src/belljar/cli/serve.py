@@ -21,6 +21,7 @@ from anyio.abc import TaskStatus
 from belljar.cli import terminal
 from belljar.core import errors
 from belljar.core.settings import Settings
+from belljar.core.version import __version__
 from belljar.engine import tracing
 from belljar.host.loops import lone_errors
 from belljar.host.scheduling import run_soon_after_waking
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from belljar.service.service import Service
 
+_log = logging.getLogger("belljar")
 _HEADERS_SECONDS, _HEADERS_BYTES = 20.0, 64 * 1024  # of a request
 _SWITCH_SECONDS = 0.0005  # that the event loop waits for a thread that writes records or a large result
 _LAST_SECONDS = 3  # for answers under way when all runs have ended, and then for who does not read
@@ -41,23 +43,25 @@ Json = Annotated[bool, typer.Option("--json", help="Print the address as one lin
 def serve(
     host: Annotated[str | None, typer.Option(help="Where to listen; anything but loopback needs a key first.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any that is free.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error: from where on.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="console, or json: a line of it for each event.")] = None,
     as_json: Json = False,
 ) -> None:
     """Serve HTTP, WebSocket and MCP. SIGTERM lets runs end, then leaves; a second one leaves at once."""
-    flags = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    given = {"host": host, "port": port, "log_level": log_level, "log_format": log_format}
+    flags = {name: value for name, value in given.items() if value is not None}
     settings = load(service=flags) if flags else load()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for talkative in ("alembic", "uvicorn"):
-        logging.getLogger(talkative).setLevel(logging.WARNING)
     try:
         from belljar.service.http.app import create_app
+        from belljar.service.telemetry.server_log import ServerLog
     except ImportError as error:
         fix = "pip install 'belljar-sandbox[service]'"
         raise errors.NotAvailable(f"the service needs a package that is not installed: {error.name}", fix=fix) from None
     tracing.turn_on()
     sys.setswitchinterval(_SWITCH_SECONDS)
     run_soon_after_waking()  # the event loop: guests that compute must not hold it up
-    listen(create_app(settings), settings, as_json)
+    with ServerLog(settings.service).installed() as log:
+        listen(create_app(settings, log), settings, as_json)
 
 
 def listen(app: FastAPI, settings: Settings, as_json: bool) -> None:
@@ -139,6 +143,7 @@ async def _serve(server: uvicorn.Server, app: FastAPI, listener: socket.socket, 
                 gc.collect()
                 gc.freeze()  # what was loaded stays: no collection has to look through it again
                 _announce(_url(listener), as_json)  # it is bound: who connects now is served in a moment
+                _log.info("serving", extra={"facts": {"url": _url(listener), "version": __version__}})
                 await server.serve(sockets=[listener])
                 tasks.cancel_scope.cancel()
 

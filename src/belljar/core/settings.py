@@ -258,6 +258,8 @@ class ServiceSettings(Model):
     drain: float = Field(30, ge=0, allow_inf_nan=False, description="seconds that runs have to end after SIGTERM")
     keep: float = Field(30 * 86400, gt=0, description="seconds that records are kept by `belljar records prune`")
     log_memory: Size = Field(MIB, ge=4096, description="bytes of each run's latest lines that are kept in memory")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of the server's own log")
+    log_format: Literal["console", "json"] = Field("console", description="of a line of the server's own log")
 
 
 # Every table, empty. Who validates settings from it builds one validator for all tables, not one for each.

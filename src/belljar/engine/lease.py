@@ -67,7 +67,10 @@ class Lease:
             await emit("finished", "", result=result)
         if result.status is Status.TIMEOUT:
             spent = result.duration_ms / 1000
-            _log.warning("run %s on %s was ended by its timeout, after %.1f s", run, result.backend, spent)
+            facts = {"run": run, "status": "timeout", "caller": audit.caller.get("")}
+            facts["language"] = self._language(request)
+            told = "run %s on %s was ended by its timeout, after %.1f s"
+            _log.warning(told, run, result.backend, spent, extra={"facts": facts})
         return result
 
     async def _watching_git(self, work: Callable[[Emit], Awaitable[Result]], emit: Emit) -> Result:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import anyio
 
 from belljar.core.result import Status
 from belljar.service.admission.queue import Admission
 from belljar.service.run_lifecycle import RunLifecycle
+from belljar.service.telemetry.server_log import facts
 
+_log = logging.getLogger("belljar")
 ENDING_SECONDS = 10.0  # that a run has to end when it was told to
 
 
@@ -24,12 +28,19 @@ class Drain:
     async def run(self) -> None:
         """Waits for `draining`, then ends all runs and sets `drained`."""
         await self.draining.wait()
+        _log.info(
+            "it is about to end: nothing new is taken in",
+            extra=facts(runs=len(self._lifecycle.runs), seconds=self._patience),
+        )
         self._admission.drain()
         with anyio.move_on_after(self._patience):
             await self._all_done()
+        if self._lifecycle.runs:
+            _log.warning("runs that are still under way are ended", extra=facts(runs=len(self._lifecycle.runs)))
         self.stop_all()
         with anyio.move_on_after(ENDING_SECONDS):
             await self._all_done()
+        _log.info("no run is under way any more")
         self.drained.set()
 
     async def finish(self) -> None:

@@ -36,11 +36,13 @@ from belljar.service.store.store import Store
 from belljar.service.store.tables import as_json
 from belljar.service.telemetry.log_lines import Live
 from belljar.service.telemetry.metrics import Metrics
+from belljar.service.telemetry.server_log import facts
 
 Work = Callable[[Listener, Control], Awaitable[Result]]
 Spawn = Callable[..., None]  # starts a task beside everything else: a function, and its arguments
 _WIDE = 3  # bytes of memory for a character of a text that is not ASCII, about
 _ANSWER_FIRST_SECONDS = 0.01  # between an answer and its record
+_LIMITS = frozenset((Status.OOM_KILLED, Status.FUEL_EXHAUSTED, Status.OUTPUT_LIMIT, Status.DISK_LIMIT))
 _log = logging.getLogger("belljar")
 
 
@@ -244,8 +246,10 @@ class RunLifecycle:
         )  # fmt: skip
         try:
             async with AsyncExitStack() as stack:
+                asked = time.monotonic()
                 with span("queue"):
                     await stack.enter_async_context(place)
+                self._metrics.waited(time.monotonic() - asked)
                 await self._run(run, work)
         except errors.Busy as refusal:
             run.turn_away(refusal)
@@ -282,6 +286,7 @@ class RunLifecycle:
             run.fail(errors.Aborted("the service ended while it was under way"))
         if run.recorded:
             self._metrics.hear(run.record)
+            _log_limit(run.record)
         if not run.record.fingerprint:  # else the next may be answered from the record of this one
             run.done.set()
             await anyio.sleep(_ANSWER_FIRST_SECONDS)  # and more ends go into one commit
@@ -324,6 +329,18 @@ class RunLifecycle:
         self._ends_until = anyio.current_time() + seconds
         for scope in self._ends:
             scope.deadline = self._ends_until
+
+
+def _log_limit(record: RunRecord) -> None:
+    """Warns of a run that a limit has ended, as the engine does of a timeout: whoever looks after this should know."""
+    result = record.result if record.state == "finished" else None
+    if result is None or result.status not in _LIMITS:
+        return
+    named = facts(
+        run=record.id, status=str(result.status), caller=record.caller, language=record.language or "command",
+        backend=record.backend, seconds=round(result.duration_ms / 1000, 3),
+    )  # fmt: skip
+    _log.warning("a limit has ended a run", extra=named)
 
 
 def _our_bug(run: Run, error: Exception) -> errors.BelljarError:

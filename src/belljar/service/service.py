@@ -7,6 +7,7 @@ that need not be run again, `drain` is how it leaves, `recovery` settles what a 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -46,6 +47,9 @@ from belljar.service.store.store import Store, store_url
 from belljar.service.store.sync import Syncer
 from belljar.service.telemetry.metrics import Metrics, Watched
 from belljar.service.telemetry.sampler import Sampler
+from belljar.service.telemetry.server_log import facts
+
+_log = logging.getLogger("belljar")
 
 
 class Service:
@@ -228,13 +232,17 @@ class Service:
             self.sampler.watch(lease.plan.id, lease.box, lease.plan.limits, lease.plan.egress.mode != "none")
         else:
             self.sampler.forget(lease.plan.id)
+            self.metrics.guests.closed(lease.plan.id)
 
     def _on_sample(self, measured: Sample | Alert) -> None:
         self.store.add(measured)
         if isinstance(measured, Alert):
             if not measured.over:
                 self.metrics.alerted(measured.kind)
+                _log.warning("an alert: %s", measured.message, extra=facts(run=measured.container_id))
             self.publisher.alert(measured)
+        else:
+            self.metrics.guests.sampled(measured)
 
 
 def _with_service_caps(settings: Settings) -> Settings:

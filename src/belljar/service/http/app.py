@@ -33,8 +33,10 @@ from belljar.service.http import execute, runs
 from belljar.service.http import sessions as api_sessions
 from belljar.service.http.guard import Guard, problem, retry_header
 from belljar.service.http.openapi import Documented
+from belljar.service.http.request_log import RequestLog, note_error
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
+from belljar.service.telemetry.server_log import ServerLog
 
 _log = logging.getLogger("belljar")
 _MCP = find_spec("mcp") is not None
@@ -52,22 +54,38 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The whole service as an ASGI application; its lifespan opens and closes everything."""
+class _Application(Documented):
+    """An application whose outermost layer logs: outside of what answers for bugs, so that they are logged too."""
+
+    log: ServerLog | None = None
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return RequestLog(super().build_middleware_stack(), self.log)
+
+
+def create_app(settings: Settings, log: ServerLog | None = None) -> FastAPI:
+    """The whole service as an ASGI application; its lifespan opens and closes everything.
+
+    Args:
+        settings: What it does.
+        log: Where each request gets its line; None: nowhere.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = Service(settings)
         sessions = Sessions(service)
         app.state.service, app.state.sessions, app.state.health = service, sessions, Health(service)
+        service.metrics.show("log_dropped", lambda: log.dropped if log else 0)
         async with service, sessions, _models(service, sessions) as app.state.mcp:
             yield
 
-    app = Documented(
+    app = _Application(
         title="Belljar", version=__version__, lifespan=lifespan, responses=_PROBLEMS,
         docs_url=None, redoc_url=None, openapi_url="/openapi.json", telemetry=_NO_TELEMETRY,
         description="Runs code that nobody has read yet, where it can do no harm, and returns a typed answer.",
     )  # fmt: skip
+    app.log = log
     execute.add_route(app)
     app.include_router(runs.router)
     app.include_router(api_sessions.router)
@@ -97,6 +115,7 @@ class _Authentication:
             try:
                 scope["caller"] = await gate.known(scope["app"].state.service, Headers(scope=scope))
             except errors.BelljarError as error:
+                note_error(scope, error)
                 await _answer(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -120,6 +139,7 @@ def _answer(error: errors.BelljarError) -> Response:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.BelljarError)
+    note_error(request.scope, error)
     return _answer(error)
 
 

@@ -18,6 +18,7 @@ from belljar.core import errors
 from belljar.protocol.records import Caller, RunRecord, Scope
 from belljar.service.auth import gate
 from belljar.service.claims import SessionClaims
+from belljar.service.http.request_log import note
 from belljar.service.run_lifecycle import Run
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
@@ -140,6 +141,7 @@ async def answer(run: Run, request: Request, *, wait: bool, key: str | None) -> 
 
     A client that goes away ends a run that only it wanted: one without an idempotency key.
     """
+    note(request.scope, run=run.id)
     if not wait:
         return JSONResponse(run.record.model_dump(mode="json"), 202)
     if not key and not run.done.is_set():

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from belljar.core import errors
 from belljar.core.settings import Settings
 from belljar.service.http.bodies import GONE, AsgiMessage, Bodies, Body, Receive
+from belljar.service.http.request_log import note_error
 
 Send = Callable[[AsgiMessage], Awaitable[None]]
 App = Callable[[AsgiMessage, Receive, Send], Awaitable[None]]
@@ -46,11 +47,12 @@ _PREFLIGHT: Headers = [
     (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, DELETE"),
     (
         b"access-control-allow-headers",
-        b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Mcp-Protocol-Version, Mcp-Session-Id, X-API-Key",
+        b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Mcp-Protocol-Version, Mcp-Session-Id, "
+        b"X-API-Key, X-Request-Id",
     ),
     (b"access-control-max-age", b"600"),
 ]
-_EXPOSED = (b"access-control-expose-headers", b"Location, Mcp-Session-Id, Retry-After")
+_EXPOSED = (b"access-control-expose-headers", b"Location, Mcp-Session-Id, Retry-After, X-Request-Id")
 
 
 class Authority(NamedTuple):
@@ -196,6 +198,7 @@ class _Answer:
     """What goes out: with our headers on it, and nothing more once we have refused."""
 
     def __init__(self, scope: AsgiMessage, send: Send, headers: Headers) -> None:
+        self._scope = scope
         self._send = send
         self._headers = headers
         self._websocket = scope["type"] == "websocket"
@@ -226,6 +229,7 @@ class _Answer:
 
     async def refuse(self, error: errors.BelljarError) -> None:
         """Where the answer has begun, all that is left is to end it early, which the server does by hanging up."""
+        note_error(self._scope, error)
         if not self._started:
             await (self._explain(error) if self._can_explain else self._close())
         self.refused = True

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, under the mission's names, in a registry of their own.
+"""Figures for Prometheus, under the mission's names, in a registry of their own; and beside them in base units.
 
 No label takes a caller's word: a language or a kind that is not known here counts as "other", so that nobody can grow
 the number of series.
@@ -7,6 +7,7 @@ the number of series.
 from __future__ import annotations
 
 import math
+import platform
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,8 +19,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from belljar.core import errors
 from belljar.core.languages import BUILTIN, Language
 from belljar.core.result import Result, Status
+from belljar.core.version import __version__
 from belljar.engine.backends import NAMES, NEVER_CHOSEN
 from belljar.protocol.records import RunRecord
+from belljar.service.telemetry.guest_metrics import GuestMetrics, InSeconds
 
 RECENT = 1000  # runs that the success rate is of
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -28,6 +31,9 @@ _OTHER = "other"
 _COMMAND = "command"  # the language of a run that named none
 _NOWHERE = "unknown"  # the backend of a run that failed before one was chosen
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000)
+_WAIT_SECONDS = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
+_HTTP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "WEBSOCKET"))
 _FUEL = tuple(10.0**n for n in range(5, 14))
 _VERSION = re.compile(r"(?<=^python)3\.\d+$")  # there are too many to have a series each
 _ALERTS = ("cpu", "memory", "network")
@@ -35,7 +41,7 @@ _OUTCOMES = (*(str(status) for status in Status), "failed", "lost")
 
 Watched = Literal[
     "running", "waiting", "sessions", "store_up", "bus_up", "store_dropped", "bus_dropped", "sinks_dropped",
-    "sync_behind",
+    "sync_behind", "log_dropped",
 ]  # fmt: skip
 _WATCHED: dict[Watched, str] = {
     "running": "Runs under way.",
@@ -47,6 +53,7 @@ _WATCHED: dict[Watched, str] = {
     "bus_dropped": "Messages that the bus had no room for, since the start.",
     "sinks_dropped": "Events that slow sinks missed, since the start.",
     "sync_behind": "Records that the shared store has not got yet.",
+    "log_dropped": "Lines of the server's own log that nobody took in time, since the start.",
 }
 
 
@@ -76,6 +83,7 @@ class _Pair(NamedTuple):
     starved: Counter
     rate: Gauge
     recent: _Recent
+    labels: tuple[str, str]
 
 
 class Metrics:
@@ -101,6 +109,21 @@ class Metrics:
         self._alerts = self._counter("alerts", "Alerts that were raised.", ("kind",))
         self._gauges = {name: self._gauge(name, text) for name, text in _WATCHED.items()}
         self._kinds = _kinds(errors.BelljarError)
+        self.guests: GuestMetrics = GuestMetrics(self.registry, _PAIR)
+        seconds = (("sandbox_execution_duration_seconds", self._duration), ("sandbox_startup_seconds", self._startup))
+        self.registry.register(InSeconds(seconds))
+        self._waited = Histogram(
+            "sandbox_queue_wait_seconds", "How long runs waited for a place.", buckets=_WAIT_SECONDS,
+            registry=self.registry,
+        )  # fmt: skip
+        self._http: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._requests = self._counter("http_requests", "Requests answered.", ("method", "route", "status"))
+        self._latency = Histogram(
+            "sandbox_http_request_duration_seconds", "From a request to the end of its answer, streams included.",
+            ("method", "route"), buckets=_HTTP_SECONDS, registry=self.registry,
+        )  # fmt: skip
+        build = Gauge("sandbox_build_info", "1, with what this is.", ("version", "python"), registry=self.registry)
+        build.labels(__version__, platform.python_version()).set(1)
 
     # --- what happened ---
 
@@ -117,6 +140,22 @@ class Metrics:
         self._outcomes.labels(outcome if outcome in _OUTCOMES else _OTHER).inc()
         if result is not None:
             _count(pair, result)
+            self.guests.ended(pair.labels, result)
+
+    def waited(self, seconds: float) -> None:
+        """A run has got its place."""
+        self._waited.observe(seconds)
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request of HTTP was answered; `route` is the pattern of its path, empty where there is none."""
+        key = (method, route, status)
+        if (series := self._http.get(key)) is None:
+            method, route = method if method in _METHODS else _OTHER, route or _OTHER
+            series = self._requests.labels(method, route, str(status)), self._latency.labels(method, route)
+            if key[0] in _METHODS:  # else a caller could fill our memory with methods of its own making
+                self._http[key] = series
+        series[0].inc()
+        series[1].observe(seconds)
 
     def refused(self, kind: str) -> None:
         self._refusals.labels(kind if kind in self._kinds else _OTHER).inc()
@@ -150,7 +189,7 @@ class Metrics:
             pair = self._pairs[labels] = _Pair(
                 self._executions.labels(*labels), self._duration.labels(*labels), self._startup.labels(*labels),
                 self._fuel.labels(*labels), self._timeouts.labels(*labels), self._starved.labels(*labels),
-                self._rate.labels(*labels), _Recent(),
+                self._rate.labels(*labels), _Recent(), labels,
             )  # fmt: skip
         return pair
 
