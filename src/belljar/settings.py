@@ -51,6 +51,7 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "DOCKER_HOST": (("docker_socket",), str),
     "DOCKER_SOCKET_PATH": (("docker_socket",), str),
     "CONTAINER_HOST": (("podman_socket",), str),
+    "SANDBOX_NETWORK": (("container", "network_mode"), str),
     "BELLJAR_RUNTIME": (("container", "runtime"), str),
     "BELLJAR_IMAGE": (("container", "images", "execution"), str),
     "MAX_CONTAINERS": (("max_containers",), int),

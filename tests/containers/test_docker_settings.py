@@ -417,3 +417,40 @@ async def test_a_guest_neither_hears_nor_locks_the_files_of_another_of_the_same_
     watcher = await run(engine, _WATCH, on_stdout=touch, cancel=stop)
     assert [result.stdout for result in other] == ["free\n"], other
     assert (watcher.status, watcher.stdout) == ("aborted", "up\n")
+
+
+async def test_a_guest_stays_on_the_cpus_and_the_account_that_were_set(flavour: str) -> None:
+    container = {"images": {"execution": IMAGE}, "cpu_affinity": "0", "kernel_memory": "64M"}
+    engine = engines().engine(flavour, user_uid=4321, user_uids=1, container=container)
+    one, other = [await run(engine, "import os\nprint(os.sched_getaffinity(0), os.getuid())") for _ in range(2)]
+    assert (one.stdout, other.stdout) == ("{0} 4321\n", "{0} 4321\n")
+    assert one.guarantees
+    assert any("kernel_memory is left out" in line for line in one.guarantees.weaker)
+
+
+async def test_cpus_that_the_machine_lacks_are_refused_in_the_engine_s_words(flavour: str) -> None:
+    with pytest.raises(errors.NotAvailable, match=r"(?i)cpu"):
+        await run(engine_with(flavour, cpu_affinity="4000"), "print(1)")
+
+
+async def test_the_engine_gvisor_is_docker_with_its_runtime() -> None:
+    engine = engines().engine("gvisor", container={"engine": "gvisor", "images": {"execution": IMAGE}})
+    result = await run(engine, "print(1)")
+    assert result.guarantees
+    assert (result.backend, result.guarantees.isolation) == ("docker", "kernel")
+
+
+async def test_an_engine_whose_runtime_is_not_registered_is_missed_by_name() -> None:
+    engine = engines().engine("docker", container={"engine": "firecracker", "images": {"execution": IMAGE}})
+    with pytest.raises(errors.NotAvailable, match=r"no runtime 'kata-fc'.*choose from: .*runc"):
+        await run(engine, "print(1)")
+
+
+async def test_a_version_of_python_runs_by_the_specification_s_language_file(tmp_path: Path, flavour: str) -> None:
+    (tmp_path / "python3.json").write_text(PROFILE_PATH.read_text())
+    fields = {"image": IMAGE, "seccomp_profile": "python3.json", "default_memory_mb": 96}
+    asked = await run(engines().engine(flavour), "import sys; print(f'python3.{sys.version_info.minor}', end='')")
+    engine = engine_with(flavour, language_file=language_file(tmp_path, **{asked.stdout: fields}))
+    code = "import sys\nprint(sys.executable)\nx = bytearray(200 << 20)"
+    result = await run(engine, code, language=asked.stdout)
+    assert (result.status, result.stdout.strip().endswith(asked.stdout)) == ("oom_killed", True)

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from belljar.core.labels import LABEL
+from belljar.host.seccomp.guest_profile import PROFILE_PATH
 from composing import FILE, compose
 from engines import IMAGE
 from service_image import Host, host, import_packages
@@ -64,8 +65,10 @@ def stack() -> Iterator[Stack]:
     real = {"services": {"engine-proxy": {"volumes": [f"{here.socket}:/var/run/docker.sock"]}}}
     (file.parent / "override.yml").write_text(json.dumps(real))
     import_packages(here, SERVICES["redis"]["image"], "redis-server", variant="extract")
-    env = {"DOCKER_HOST": f"unix://{here.socket}", "DOCKER_GID": str(os.stat(here.socket).st_gid),
-           "BELLJAR_IMAGE": IMAGE, "DOCKER_BUILDKIT": "0", "COMPOSE_DOCKER_CLI_BUILD": "0"}  # fmt: skip
+    env = {
+        "DOCKER_HOST": f"unix://{here.socket}", "DOCKER_GID": str(os.stat(here.socket).st_gid), "BELLJAR_IMAGE": IMAGE,
+        "SERVICE_SECCOMP_PROFILE": str(PROFILE_PATH), "DOCKER_BUILDKIT": "0", "COMPOSE_DOCKER_CLI_BUILD": "0",
+    }  # fmt: skip
 
     def call(*words: str, check: bool = True) -> str:
         return program.call(file, *words, check=check, **env).stdout.strip()
@@ -141,6 +144,19 @@ def test_the_engine_sees_no_folder_of_the_service_so_hosts_are_refused_at_once_a
     folder = "/var/lib/belljar/project"
     grant = f"mkdir {folder} && echo shown >{folder}/a.txt && python3 -m belljar exec -w {folder} -- cat a.txt"
     assert stack.compose(*inside, grant) == "shown"
+
+
+def test_a_project_below_the_granted_folder_is_seen_read_only_by_the_service(stack: Stack) -> None:
+    folder = stack.here.context / "deploy" / "projects" / "app"
+    folder.mkdir()
+    (folder / "a.txt").write_text("shown")
+    inside = ("exec", "-T", "belljar", "sh", "-c")
+    assert stack.compose(*inside, "cat /projects/app/a.txt; touch /projects/x 2>/dev/null || echo ' read-only'") == (
+        "shown read-only"
+    )
+    env = stack.facts("belljar")["Config"]["Env"]
+    assert {"SANDBOX_NETWORK=belljar-sandbox", "MAX_CONTAINERS=10", "BELLJAR_PROJECTS=/projects"} <= set(env)
+    assert any(word.startswith("seccomp=") for word in stack.facts("belljar")["HostConfig"]["SecurityOpt"])
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from belljar.cli.main import COMMANDS
+from belljar.host.seccomp.guest_profile import PROFILE_PATH
 from belljar.service.http.app import create_app
 from belljar.service.http.guard import Guard
 from belljar.settings import _VARIABLES, load
@@ -67,7 +68,8 @@ def test_every_container_of_compose_has_its_walls(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["security_opt"][0] == "no-new-privileges:true"
+    assert "unconfined" not in str(service["security_opt"])
     uid, gid = service["user"].split(":")
     assert int(uid) > 0
     assert int(gid) > 0
@@ -77,6 +79,29 @@ def test_every_container_of_compose_has_its_walls(name: str) -> None:
     for never in ("privileged", "cap_add", "devices", "pid", "ipc", "userns_mode", "volumes_from", "cgroup_parent"):
         assert never not in service
     assert service.get("network_mode") in (None, "none")
+
+
+def test_the_variables_and_folders_of_the_specification_are_taken() -> None:
+    service = SERVICES["belljar"]
+    env = service["environment"]
+    assert env["SANDBOX_NETWORK"] == COMPOSE["networks"]["sandbox"]["name"] == "${SANDBOX_NETWORK:-belljar-sandbox}"
+    assert env["MAX_CONTAINERS"] == "${MAX_CONTAINERS:-10}"
+    assert "./projects:/projects:ro" in service["volumes"]
+    assert env["BELLJAR_PROJECTS"] == "/projects"
+    given = {"HOME": "/nowhere", "SANDBOX_NETWORK": "team-net", "MAX_CONTAINERS": "4", "BELLJAR_PROJECTS": "/projects"}
+    found = load(given, Path("/nowhere"))
+    assert (found.container.network_mode, found.max_containers, found.service.projects) == (
+        "team-net",
+        4,
+        ("/projects",),
+    )
+
+
+def test_the_service_s_own_container_has_a_seccomp_profile_which_is_the_one_of_guests() -> None:
+    _, profile = SERVICES["belljar"]["security_opt"]
+    default = re.fullmatch(r"seccomp:\$\{SERVICE_SECCOMP_PROFILE:-(.+)\}", profile)
+    assert default
+    assert (DEPLOY / default[1]).resolve() == PROFILE_PATH.resolve()
 
 
 def test_no_guest_shares_a_network_with_anything_that_listens() -> None:
@@ -98,11 +123,13 @@ def test_compose_itself_takes_the_file_and_leaves_no_wall_out(tmp_path: Path) ->
     refused = program.call(file, "config", check=False, DOCKER_GID="")
     assert refused.returncode != 0
     assert "the group of the engine's socket" in refused.stderr
-    understood = yaml.safe_load(program.call(file, "config", DOCKER_GID="998").stdout)["services"]
+    own = {"DOCKER_GID": "998", "SERVICE_SECCOMP_PROFILE": str(PROFILE_PATH)}
+    understood = yaml.safe_load(program.call(file, "config", **own).stdout)["services"]
     assert understood.keys() == SERVICES.keys()
     for name, service in understood.items():
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"]), name
-        assert service["security_opt"] == ["no-new-privileges:true"]
+        profile = [f"seccomp:{PROFILE_PATH}"] if name == "belljar" else []
+        assert service["security_opt"] == ["no-new-privileges:true", *profile]
         assert service["user"] == SERVICES[name]["user"]
 
 

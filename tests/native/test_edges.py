@@ -15,6 +15,7 @@ import pytest
 import belljar
 from belljar.core import errors
 from belljar.engine.engine import Engine
+from belljar.settings import load
 from witness import Traces, eventually
 
 BELLJAR = [sys.executable, "-m", "belljar"]
@@ -186,3 +187,18 @@ async def test_a_child_killed_for_memory_is_told_and_the_guests_own_failure_is_k
     assert result.error is not None
     assert "mine" in result.error.message
     assert any("killed for memory" in warning for warning in result.warnings)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="SKIPPED: only root gives guests uids of their own")
+def test_guests_share_the_account_that_an_administrator_names_and_live_beside_each_other(state_dir: Path) -> None:
+    env = {"HOME": "/nowhere", "PATH": os.environ["PATH"], "SANDBOX_DEFAULT_USER_UID_GID": "4321:4321"}
+    engine = Engine(load({**env, "BELLJAR_STATE_DIR": str(state_dir)}, Path("/nowhere")))
+    with (
+        belljar.Sandbox(backend="native", engine=engine) as one,
+        belljar.Sandbox(backend="native", engine=engine) as two,
+    ):
+        results = [one.run("print(1)"), two.run("print(2)")]
+    assert [result.stdout for result in results] == ["1\n", "2\n"]
+    assert all(result.guarantees for result in results)
+    told = [wall for result in results if result.guarantees for wall in result.guarantees.walls]
+    assert told.count("the uid 4321, which all guests share") == 2
