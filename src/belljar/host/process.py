@@ -7,7 +7,7 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
@@ -72,6 +72,30 @@ class Child:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
+
+
+def terminate(members: Callable[[], Sequence[int]], spare: Sequence[int]) -> int:
+    """Sends SIGTERM to processes of a guest, and to nobody who got the number of one that has ended meanwhile.
+
+    Args:
+        members: Lists the guest's processes. It is asked again when a handle on each is held.
+        spare: Those of them that get no signal.
+
+    Returns:
+        How many got it.
+    """
+    with ExitStack() as stack:
+        handles: dict[int, int] = {}
+        for pid in set(members()) - set(spare):
+            with suppress(OSError):
+                handles[pid] = os.pidfd_open(pid)
+                stack.callback(os.close, handles[pid])
+        told = 0
+        for pid in handles.keys() & set(members()):
+            with suppress(OSError):
+                signal.pidfd_send_signal(handles[pid], signal.SIGTERM)
+                told += 1
+    return told
 
 
 class Output(NamedTuple):

@@ -242,12 +242,10 @@ class NativeRun:
         init = self.status.get("child-pid")
         if not init:
             return False
-        tree = self._group.pids() if self._group else procfs.descendants(init)
-        guests = [pid for pid in tree if pid not in (child.pid, init)]
-        for pid in guests:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGTERM)
-        return bool(guests)
+        told = process.terminate(
+            lambda: self._group.pids() if self._group else procfs.descendants(init), spare=(child.pid, init)
+        )
+        return bool(told)
 
     def _end(self, child: process.Child, verdict: Status) -> None:
         self._outcome.end(verdict)
