@@ -183,7 +183,7 @@ def _announce(url: str, as_json: bool) -> None:
         sys.stdout.write(json.dumps({"url": url}) + "\n")
         sys.stdout.flush()
     else:
-        terminal.say(f"Belljar serves on {url}  (its API: {url}/openapi.json; Ctrl-C ends it)")
+        terminal.say(f"Belljar serves on {url}  (its API: {url}/docs; Ctrl-C ends it)")
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from belljar.core.version import __version__
 from belljar.protocol.responses import Problem
 from belljar.service.auth import gate
 from belljar.service.health import Health
-from belljar.service.http import execute, runs
+from belljar.service.http import execute, pages, runs
 from belljar.service.http import sessions as api_sessions
 from belljar.service.http.guard import Guard, problem, retry_header
 from belljar.service.http.openapi import Documented
@@ -90,6 +90,7 @@ def create_app(settings: Settings, log: ServerLog | None = None) -> FastAPI:
     app.include_router(runs.router)
     app.include_router(api_sessions.router)
     app.include_router(runs.about)
+    app.include_router(pages.router)
     if _MCP:
         from belljar.service.mcp.http import PATH, entrance
 

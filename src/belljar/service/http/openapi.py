@@ -74,6 +74,17 @@ _PARAMETERS: dict[str, Any] = {
 }  # fmt: skip
 
 
+_SECURITY: dict[str, Any] = {
+    "bearer": {
+        "type": "http", "scheme": "bearer", "bearerFormat": "bj_<id>_<secret>, or a JWT",
+        "description": "A key (`belljar keys create NAME --scope run`), or a token of `service.jwt`'s issuer.",
+    },
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key, in another header."},
+}  # fmt: skip
+# The first, which is empty: a server on loopback that has no keys asks for none.
+_EITHER: list[dict[str, list[str]]] = [{}, {"bearer": []}, {"key": []}]
+
+
 class Documented(FastAPI):
     """An application whose document shows, of whatever is sent and answered, how it looks."""
 
@@ -90,7 +101,10 @@ def _show(api: dict[str, Any]) -> None:
         schemas[type(model).__name__].setdefault("examples", []).append(said)
     for model in ANSWERS:
         schemas[type(model).__name__]["examples"] = [model.model_dump(mode="json")]
-    for operation in (each for methods in api["paths"].values() for each in methods.values()):
+    api["components"]["securitySchemes"] = _SECURITY
+    for path, operation in ((path, each) for path, methods in api["paths"].items() for each in methods.values()):
+        if path.startswith("/api/") or path == "/metrics":
+            operation["security"] = _EITHER
         shown = _PARAMETERS | {"id": _SESSION if "sessions" in operation["tags"] else _RUN}
         for parameter in operation.get("parameters", ()):
             parameter["example"] = shown[parameter["name"]]
