@@ -23,11 +23,11 @@ RUNS = [
     RunRecord(id="bj-1", caller=ODD, language="python", backend="wasm", state="running", created=30, started=40),
 ]
 LATEST = Sample(
-    container_id="bj-1", at=99, uptime_seconds=59,
+    container_id="bj-1", timestamp=99, uptime_seconds=59,
     cpu_percent=98.6, memory_mb=1536, network_rx_bytes=2048, network_tx_bytes=0,
 )  # fmt: skip
 ALERTS = tuple(
-    Alert.model_validate({"container_id": "bj-1", "kind": kind, "at": at, "over": over, "message": ""})
+    Alert.model_validate({"container_id": "bj-1", "kind": kind, "timestamp": at, "over": over, "message": ""})
     for kind, at, over in (("memory", 2, True), ("memory", 1, False), ("cpu", 3, False))
 )
 FIGURES = {"bj-1": SandboxMetrics(container_id="bj-1", latest=LATEST, samples=(), alerts=ALERTS)}
@@ -105,7 +105,7 @@ def test_once_as_json_is_one_document_with_the_figures_of_each_run(
     cli_top.top(server, "bj_key", once=True, as_json=True)
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [run["id"] for run in runs] == ["bj-1", "bj-2", "bj-3"]
-    assert (runs[0]["latest"], runs[0]["alerts"]) == (LATEST.model_dump(), ["cpu"])
+    assert (runs[0]["latest"], runs[0]["alerts"]) == (LATEST.model_dump(mode="json"), ["cpu"])
     assert (runs[1]["latest"], runs[1]["alerts"]) == (None, [])
 
 

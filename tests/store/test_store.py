@@ -235,13 +235,18 @@ async def test_one_run_that_floods_keeps_neither_the_lines_of_another_back_nor_w
 async def test_samples_and_alerts_are_kept(store: Store) -> None:
     samples = [
         Sample(
-            container_id="bj-1", at=float(at), cpu_percent=1.5, memory_mb=2.0, uptime_seconds=at, network_rx_bytes=2**40
+            container_id="bj-1",
+            timestamp=float(at),
+            cpu_percent=1.5,
+            memory_mb=2.0,
+            uptime_seconds=at,
+            network_rx_bytes=2**40,
         )
         for at in range(1, 6)
     ]
     alerts = [
-        Alert(container_id="bj-1", at=1.0, kind="cpu", message="hot"),
-        Alert(container_id="bj-2", at=2.0, kind="cpu", message="hot", over=True),
+        Alert(container_id="bj-1", timestamp=1.0, kind="cpu", message="hot"),
+        Alert(container_id="bj-2", timestamp=2.0, kind="cpu", message="hot", over=True),
     ]
     store.add(*samples, *alerts)
     await store.flush()
@@ -356,9 +361,11 @@ async def test_what_is_old_goes_with_all_that_belongs_to_it_and_what_is_under_wa
             group.start_soon(store.begin, run)
     await store.claim("ann", "k", "f", old[0].id)
     for run in (old[0], open_runs[0], young):
-        store.add(a_line(run.id, 1), Sample(container_id=run.id, at=1.0, cpu_percent=0, memory_mb=0, uptime_seconds=0))
+        store.add(
+            a_line(run.id, 1), Sample(container_id=run.id, timestamp=1.0, cpu_percent=0, memory_mb=0, uptime_seconds=0)
+        )
     session = LogLine(container_id="session", number=1, timestamp=5.0, stream="stdout", message="x")
-    store.add(session, Alert(container_id="session", at=5.0, kind="cpu", message="x"))
+    store.add(session, Alert(container_id="session", timestamp=5.0, kind="cpu", message="x"))
     await store.flush()
     gone = await store.prune(86400)
     assert gone == {"runs": 250, "logs": 2, "samples": 1, "alerts": 1, "claims": 1, "outbox": 0}

@@ -44,8 +44,8 @@ async def live(store: Store, count: int = 1, **fields: Any) -> list[RunRecord]:
         await store.begin(run)
         await store.change(run.id, state="running", started=1.0)
         store.add(*[a_line(run.id, number, f"{number} \0") for number in range(1, 6)])
-        store.add(Alert(container_id=run.id, at=1.0, kind="cpu", message="hot"))
-        store.add(Sample(container_id=run.id, at=1.0, cpu_percent=0, memory_mb=0, uptime_seconds=0))
+        store.add(Alert(container_id=run.id, timestamp=1.0, kind="cpu", message="hot"))
+        store.add(Sample(container_id=run.id, timestamp=1.0, cpu_percent=0, memory_mb=0, uptime_seconds=0))
         await store.change(run.id, state="finished", ended=2.0, result=Result(status="success", stdout=run.id))
     return runs
 

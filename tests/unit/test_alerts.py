@@ -18,7 +18,7 @@ LIMITS = Limits(cpus=2, memory=100 * MIB)
 
 def sample(second: float, cpu: float = 0, memory: float = 1, rx: int | None = 0, tx: int | None = 0) -> Sample:
     return Sample(
-        container_id="bj-1", at=1_000_000 + second, cpu_percent=cpu, memory_mb=memory, network_rx_bytes=rx,
+        container_id="bj-1", timestamp=1_000_000 + second, cpu_percent=cpu, memory_mb=memory, network_rx_bytes=rx,
         network_tx_bytes=tx, uptime_seconds=second,
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ def test_a_cpu_that_swings_around_the_threshold_is_one_alert() -> None:
 def test_memory_above_nine_tenths_of_its_limit_is_told_at_once_and_in_words() -> None:
     [alert] = watch().look(sample(0.2, memory=95))
     assert alert == Alert(
-        container_id="bj-1", at=1_000_000.2, kind="memory", message="memory: 95 MB, 95% of its limit of 100M"
+        container_id="bj-1", timestamp=1_000_000.2, kind="memory", message="memory: 95 MB, 95% of its limit of 100M"
     )
 
 
@@ -98,7 +98,7 @@ def test_what_is_raised_is_over_with_the_command() -> None:
     found = watch()
     found.look(sample(1, memory=99))
     assert found.raised == ("memory",)
-    assert [(alert.kind, alert.over, alert.at) for alert in found.end(5.0)] == [("memory", True, 5.0)]
+    assert [(alert.kind, alert.over, alert.timestamp) for alert in found.end(5.0)] == [("memory", True, 5.0)]
     assert found.raised == ()
     assert found.end(6.0) == []
 
@@ -120,4 +120,4 @@ def test_whatever_is_seen_each_kind_is_raised_and_over_in_turn(
         story = [alert for alert in alerts if alert.kind == kind]
         assert [alert.over for alert in story] == [bool(number % 2) for number in range(len(story))]
         assert len(story) % 2 == 0
-        assert all(one.at <= other.at for one, other in pairwise(story[:-1]))
+        assert all(one.timestamp <= other.timestamp for one, other in pairwise(story[:-1]))

@@ -81,7 +81,9 @@ def test_runs_are_shown_in_seconds_and_bytes_beside_the_names_of_the_mission() -
 
 def test_what_guests_use_now_and_what_flowed_is_the_sum_over_open_sandboxes() -> None:
     def sample(id: str, rx: int | None, memory: float = 10, cpu: float = 50) -> Sample:
-        return Sample(container_id=id, at=1, cpu_percent=cpu, memory_mb=memory, uptime_seconds=1, network_rx_bytes=rx)
+        return Sample(
+            container_id=id, timestamp=1, cpu_percent=cpu, memory_mb=memory, uptime_seconds=1, network_rx_bytes=rx
+        )
 
     metrics = Metrics()
     for each in (sample("a", 100), sample("b", None), sample("a", 250, memory=30), sample("a", 40)):

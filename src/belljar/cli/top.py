@@ -145,7 +145,7 @@ def _document(run: RunRecord, figures: SandboxMetrics | None) -> dict[str, Any]:
 
 def _raised(figures: SandboxMetrics | None) -> list[str]:
     """Returns the kinds of the alerts that are not over."""
-    told = sorted(figures.alerts, key=lambda alert: alert.at) if figures else ()
+    told = sorted(figures.alerts, key=lambda alert: alert.timestamp) if figures else ()
     still = {str(alert.kind): not alert.over for alert in told}
     return sorted(kind for kind in still if still[kind])
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from belljar.core.capabilities import Guarantees
 from belljar.core.model import Model
-from belljar.core.values import Bytes
+from belljar.core.values import Bytes, Moment
 
 StreamName = Literal["stdout", "stderr"]
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
@@ -170,7 +170,7 @@ class Result(Model):
         return {"text/plain": str(self), "text/html": self._repr_html_()}
 
 
-EventKind = Literal["progress", "started", "stdout", "stderr", "display", "limit", "denied", "finished"]
+EventKind = Literal["progress", "started", "stdout", "stderr", "display", "limit", "denied", "alert", "finished"]
 
 
 class Event(Model):
@@ -182,8 +182,8 @@ class Event(Model):
     """Its number within the run, from 1."""
     kind: EventKind
     """What happened."""
-    at: float = Field(default_factory=time.time)
-    """When, in seconds since 1970."""
+    at: Moment = Field(default_factory=lambda: round(time.time(), 6))
+    """When, in seconds since 1970; in JSON as ISO 8601 text."""
     text: str = ""
     """What was printed, or what happened in words."""
     data: MimeBundle = Field(default_factory=dict)

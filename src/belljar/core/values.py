@@ -1,8 +1,9 @@
-"""Values that users write: sizes with units, names inside a box, variables, hosts, bytes as text or base64."""
+"""Values that users write: sizes with units, names inside a box, variables, hosts, times, bytes as text or base64."""
 
 import base64
 import re
 from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Annotated
 
@@ -102,6 +103,26 @@ def _in_json(value: bytes) -> str | dict[str, str]:
         return {"base64": base64.b64encode(value).decode()}
 
 
+def iso_time(seconds: float) -> str:
+    """Returns a time, in seconds since 1970, as ISO 8601 text: `2026-11-18T05:16:09.250000Z`."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _seconds(value: object) -> object:
+    """A time as seconds since 1970, from ISO 8601 text or from a number. Text without a zone is UTC."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError("is no time: write 2026-11-18T05:16:09Z, or seconds since 1970") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
 _FEW = 10
 _HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -138,6 +159,13 @@ Bytes = Annotated[
     BeforeValidator(_as_bytes),
     PlainSerializer(_in_json, when_used="json"),
     WithJsonSchema({"anyOf": [{"type": "string"}, _ENCODED | {"additionalProperties": False}]}),
+]
+Moment = Annotated[  # seconds since 1970 in Python, ISO 8601 text in JSON
+    float,
+    BeforeValidator(_seconds),
+    PlainSerializer(iso_time, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}, mode="serialization"),
+    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}]}, mode="validation"),
 ]
 HostPattern = Annotated[str, AfterValidator(_host)]
 ANY_HOST = "*"  # in lists of an administrator's only

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field
 
 from belljar.core.model import Model
 from belljar.core.result import Result
-from belljar.core.values import HostGrant
+from belljar.core.values import HostGrant, Moment
 
 State = Literal["queued", "running", "finished", "failed", "refused", "lost"]
 FINAL: frozenset[State] = frozenset({"finished", "failed", "refused", "lost"})
 Scope = Literal["run", "read", "sessions", "files", "admin"]
 SCOPES: tuple[Scope, ...] = ("run", "read", "sessions", "files", "admin")
+
+
+def now() -> float:
+    """Returns the time, as exact as its text is: what is read from JSON is what was meant."""
+    return round(time.time(), 6)
 
 
 def new_id(kind: str = "bj") -> str:
@@ -43,9 +50,9 @@ class Key(Model):
     name: str
     digest: str = Field(repr=False, description="SHA-256 of the secret")
     scopes: frozenset[Scope]
-    created: float
-    expires: float | None = None
-    revoked: float | None = None
+    created: Moment
+    expires: Moment | None = None
+    revoked: Moment | None = None
     rate: str = ""
     concurrency: int = 0
     net: tuple[HostGrant, ...] | None = Field(
@@ -65,9 +72,9 @@ class RunRecord(Model):
     sha256: str = Field("", description="of the code or command")
     fingerprint: str = Field("", description="of the whole request, if its result may be served again")
     session: str = ""
-    created: float
-    started: float | None = None
-    ended: float | None = None
+    created: Moment
+    started: Moment | None = None
+    ended: Moment | None = None
     position: int | None = Field(None, description="in the queue, 1 is next")
     result: Result | None = None
     problem: dict[str, Any] | None = None
@@ -87,8 +94,8 @@ class LogLine(Model):
 
     container_id: str
     number: int
-    timestamp: float
-    stream: Literal["stdout", "stderr", "display", "limit", "denied", "gap"]
+    timestamp: Moment
+    stream: Literal["stdout", "stderr", "display", "limit", "denied", "alert", "gap"]
     message: str
     partial: bool = Field(False, description="no end of line followed: it goes on, or was never ended")
 
@@ -97,7 +104,7 @@ class Sample(Model):
     """One second of a sandbox. Counters count from its start."""
 
     container_id: str
-    at: float
+    timestamp: Moment
     cpu_percent: float
     memory_mb: float
     network_rx_bytes: int | None = None
@@ -108,20 +115,41 @@ class Sample(Model):
 
 
 class Alert(Model):
+    """Something about a sandbox that somebody should look at, or the end of it."""
+
     container_id: str
-    at: float
+    timestamp: Moment
     kind: Literal["cpu", "memory", "network"]
     message: str
     over: bool = Field(False, description="it has ended")
 
 
 class SandboxMetrics(Model):
-    """What a sandbox used, second by second, and what was alarming about it."""
+    """What a sandbox uses now, what it used second by second, and what was alarming about it.
+
+    The figures of now are those of the latest sample; they are none before there is one, or where they are not known.
+    """
 
     container_id: str
+    timestamp: Moment | None = None
+    cpu_percent: float | None = None
+    memory_mb: float | None = None
+    network_rx_bytes: int | None = None
+    network_tx_bytes: int | None = None
+    disk_read_bytes: int | None = None
+    disk_write_bytes: int | None = None
+    uptime_seconds: float | None = None
     latest: Sample | None
     samples: tuple[Sample, ...]
     alerts: tuple[Alert, ...]
+
+    @classmethod
+    def of(
+        cls, id: str, latest: Sample | None, samples: Iterable[Sample] = (), alerts: Iterable[Alert] = ()
+    ) -> SandboxMetrics:
+        """Returns the metrics of a sandbox, with the figures of its latest sample laid flat."""
+        flat = latest.model_dump(exclude={"container_id"}) if latest else {}
+        return cls(container_id=id, **flat, latest=latest, samples=tuple(samples), alerts=tuple(alerts))
 
 
 class SessionRecord(Model):
@@ -131,6 +159,6 @@ class SessionRecord(Model):
     kind: Literal["session", "sandbox"]
     caller: str
     backend: str
-    created: float
-    expires: float
+    created: Moment
+    expires: Moment
     turns: int = 0

@@ -9,6 +9,7 @@ from pydantic import Field
 from belljar.core.capabilities import LanguageSupport
 from belljar.core.model import Model
 from belljar.core.result import Result
+from belljar.core.values import Moment
 from belljar.protocol.records import LogLine, State
 
 
@@ -58,7 +59,7 @@ class SeenImage(Model):
     engine: str
     reference: str
     digest: str
-    at: float
+    at: Moment
     facts: dict[str, Any]
 
 

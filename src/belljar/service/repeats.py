@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from belljar.core import errors
 from belljar.engine.engine import Engine
-from belljar.protocol.records import Caller, RunRecord
+from belljar.protocol.records import Caller, RunRecord, now
 from belljar.service.claims import another_request
 from belljar.service.run_lifecycle import Run, RunLifecycle
 from belljar.service.store.store import Store
@@ -76,7 +75,7 @@ class Repeats:
         run = self._lifecycle.new_run(record, _NO_LOG_MEMORY)
         await self._engine.record("served", run=record.id, message=f"from {found.id}")
         run.change(
-            state="finished", started=record.created, ended=time.time(), backend=found.backend, fingerprint="",
+            state="finished", started=record.created, ended=now(), backend=found.backend, fingerprint="",
             result=found.result.model_copy(update={"reasons": reasons, "container_id": found.id}),
         )  # fmt: skip
         await self._store.begin(run.record)

@@ -25,7 +25,7 @@ from belljar.core.result import STREAMS, Event, Result, Status
 from belljar.core.settings import ServiceSettings
 from belljar.engine import audit
 from belljar.engine.tracing import span
-from belljar.protocol.records import Caller, RunRecord
+from belljar.protocol.records import Alert, Caller, RunRecord, now
 from belljar.service.admission.queue import Admission
 from belljar.service.budget import ByteBudget, Share
 from belljar.service.instances import ServerInstance
@@ -92,7 +92,7 @@ class Run:
 
     def begin(self) -> None:
         """It has a place."""
-        self.change(state="running", started=time.time(), position=None)
+        self.change(state="running", started=now(), position=None)
         self.admitted.set()
 
     def finish(self, text: ResultText) -> None:
@@ -188,6 +188,12 @@ class RunLifecycle:
         live = Live(record.id, self._store, self._publisher.line, room)
         return Run(record, live, self._requests.share(record.caller), self._outputs.share(record.caller))
 
+    def alert(self, alert: Alert) -> None:
+        """Tells an alert among the lines of the run that its sandbox works on."""
+        for run in self.runs.values():
+            if run.record.box == alert.container_id and not run.done.is_set():
+                run.live.alert(alert)
+
     async def start(self, record: RunRecord, caller: Caller, work: Work, demand: Demand) -> Run:
         """Starts a run; returns when it is recorded, and runs or waits.
 
@@ -278,7 +284,7 @@ class RunLifecycle:
 
         The answer does not wait for the record: until it is written the run is among ours, and is known from there.
         """
-        run.change(ended=time.time())
+        run.change(ended=now())
         run.live.close(run.record.ended or 0.0)
         run.admitted.set()
         await run.written.wait()

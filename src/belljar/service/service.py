@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
@@ -29,7 +28,7 @@ from belljar.core.settings import Settings
 from belljar.engine import audit
 from belljar.engine.engine import Engine
 from belljar.engine.lease import Lease
-from belljar.protocol.records import Alert, Caller, RunRecord, Sample, new_id
+from belljar.protocol.records import Alert, Caller, RunRecord, Sample, new_id, now
 from belljar.protocol.requests import Execute
 from belljar.service import projects, recovery
 from belljar.service.admission.queue import Admission
@@ -200,7 +199,7 @@ class Service:
     def _new_record(self, request: RunRequest, caller: Caller) -> RunRecord:
         text = request.code if request.code is not None else "\0".join(request.command or ())
         return RunRecord(
-            id=new_id(), caller=caller.name, instance=self.instance.name, created=time.time(),
+            id=new_id(), caller=caller.name, instance=self.instance.name, created=now(),
             language=request.language if request.code is not None else "",
             sha256=hashlib.sha256(text.encode()).hexdigest(),
             fingerprint=_fingerprint(request) if request.deterministic and request.workspace is None else "",
@@ -241,6 +240,7 @@ class Service:
                 self.metrics.alerted(measured.kind)
                 _log.warning("an alert: %s", measured.message, extra=facts(run=measured.container_id))
             self.publisher.alert(measured)
+            self.lifecycle.alert(measured)
         else:
             self.metrics.guests.sampled(measured)
 

@@ -22,7 +22,7 @@ from belljar.core.result import Entry, Result
 from belljar.core.values import MIB
 from belljar.engine import audit
 from belljar.protocol import file_errors
-from belljar.protocol.records import Caller, RunRecord, SessionRecord, new_id
+from belljar.protocol.records import Caller, RunRecord, SessionRecord, new_id, now
 from belljar.sandbox import AsyncSandbox
 from belljar.service import projects
 from belljar.service.claims import SessionClaims
@@ -258,7 +258,7 @@ class Sessions:
         if held.busy >= _TURNS:  # they have no place of their own to wait for, so nothing else would bound them
             raise errors.Busy("as many turns of this session wait as may", retry_after=5)
         record = RunRecord(
-            id=name, caller=caller.name, instance=self._service.instance.name, created=time.time(),
+            id=name, caller=caller.name, instance=self._service.instance.name, created=now(),
             session=held.record.id, language=turn.language, backend=held.record.backend, sha256=turn.sha256,
         )  # fmt: skip
 
@@ -361,9 +361,9 @@ class _TurnWork(NamedTuple):
 
 
 def _record(caller: Caller, kind: Kind, lifetime: float) -> SessionRecord:
-    now = time.time()
+    began = now()
     return SessionRecord(
-        id=new_id("bs"), kind=kind, caller=caller.name, backend="", created=now, expires=now + lifetime
+        id=new_id("bs"), kind=kind, caller=caller.name, backend="", created=began, expires=began + lifetime
     )
 
 

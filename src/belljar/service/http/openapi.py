@@ -22,7 +22,7 @@ _RESULT: dict[str, Any] = {
     "memory_used_mb": 21.4, "cpu_ms": 18.0, "backend": "wasm", "container_id": _RUN, "guarantees": _WALLS,
     "reasons": ("wasm is the first that suits",),
 }  # fmt: skip
-_SAMPLE = Sample(container_id=_RUN, at=_AT, cpu_percent=97.5, memory_mb=64.2, uptime_seconds=3.0)
+_SAMPLE = Sample(container_id=_RUN, timestamp=_AT, cpu_percent=97.5, memory_mb=64.2, uptime_seconds=3.0)
 
 BODIES: tuple[Model, ...] = (
     requests.Execute(language="python", code="print(6 * 7)", timeout_seconds=5),
@@ -48,9 +48,9 @@ ANSWERS: tuple[Model, ...] = (
         lines=(LogLine(container_id=_RUN, number=17, timestamp=_AT, stream="stdout", message="epoch 3"),),
         state="running",
     ),
-    SandboxMetrics(
-        container_id=_RUN, latest=_SAMPLE, samples=(_SAMPLE,),
-        alerts=(Alert(container_id=_RUN, at=_AT, kind="cpu", message="97 % of its CPU for 10 s"),),
+    SandboxMetrics.of(
+        _RUN, _SAMPLE, (_SAMPLE,),
+        (Alert(container_id=_RUN, timestamp=_AT, kind="cpu", message="97 % of its CPU for 10 s"),),
     ),
     responses.BackendLanguage(name="python", available=True, version="3.12.0", backend="wasm"),
     Capabilities(backend="wasm", available=True, guarantees=_WALLS, commands=False, fuel=True, checkpoints=True),

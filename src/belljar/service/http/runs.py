@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response, WebSocket
 from fastapi.responses import PlainTextResponse
 
+from belljar.core import errors
 from belljar.core.capabilities import Capabilities
-from belljar.core.values import MIB
+from belljar.core.values import MIB, Moment
 from belljar.protocol.records import RunRecord, SandboxMetrics, State
 from belljar.protocol.responses import Alive, BackendLanguage, LogPage, Readiness, SeenImage
 from belljar.service import image_list
@@ -35,7 +36,7 @@ After = Annotated[int, Query(ge=0, le=2**62, description="the last number you ha
 @router.get("/runs")
 async def list_runs(
     service: TheService, caller: Reader, state: State | None = None, language: str | None = None,
-    before: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+    before: Annotated[Moment | None, Query(allow_inf_nan=False)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> list[RunRecord]:  # fmt: skip
     """Your runs, the newest first, without their results."""
@@ -81,19 +82,29 @@ async def watch_logs(socket: WebSocket, id: str, service: TheService, after: Aft
 
 @router.get("/{id}/metrics")
 async def read_metrics(
-    id: str, service: TheService, sessions: TheSessions, caller: Reader, after: float = 0
+    id: str,
+    service: TheService,
+    sessions: TheSessions,
+    caller: Reader,
+    after: Annotated[Moment, Query(allow_inf_nan=False)] = 0,
 ) -> SandboxMetrics:
     """What a sandbox used, second by second, and what was alarming about it: of a run, or of an open session."""
     id = id if sessions.holds(id, caller) else (await service.queries.record(id, caller)).box
     await service.store.flush(id)
     samples = await service.store.samples(id, after)
     latest = service.sampler.latest(id) or (samples[-1] if samples else None)
-    return SandboxMetrics(
-        container_id=id, latest=latest, samples=tuple(samples), alerts=tuple(await service.store.alerts(id))
-    )
+    return SandboxMetrics.of(id, latest, samples, await service.store.alerts(id))
 
 
 # --- about the server ---
+
+
+@about.get("/api/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+async def watch_events(request: Request, service: TheService, sessions: TheSessions, caller: Reader) -> Response:
+    """What happens to your runs from now on, as server-sent events: running, started, limit, denied, alert, ended."""
+    if "text/event-stream" not in request.headers.get("accept", ""):
+        raise errors.InvalidRequest("events: they are told as they come", fix="send Accept: text/event-stream")
+    return streams.EventListener(service, sessions, caller, request.headers)
 
 
 @about.get("/api/languages")

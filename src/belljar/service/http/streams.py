@@ -5,6 +5,7 @@ Who listens for hours is asked again who they are: with each batch, and with the
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -15,7 +16,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from belljar.core import errors
 from belljar.protocol.records import Caller, LogLine
+from belljar.service.publisher import EVENTS
+from belljar.service.queries import sees
 from belljar.service.service import Service
+from belljar.service.sessions import Sessions
+from belljar.service.telemetry.log_lines import BEAT
 
 
 class Listener(StreamingResponse):
@@ -40,6 +45,66 @@ async def _events(
     record = await service.queries.record(id, caller)
     if record.final:  # else we go away, and another tells the rest
         yield f"event: end\ndata: {record.state}\n\n"
+
+
+class EventListener(StreamingResponse):
+    """Server-sent events about the runs of a caller. It gives its place back however it ends."""
+
+    def __init__(self, service: Service, sessions: Sessions, caller: Caller, headers: Mapping[str, str]) -> None:
+        super().__init__(_told_events(service, sessions, caller, headers), media_type="text/event-stream")
+        self._stack = ExitStack()
+        self._stack.enter_context(service.queries.listening(caller))
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+async def _told_events(
+    service: Service, sessions: Sessions, caller: Caller, headers: Mapping[str, str]
+) -> AsyncIterator[str]:
+    async with service.publisher.events.subscribe(f"{EVENTS}.>") as news:
+        yield ": listening\n\n"
+        while True:
+            event = await _next_event(news, service.drain.drained)
+            if service.drain.drained.is_set() or not await still_known(service, headers):
+                return
+            if event is None:
+                yield ": alive\n\n"
+            elif "gap" in event:
+                yield f"event: gap\ndata: {json.dumps(event)}\n\n"
+            elif await _concerns(event, service, sessions, caller):
+                yield f"event: {event['kind']}\ndata: {json.dumps(event)}\n\n"
+
+
+async def _next_event(news: AsyncIterator[dict[str, Any]], drained: anyio.Event) -> dict[str, Any] | None:
+    """The next event; None after a while of silence, or when the service goes away."""
+    event: dict[str, Any] | None = None
+    with anyio.move_on_after(BEAT):
+        async with anyio.create_task_group() as tasks:
+
+            async def until_drained() -> None:
+                await drained.wait()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(until_drained)
+            event = await anext(news, None)
+            tasks.cancel_scope.cancel()
+    return event
+
+
+async def _concerns(event: dict[str, Any], service: Service, sessions: Sessions, caller: Caller) -> bool:
+    """Whether a caller may know of an event: it is about a run or session of theirs."""
+    if "caller" in event:
+        return sees(caller, str(event["caller"]))
+    id = str(event.get("container_id"))
+    if sessions.holds(id, caller):
+        return True
+    try:
+        await service.queries.record(id, caller)
+    except errors.BelljarError:
+        return False
+    return True
 
 
 async def watch(

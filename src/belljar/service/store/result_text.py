@@ -78,7 +78,7 @@ async def result_text(result: Result, folder: str | None = None) -> ResultText:
     Raises:
         NotAvailable: It is a large one, and there is no room for it.
     """
-    if _weigh(result) <= LARGE_BYTES:
+    if weigh(result) <= LARGE_BYTES:
         return ResultText(result, as_json(result))
     try:
         return await anyio.to_thread.run_sync(_write, result, folder, limiter=_at_once)
@@ -94,7 +94,8 @@ async def parse(text: LargeText) -> Result:
     return await anyio.to_thread.run_sync(Result.model_validate_json, whole)
 
 
-def _weigh(result: Result) -> int:
+def weigh(result: Result) -> int:
+    """Returns about how many characters the outputs of a result have."""
     files = sum(len(file.content) for file in result.files)
     return len(result.stdout) + len(result.stderr) + files + sum(map(_weigh_value, result.results))
 

@@ -200,6 +200,8 @@ def item_row(item: LogLine | Sample | Alert) -> dict[str, Any]:
     values = dict(item.__dict__)
     if isinstance(item, LogLine):
         values["message"] = item.message.encode("utf-8", "surrogatepass")
+    else:
+        values["at"] = values.pop("timestamp")
     return values
 
 
@@ -210,11 +212,17 @@ def as_line(row: Row[Any]) -> LogLine:
 
 
 def as_sample(row: Row[Any]) -> Sample:
-    return Sample.model_construct(**row._mapping)
+    return Sample.model_construct(**_with_timestamp(row))
 
 
 def as_alert(row: Row[Any]) -> Alert:
-    return Alert.model_construct(**row._mapping)
+    return Alert.model_construct(**_with_timestamp(row))
+
+
+def _with_timestamp(row: Row[Any]) -> dict[str, Any]:
+    values = dict(row._mapping)
+    values["timestamp"] = values.pop("at")
+    return values
 
 
 def key_row(key: Key) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class AlertMonitor:
             for kind, part in self._parts(last, sample)
             if self._levels[kind].look(part, since, sample.uptime_seconds)
         ]
-        return [self._alert(kind, sample.at, self._words(kind, sample)) for kind in changed]
+        return [self._alert(kind, sample.timestamp, self._words(kind, sample)) for kind in changed]
 
     def end(self, at: float) -> list[Alert]:
         """What ran has ended, and what was raised with it."""
@@ -90,7 +90,9 @@ class AlertMonitor:
             yield "network", 1.0 if _traffic(sample) > (_traffic(last) if last else 0) else 0.0
 
     def _alert(self, kind: Kind, at: float, message: str) -> Alert:
-        return Alert(container_id=self._id, at=at, kind=kind, message=message, over=not self._levels[kind].raised)
+        return Alert(
+            container_id=self._id, timestamp=at, kind=kind, message=message, over=not self._levels[kind].raised
+        )
 
     def _words(self, kind: Kind, sample: Sample) -> str:
         if not self._levels[kind].raised:

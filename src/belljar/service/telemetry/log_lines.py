@@ -17,7 +17,7 @@ from belljar.core import errors
 from belljar.core.result import Event
 from belljar.core.values import KIB, MIB
 from belljar.host.loops import give_way
-from belljar.protocol.records import LogLine
+from belljar.protocol.records import Alert, LogLine
 
 if TYPE_CHECKING:
     from belljar.service.store.store import Store
@@ -33,7 +33,7 @@ _AHEAD = MIB  # that a run may write before it waits for the store
 _ITEM = 600  # of memory for a line, besides its text
 _PATIENCE = 2.0  # seconds that it waits
 BEAT = 15.0  # seconds after which a reader to whom nothing came gets an empty batch: to show that it is there, or leave
-Told = Literal["stdout", "stderr", "display", "limit", "denied"]
+Told = Literal["stdout", "stderr", "display", "limit", "denied", "alert"]
 
 
 class LineSplitter:
@@ -66,6 +66,10 @@ class LineSplitter:
         """What was begun and never ended."""
         left, self._open = self._open, {}
         return [self._line(stream, text, at, True) for stream, text in left.items()]
+
+    def alert(self, alert: Alert) -> LogLine:
+        """Returns an alert as a line of its own."""
+        return self._line("alert", alert.message, alert.timestamp)
 
     def _line(self, stream: Told, text: str, at: float, partial: bool = False) -> LogLine:
         self._number += 1
@@ -128,6 +132,11 @@ class Live:
             with anyio.move_on_after(_PATIENCE), suppress(errors.NotAvailable):
                 await self._store.flush(self._run)
             self._ahead = 0
+
+    def alert(self, alert: Alert) -> None:
+        """Takes an alert; what comes after the end is not told any more."""
+        if not self.closed:
+            self._take([self._lines.alert(alert)])
 
     def close(self, at: float) -> None:
         self._take(self._lines.end(at))

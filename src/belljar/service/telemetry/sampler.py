@@ -17,6 +17,7 @@ from belljar.core.request import Limits
 from belljar.core.result import Measurable, Usage
 from belljar.core.values import MIB
 from belljar.protocol.records import Alert, Sample
+from belljar.protocol.records import now as wall_clock
 from belljar.service.telemetry.alerts import AlertMonitor
 
 _log = logging.getLogger("belljar")
@@ -48,7 +49,7 @@ class _Seen:
             return None
         seconds = max(1e-3, now - before[0])
         self.sample = Sample(
-            container_id=self.id, at=time.time(), memory_mb=round(figures.memory / MIB, 3),
+            container_id=self.id, timestamp=wall_clock(), memory_mb=round(figures.memory / MIB, 3),
             cpu_percent=round((figures.cpu_ms - before[1].cpu_ms) / seconds / 10, 2),
             network_rx_bytes=figures.rx, network_tx_bytes=figures.tx, disk_read_bytes=figures.disk_read,
             disk_write_bytes=figures.disk_write, uptime_seconds=round(now - self.began, 3),
@@ -87,7 +88,7 @@ class Sampler:
     def forget(self, id: str) -> None:
         """It is about to be closed; its alerts are over."""
         if (seen := self._seen.pop(id, None)) and seen.watch.raised:
-            self._report(seen.watch.end(time.time()))
+            self._report(seen.watch.end(wall_clock()))
 
     def latest(self, id: str) -> Sample | None:
         seen = self._seen.get(id)
@@ -126,7 +127,7 @@ class Sampler:
         if sample:
             self._report([sample, *seen.watch.look(sample)])
         elif figures is None and not seen.failing and seen.watch.raised:  # its command has ended, and the box is open
-            self._report(seen.watch.end(time.time()))
+            self._report(seen.watch.end(wall_clock()))
 
     async def _measure(self, seen: _Seen, box: Measurable) -> Usage | None:
         try:

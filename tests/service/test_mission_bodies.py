@@ -1,0 +1,149 @@
+"""The bodies of the specification, sent and answered as they are written there, by a real server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+import belljar
+from serving import Server, served
+from witness import eventually
+
+pytestmark = pytest.mark.engine
+FIGURES = {
+    "cpu_percent", "memory_mb", "network_rx_bytes", "network_tx_bytes", "disk_read_bytes", "disk_write_bytes",
+    "uptime_seconds",
+}  # fmt: skip
+_HUNGRY = "import time\nheld = b'x' * (60 << 20)\nprint('full', flush=True)\ntime.sleep(60)"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the server's projects."""
+    folder = tmp_path_factory.mktemp("projects")
+    folder.chmod(0o755)
+    mine = folder / "mine"
+    mine.mkdir()
+    (mine / "utils.py").write_text("def greet(name):\n    return f'hello {name}'\n")
+    (mine / "main.py").write_text("import utils\nprint(utils.greet('file'))\n")
+    (mine / "out.py").symlink_to("/etc/hostname")
+    return mine
+
+
+@pytest.fixture(scope="module")
+def server(project: Path) -> Iterator[Server]:
+    with served(BELLJAR_PROJECTS=str(project.parent), MAX_CONTAINERS="4") as server:
+        yield server
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+def execute(http: httpx2.Client, **body: object) -> dict[str, Any]:
+    answer = http.post("/api/sandbox/execute", json=body)
+    assert answer.is_success, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def is_iso(text: object) -> bool:
+    return isinstance(text, str) and datetime.fromisoformat(text).utcoffset() is not None
+
+
+# --- what a run tells while it goes on ---
+
+
+@pytest.fixture(scope="module")
+def hungry(server: Server) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A run that takes almost all of its memory until it is cancelled, and the events that were told of it."""
+    events: list[dict[str, Any]] = []
+    ready = threading.Event()
+
+    def listen() -> None:
+        with (
+            httpx2.Client(base_url=server.url, timeout=60) as client,
+            client.stream("GET", "/api/events", headers={"Accept": "text/event-stream"}) as answer,
+        ):
+            for line in answer.iter_lines():
+                ready.set()
+                if line.startswith("data: "):
+                    events.append(json.loads(line[len("data: ") :]))
+                    if events[-1]["kind"] == "ended":
+                        return
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    assert ready.wait(30)
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
+        body = {"code": _HUNGRY, "limits": {"memory": "64M"}, "backend": "native", "timeout_seconds": 60, "wait": False}
+        id = execute(client, **body)["id"]
+        alerts = f"/api/sandbox/{id}/metrics"
+        assert eventually(lambda: client.get(alerts).json()["alerts"], 40)
+        client.post(f"/api/sandbox/runs/{id}/cancel")
+    listener.join(40)
+    yield id, events
+
+
+Hungry = tuple[str, list[dict[str, Any]]]
+
+
+def test_metrics_answer_the_flat_model_with_the_samples_beside(http: httpx2.Client, hungry: Hungry) -> None:
+    figures = http.get(f"/api/sandbox/{hungry[0]}/metrics").json()
+    assert figures.keys() >= FIGURES
+    assert figures["memory_mb"] > 50
+    assert {name: figures[name] for name in FIGURES} == {name: figures["latest"][name] for name in FIGURES}
+    assert is_iso(figures["timestamp"]) and all(is_iso(sample["timestamp"]) for sample in figures["samples"])
+    later = http.get(f"/api/sandbox/{hungry[0]}/metrics", params={"after": figures["samples"][0]["timestamp"]}).json()
+    assert later["samples"] == figures["samples"][1:]
+
+
+def test_a_log_line_has_the_words_of_the_specification_and_an_alert_is_one_of_them(
+    http: httpx2.Client, hungry: Hungry
+) -> None:
+    id = hungry[0]
+    lines = http.get(f"/api/sandbox/{id}/logs").json()["lines"]
+    assert all(line.keys() >= {"container_id", "timestamp", "stream", "message"} for line in lines)
+    assert [(line["container_id"], line["message"]) for line in lines if line["stream"] == "stdout"] == [(id, "full")]
+    assert all(is_iso(line["timestamp"]) for line in lines)
+    alerts = [line["message"] for line in lines if line["stream"] == "alert"]
+    assert alerts and alerts[0].startswith("memory: ")
+
+
+def test_without_a_broker_events_are_streamed_with_the_alert_and_the_result_at_the_end(hungry: Hungry) -> None:
+    id, told = hungry
+    events = [event for event in told if event["container_id"] == id]
+    kinds = [event["kind"] for event in events]
+    assert (kinds[0], kinds[-1]) == ("running", "ended")
+    assert {"started", "alert"} <= set(kinds)
+    assert all(is_iso(event["timestamp"]) and isinstance(event["message"], str) for event in events)
+    ended = events[-1]
+    assert (ended["state"], ended["result"]["status"], ended["result"]["stdout"]) == ("finished", "aborted", "full\n")
+
+
+def test_times_of_records_and_sessions_are_iso_text(http: httpx2.Client) -> None:
+    id = execute(http, code="print(1)")["id"]
+    record = http.get(f"/api/sandbox/runs/{id}").json()
+    assert all(is_iso(record[name]) for name in ("created", "started", "ended"))
+    older = http.get("/api/sandbox/runs", params={"before": record["created"]}).json()
+    assert id not in [each["id"] for each in older]
+    session = http.post("/api/sandbox/sessions", json={"kind": "sandbox", "backend": "native"}).json()
+    assert is_iso(session["created"]) and is_iso(session["expires"])
+    http.delete(f"/api/sandbox/sessions/{session['id']}")
+
+
+def test_the_client_still_reads_times_as_numbers(server: Server, http: httpx2.Client) -> None:
+    with belljar.Client(server.url) as client:
+        id = client.run("print('x')").container_id
+        record = client.inspect(id)
+        assert isinstance(record.created, float) and record.ended is not None and record.ended >= record.created
+        assert [(line.stream, type(line.timestamp)) for line in client.logs(id)] == [("stdout", float)]
