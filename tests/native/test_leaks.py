@@ -156,9 +156,9 @@ async def test_ctrl_c_and_sigterm_kill_the_guest_and_leave_nothing(
 
 
 async def test_a_session_and_a_sandbox_that_are_closed_leave_nothing(engine: Engine, traces: Traces) -> None:
-    async with belljar.AsyncSession(engine=engine) as session:
+    async with belljar.AsyncSession(backend="native", engine=engine) as session:
         await session.run(f"import subprocess; subprocess.Popen(['sleep', '60', '{traces.word}'])")
-    async with belljar.AsyncSandbox(engine=engine) as box:
+    async with belljar.AsyncSandbox(backend="native", engine=engine) as box:
         await box.write("a.txt", b"hi")
         await box.exec(["sh", "-c", f"(setsid sleep 60 {traces.word} &) ; echo {traces.word}"])
     assert eventually(lambda: not traces.all()), traces.all()
