@@ -157,6 +157,12 @@ async def test_a_command_runs_in_a_container_and_in_no_other_place(here: Engine,
     assert int(uid) > 1000
 
 
+async def test_a_guest_may_save_its_work_when_its_time_is_over(here: Engine, left_nothing: None) -> None:
+    words = ["sh", "-c", "trap 'echo saved; exit 7' TERM; echo working; while :; do sleep 0.1; done"]
+    result = await arun_in_container(words, backend="apple", engine=here, timeout=3, grace=10)
+    assert (result.status, result.exit_code, result.stdout) == ("timeout", 124, "working\nsaved\n")
+
+
 async def test_an_image_that_is_not_here_is_an_error_and_is_not_fetched(here: Engine, left_nothing: None) -> None:
     with pytest.raises(errors.ImageNotFound, match="nosuch:1"):
         await arun_in_container(["true"], image="nosuch:1", backend="apple", engine=here)

@@ -326,7 +326,8 @@ class DockerBox:
         return ContainerJob(
             self.id, spec.order(command.cwd, self._env(command), command.argv), command.stdin,
             command.limits or self.plan.limits, create, deliver, relay,
-            lambda told: self._host.proxy(self.plan.egress, told), lasting=bool(self._holder or self.plan.workspace),
+            lambda told: self._host.proxy(self.plan.egress, told), own_kernel=self._host.own_kernel,
+            lasting=bool(self._holder or self.plan.workspace),
         )  # fmt: skip
 
     def _with_memory_left(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class ContainerJob(NamedTuple):
     deliver: Callable[[Standby], Awaitable[None]]  # starts it if it is not up, and puts the files in place
     relay: EgressRelay | None = None  # its way out, if it was granted hosts
     proxy: Callable[[Told], Proxy] | None = None
+    own_kernel: bool = False  # does it run in a kernel of its own, so that the host does not see its processes?
     lasting: bool = False  # can it touch what outlives it? Then nobody is told anything before it is dead.
 
 
@@ -69,6 +70,7 @@ class DockerRun:
         self._delivering = anyio.CancelScope()
         self._listening = anyio.CancelScope()
         self._waiting = anyio.CancelScope()  # for the engine to tell the container's end
+        self._over = anyio.Event()  # the guest has ended by itself
         self._silent_since = time.perf_counter()  # infinite while what was heard is told
         self._standby: Standby
 
@@ -196,6 +198,7 @@ class DockerRun:
                 if flooded and self._outcome.verdict is None:
                     start_soon(self._end, Status.OUTPUT_LIMIT)
                 if all(each.ended is not None for each in self._marked.values()):
+                    self._over.set()
                     break
                 self._silent_since = time.perf_counter()
         if self._marked["stderr"].ended is None and self._outcome.verdict is None:
@@ -250,14 +253,23 @@ class DockerRun:
 
     async def _watch_clock(self) -> None:
         await self._outcome.time_out()
-        await self._end(Status.TIMEOUT)
+        await self._stop(Status.TIMEOUT)
 
     async def _watch_control(self) -> None:
-        await self._end(await self._control.stopped())
+        await self._stop(await self._control.stopped())
+
+    async def _stop(self, verdict: Status) -> None:
+        """Asks the guest to end itself, and ends it when its grace is over; what it prints meanwhile is kept."""
+        first, grace = self._outcome.end(verdict), self._job.limits.grace
+        if first and grace and self.begun:
+            await self._standby.terminate(own_kernel=self._job.own_kernel)
+            with anyio.move_on_after(grace):
+                await self._over.wait()
+        await self._end(verdict)
 
     async def _end(self, verdict: Status) -> None:
-        if self._outcome.end(verdict):
-            self._read_usage()
+        self._outcome.end(verdict)
+        self._read_usage()
         await self._kill()
 
     async def _kill(self) -> None:

@@ -6,15 +6,17 @@ command.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from belljar.backends.containers import archive as docker_files
-from belljar.backends.containers import spec
+from belljar.backends.containers import inside, spec
 from belljar.core import errors
 from belljar.host import cgroups
 from belljar.host.docker_api import ProgramStreams, asking
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _MOVE_SECONDS = 60.0  # for files to go in
 _KILL_SECONDS = 15.0  # for a container to die
 _PATIENCE_SECONDS = 1.0  # that an engine has to kill it
+_SIGNAL_SECONDS = 2.0  # that an engine has to start the program that sends a signal inside
+_TERMINATE = ("/bin/sh", "-c", "kill -s TERM -- -1")  # all that may be signalled, but for the first and itself
 _LOOK_SECONDS = 0.02  # between looks at its processes
 _COMPLAINT_BYTES = 4096  # kept of what a program inside complains of
 
@@ -34,9 +38,11 @@ _COMPLAINT_BYTES = 4096  # kept of what a program inside complains of
 class Standby:
     """One container, from its creation to its end. Whoever made it removes it."""
 
-    def __init__(self, container: DockerContainer, name: str) -> None:
+    def __init__(self, container: DockerContainer, name: str, user: str) -> None:
         self.container = container
         self.name = name
+        self._user = user  # uid:gid of the guest
+        self._init = 0  # the first of its processes, where this process can see them
         self.up: bool = False
         self.image: str = ""  # the id
         self.group: cgroups.Group | None = None  # where this process can see it
@@ -50,7 +56,7 @@ class Standby:
         with anyio.CancelScope(shield=True):  # half a creation would be a container that nobody knows of
             async with asking("the container could not be created", errors.StartFailed):
                 container = await client.containers.create(body, name=name)
-        return cls(container, name)
+        return cls(container, name, str(body["User"]))
 
     async def start(self, *, local: bool) -> None:
         """Starts the container, which then awaits its command; `local`: its processes are on this machine."""
@@ -61,7 +67,8 @@ class Standby:
             facts = await self.container.show()
             self.image = str(facts["Image"])
         if local:
-            self.group = cgroups.group_of(int(facts["State"]["Pid"]), str(self.container.id))
+            self._init = int(facts["State"]["Pid"])
+            self.group = cgroups.group_of(self._init, str(self.container.id))
         self.up = True
 
     async def call_keeper(self, folder: str) -> None:
@@ -99,6 +106,24 @@ class Standby:
     def alive(self) -> bool:
         """As far as can be told without asking."""
         return self.streams.connected and (self._keeper is None or self._keeper.connected)
+
+    async def terminate(self, *, own_kernel: bool) -> None:
+        """Sends SIGTERM to all processes of the guest's; who cannot be reached will be killed soon.
+
+        Args:
+            own_kernel: The processes that this machine sees are those of a kernel in user space, not the guest's.
+        """
+        if self.group and not own_kernel:
+            try:
+                for pid in self.group.pids():
+                    if pid != self._init:  # with the first one all the others would be gone at once
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGTERM)
+                return
+            except PermissionError:
+                pass
+        with suppress(errors.BelljarError), anyio.move_on_after(_SIGNAL_SECONDS):
+            await inside.execute(self.container, _TERMINATE, int(self._user.partition(":")[0]), b"", strict=False)
 
     async def kill(self) -> bool:
         """Ends all that runs in the container, and returns whether it is known to be dead.

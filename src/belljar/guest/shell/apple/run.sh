@@ -34,6 +34,7 @@ for one in /usr/bin/setpriv /bin/setpriv; do
     fi
 done
 [ -z "$sure" ] || no "the image has no setpriv"
+trap : TERM # who stops the run sends it to all: the guest may end itself then, and we tell its exit code
 printf "%s\n" "$0" >&3
 "$@" 2>&3 3>&-
 code=$?

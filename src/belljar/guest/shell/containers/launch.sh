@@ -17,6 +17,8 @@ if [ ! -d "$1" ]; then
 fi
 cd -- "$1" || exit 125
 shift
+# Who stops the run sends SIGTERM to all processes: the guest may end itself then, and we tell its exit code.
+trap : TERM
 exec 3>&2 2>/dev/null
 printf '%s\n' "$word" >&3
 (exec "$@" 2>&3 3>&-)
