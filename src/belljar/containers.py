@@ -6,17 +6,17 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Unpack, runtime_checkable
 
-from belljar.control.callbacks import Cancel, Listener, OutputCallback
+from belljar.control.callbacks import Cancel, Listener, OutputCallback, control_for, listening
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
-from belljar.core.options import ContainerOptions
+from belljar.core.options import ContainerOptions, request
 from belljar.core.policy import OTHER_BACKENDS
 from belljar.core.result import Result
 from belljar.core.settings import CONTAINER_ENGINES as CONTAINERS
 from belljar.core.values import parse_size
 from belljar.engine.engine import Engine
 from belljar.host import portal
-from belljar.sandbox import arun, default_engine
+from belljar.sandbox import default_engine
 
 if TYPE_CHECKING:
     from belljar.images.build_log import BuildReport
@@ -123,7 +123,7 @@ def is_container_available(*, backend: str = "auto", engine: Engine | None = Non
 
 
 async def arun_in_container(
-    command: Iterable[str], *, backend: str = "auto", engine: Engine | None = None, auto_remove: bool = True,
+    command: Iterable[str], *, backend: str = "auto", engine: Engine | None = None, auto_remove: bool | None = None,
     on_event: Listener | None = None, on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
     cancel: Cancel | None = None, **options: Unpack[ContainerOptions],
 ) -> Result:  # fmt: skip
@@ -133,7 +133,9 @@ async def arun_in_container(
         command: the program with its arguments.
         backend: "auto" for the first container engine that works, or the name of one.
         engine: an engine with settings of its own.
-        auto_remove: must be true; what you want to keep is named by `collect`.
+        auto_remove: False: the container is kept for inspection, and `warnings` say how to remove it. None: as the
+            settings say, which is to remove it. Files of the guest are in memory, and gone with it: name those that you
+            want by `collect`.
         on_event: called with each event, in order.
         on_stdout: called with each piece of standard output.
         on_stderr: called with each piece of standard error.
@@ -143,20 +145,15 @@ async def arun_in_container(
     Raises:
         NotAvailable: no container engine works here.
     """
-    if not auto_remove:
-        raise errors.InvalidRequest(
-            "auto_remove: a used sandbox is always removed", fix="name what you want to keep: collect=[...]"
-        )
     engine = engine or default_engine()
     name = await _container_backend(engine, backend)
-    return await arun(
-        command=command, backend=name, engine=engine, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr,
-        cancel=cancel, **options,
-    )  # fmt: skip
+    asked = request(backend=name, command=command, auto_remove=auto_remove, **options)
+    listener = listening(on_event, on_stdout, on_stderr)
+    return await engine.run(asked, listener=listener, control=control_for(cancel))
 
 
 def run_in_container(
-    command: Iterable[str], *, backend: str = "auto", engine: Engine | None = None, auto_remove: bool = True,
+    command: Iterable[str], *, backend: str = "auto", engine: Engine | None = None, auto_remove: bool | None = None,
     on_event: Listener | None = None, on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
     cancel: Cancel | None = None, **options: Unpack[ContainerOptions],
 ) -> Result:  # fmt: skip

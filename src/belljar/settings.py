@@ -292,14 +292,13 @@ def _json_layer(path: Path, text: bytes) -> dict[str, Any] | None:
         problem = errors.from_validation(error)
         wrong = "; ".join(f"sandbox.{part}" for part in problem.message.split("; "))
         raise errors.InvalidRequest(f"{path}: {wrong}", fix="correct the value", context=problem.context) from None
-    if block.auto_remove is False:
-        fix = "leave it out; the files that you want to keep are named by collect=[...] (--out)"
-        raise errors.InvalidRequest(f"{path}: sandbox.autoRemove: a used sandbox is always removed", fix=fix)
     defaults = block.model_dump(include={"memory", "cpus"}, exclude_none=True)
     defaults |= {} if block.timeout is None else {"timeout": block.timeout / 1000}
     layer: dict[str, Any] = {"backend": block.backend} if block.backend else {}
     layer |= {"defaults": defaults} if defaults else {}
-    layer |= {"container": {"images": dict.fromkeys(_IMAGE_USES, block.image)}} if block.image else {}
+    layer |= {} if block.auto_remove is None else {"auto_remove": block.auto_remove}
+    if block.image:
+        layer |= {"project_image": block.image, "container": {"images": dict.fromkeys(_IMAGE_USES, block.image)}}
     return layer | ({"switched_off": str(path)} if block.enabled is False else {})
 
 

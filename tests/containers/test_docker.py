@@ -181,6 +181,23 @@ async def test_an_image_that_is_not_here_is_said_by_the_probe_with_what_to_do() 
     assert offer.fix == "belljar images pull belljar-test/absent:1"
 
 
+async def test_typescript_runs_on_a_node_that_does_not_know_it() -> None:
+    """The image's Node is 18. Imports of files, an await at the top, and the line of a failure are as elsewhere."""
+    engine = engines().engine("docker")
+    files = {"shapes.ts": "export type Side = number;\nexport const area = (side: Side): number => side ** 2;\n"}
+    code = 'import { area } from "./shapes.ts";\nconst found: number = await Promise.resolve(area(4));\n'
+    result = await run(engine, f"{code}console.log(found);", language="typescript", files=files)
+    assert result.stdout == "16\n", result
+    enum = "enum Size { Small = 1, Large = 5 }\nconsole.log(Size.Large as number);\nthrow new Error('no');"
+    result = await run(engine, enum, language="typescript", collect=["**"])
+    assert result.stdout == "5\n", result
+    assert "main.ts:3" in result.stderr
+    assert result.error and result.error.error_type == "RUNTIME_ERROR"
+    assert result.files == ()
+    result = await run(engine, "const a: number = 1;\nconst b = = 2;", language="typescript")
+    assert result.error and (result.error.error_type, "main.ts:2" in result.stderr) == ("SYNTAX_ERROR", True), result
+
+
 async def test_fifty_runs_at_once_get_each_its_own_answer_and_leave_nothing() -> None:
     engine = engines().engine("docker", max_containers=50)
     said: dict[int, str] = {}

@@ -162,11 +162,6 @@ async def test_a_backend_without_containers_is_refused_by_name(name: str, tmp_pa
         await belljar.arun_in_container(["true"], backend=name, engine=engine(Told("native"), state=tmp_path))
 
 
-async def test_a_container_is_always_removed(tmp_path: Path) -> None:
-    with pytest.raises(errors.InvalidRequest, match="always removed"):
-        await belljar.arun_in_container(["true"], auto_remove=False, engine=engine(Told("docker"), state=tmp_path))
-
-
 class Docker(Fake):
     """Plays Docker, which is asked for by its name."""
 

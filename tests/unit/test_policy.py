@@ -274,3 +274,34 @@ def test_a_command_in_an_open_box_gets_the_box_s_limits_but_for_its_own_type_or_
     assert limits(python(memory=GIB), code="1").memory == GIB
     assert limits(python(memory=GIB), code="1", limits={"memory": "64M"}).memory == 64 * MIB
     assert limits(python(memory=GIB), decide(type="test-runner"), code="1").memory == 2 * GIB
+
+
+# --- a project's image ---
+
+
+def with_project_image(**more: Any) -> Settings:
+    images = dict.fromkeys(("execution", "node-execution", "test-runner", "preview"), "team/app:1")
+    return Settings(project_image="team/app:1", container=ContainerSettings(images=images | more))
+
+
+def test_a_project_s_image_counts_like_one_that_the_request_names_and_the_reasons_say_so() -> None:
+    for fields in ({"code": "1"}, {"command": ("true",)}, {"command": ("true",), "type": "test-runner"}):
+        plan = decide(with_project_image(), spoken=BUILTIN["python"] if "code" in fields else None, **fields)
+        assert (plan.image, plan.notes) == ("team/app:1", ("image team/app:1: the project's file names it",))
+    assert decide(with_project_image(), image="mine:1").image == "mine:1"
+
+
+def test_a_project_s_image_gives_way_to_the_language_file_and_the_environment_and_that_is_told() -> None:
+    own = BUILTIN["python"].model_copy(update={"image": "registry.example/python:3.10"})
+    plan = decide(with_project_image(), spoken=own, code="1")
+    assert plan.image is None
+    told = "the project's image team/app:1 is not used: registry.example/python:3.10 is set for this kind of run"
+    assert plan.notes == (told,)
+    assert decide(with_project_image(execution="env:1"), command=("true",)).image is None
+
+
+def test_a_container_is_kept_if_the_request_says_so_or_else_the_settings() -> None:
+    assert decide().auto_remove
+    assert not decide(auto_remove=False).auto_remove
+    assert not decide(Settings(auto_remove=False)).auto_remove
+    assert decide(Settings(auto_remove=False), auto_remove=True).auto_remove

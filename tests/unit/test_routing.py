@@ -395,3 +395,13 @@ def test_a_choice_is_never_weaker_than_asked_and_a_refusal_is_always_explained(
         assert told == [*before, choice.backend], "every backend looked at is explained, in order"
         assert wanting != routing.suits(plan, chosen)
         assert not (wanting and any(routing.suits(plan, each) for each in given_offers))
+
+
+def test_an_image_that_a_backend_cannot_have_is_an_objection_which_names_it() -> None:
+    with_images = offer("docker", images=True)
+    choice = routing.choose(Plan(image="team/app:1"), [NATIVE, with_images])
+    assert choice.backend == "docker"
+    assert choice.reasons[0] == "native passed over: it runs in no image, and team/app:1 is asked for"
+    with pytest.raises(errors.PolicyDenied, match="team/app:1 is asked for") as caught:
+        routing.choose(Plan(image="team/app:1", backend="native"), [NATIVE])
+    assert "leave out the image" in caught.value.fix

@@ -68,8 +68,11 @@ def execution(asked: RunRequest) -> dict[str, Any]:
 
 
 def _of_sandbox(asked: RunRequest, said: Mapping[str, Any]) -> dict[str, Any]:
-    if asked.egress.mode == "open" or asked.workdir != WORKSPACE:
-        what = "egress" if asked.egress.mode == "open" else "workdir"
+    refused = (
+        ("egress", asked.egress.mode == "open"), ("workdir", asked.workdir != WORKSPACE),
+        ("auto_remove", asked.auto_remove is False),
+    )  # fmt: skip
+    if what := next((name for name, given in refused if given), ""):
         raise errors.InvalidRequest(f"{what}: a server does not take this", fix="leave it out, or run it here")
     same = ("limits", "backend", "isolation", "image", "runtime", "type")
     body: dict[str, Any] = {name: said[name] for name in same if said.get(name)}

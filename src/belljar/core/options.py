@@ -119,6 +119,8 @@ class RunOptions(ContainerOptions, total=False):
 
     command: Iterable[str] | None
     """A command with its arguments, instead of code."""
+    auto_remove: bool | None
+    """False keeps the container of the run for inspection, on docker and podman; `warnings` say how to remove it."""
     retry: Literal["never", "stronger"]
     """ "stronger": run again on another backend if `auto` chose one that lacks what the code turned out to need."""
 

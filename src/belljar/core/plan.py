@@ -34,6 +34,8 @@ class Plan(Model):
     isolation: Isolation = Isolation.WASM
     image: str | None = None
     runtime: str | None = None
+    auto_remove: bool = Field(True, description="false: the containers of its commands are kept, for inspection")
+    notes: tuple[str, ...] = Field((), description="what was decided, for the result's reasons")
     type: str | None = Field(None, description="the kind of work that was named; it says the image of containers")
     seccomp_profile: str = Field("", description="the language's own; a backend that cannot take it cannot run it")
     backend: str = "auto"

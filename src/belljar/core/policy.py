@@ -80,10 +80,11 @@ def decide(
             fix="set it to true, or work in another folder; nothing is ever run without a sandbox",
         )
     backend = backend_called(settings.backend if request.backend == "auto" else request.backend)
-    if request.image:
+    image, notes = _image(request, settings, language)
+    if image:
         from belljar.core import image_name  # few requests name one
 
-        image_name.parse(request.image)
+        image_name.parse(image)
     if language:
         check_network(language, request.egress)
     return Plan(
@@ -94,8 +95,10 @@ def decide(
         packages=request.packages,
         keep_files=keep_files or bool(request.collect),
         isolation=request.isolation,
-        image=request.image,
+        image=image,
+        notes=notes,
         runtime=request.runtime,
+        auto_remove=settings.auto_remove if request.auto_remove is None else request.auto_remove,
         type=request.type,
         seccomp_profile=language.seccomp_profile if language else "",
         backend=backend,
@@ -106,6 +109,22 @@ def decide(
         profile=request.profile,
         needs=Needs() if request.code is None else hints.analyse(request.code, request.language, request.files),
     )
+
+
+def _image(request: RunRequest, settings: Settings, language: Language | None) -> tuple[str | None, tuple[str, ...]]:
+    """The image that a run must have, and what is to be said of it.
+
+    The project's counts like one that the request names, so that no backend without images drops it silently; but what
+    the language file, the environment or the request says goes first.
+    """
+    project, options = settings.project_image, settings.container
+    if request.image or not project:
+        return request.image, ()
+    kind = request.type or options.type_of(language.name if language else None) or EXECUTION
+    usual = (language.image or options.images.get(language.name, "") if language else "") or options.image_of(kind)
+    if usual != project:
+        return None, (f"the project's image {project} is not used: {usual or 'another'} is set for this kind of run",)
+    return project, (f"image {project}: the project's file names it",)
 
 
 def run_limits(request: RunRequest, settings: Settings, language: Language | None = None) -> Limits:

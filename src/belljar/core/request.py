@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, field_validator, model_validator
 
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
@@ -144,6 +144,7 @@ class RunRequest(Model):
     isolation: Isolation = Isolation.WASM
     image: ImageName | None = Field(None, description="of a container; else the language's")
     runtime: RuntimeName | None = Field(None, description="of containers: runc, runsc, …")
+    auto_remove: StrictBool | None = Field(None, description="false: the container is kept, for inspection")
     type: TypeName | None = Field(None, description="kind of work, for its image and limits: test-runner, …")
     workspace: Workspace | None = None
     packages: Folder | None = Field(None, description="a Python environment (venv) of the host, granted read-only")

@@ -18,6 +18,10 @@ from belljar.core.plan import Plan
 from belljar.core.values import format_size
 
 _MODULES_SHOWN = 5
+_LESS = "ask for less, or for backend=auto"
+_NO_IMAGES = (
+    "ask for backend=docker, podman or macos-container, or leave out the image that the request or project names"
+)
 
 
 class Choice(NamedTuple):
@@ -106,7 +110,7 @@ def _named(plan: Plan, candidates: Sequence[Capabilities]) -> Choice:
         raise errors.InvalidRequest(f"backend: there is no backend {plan.backend!r}", fix=f"choose from: auto, {known}")
     if objection := _objection(plan, candidate):
         kind = errors.PolicyDenied if candidate.available else errors.NotAvailable
-        fix = candidate.fix or "ask for less, or for backend=auto"
+        fix = candidate.fix or (_NO_IMAGES if plan.image and not candidate.images else _LESS)
         raise kind(f"{candidate.backend}: {objection}", fix=fix, context={"backend": candidate.backend})
     return Choice(candidate.backend, (f"{candidate.backend} chosen: asked for by name",))
 
@@ -129,7 +133,7 @@ def _lacks(plan: Plan, candidate: Capabilities) -> Iterator[str]:
     """What the plan asks for by name, and this backend has not."""
     assert candidate.guarantees is not None
     if plan.image and not candidate.images:
-        yield "it runs in no image that could be chosen"
+        yield f"it runs in no image, and {plan.image} is asked for"
     if plan.egress.mode not in candidate.egress:
         what = "the hosts " + ", ".join(sorted(plan.egress.hosts)) if plan.egress.hosts else "an open network"
         yield f"it has no network to offer, so {what} cannot be reached"

@@ -285,6 +285,8 @@ class Settings(Model):
     docker_socket: str = Field("/var/run/docker.sock", description="or an address: unix://…, tcp://…, ssh://…")
     podman_socket: str = ""
     audit_log: str = Field("", description="a file; where it is set, what is not recorded there is not run")
+    project_image: str = Field("", description="the image that a project's file names: used, or the run is refused")
+    auto_remove: StrictBool = Field(True, description="false: the container of a run is kept, for inspection")
     switched_off: str = Field("", description="the project file that says so: then nothing is run at all")
     egress: EgressSettings = Field(default_factory=EgressSettings)
     container: ContainerSettings = Field(default_factory=ContainerSettings)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 from belljar.backends.base import Backend
 from belljar.core.capabilities import Capabilities
 from belljar.core.languages import Languages
-from belljar.core.settings import Settings
+from belljar.core.settings import LANGUAGE_IMAGES, Settings
 
 if TYPE_CHECKING:
     from belljar.backends.apple.backend import Apple
@@ -112,7 +112,7 @@ def _apple(facts: BackendFacts) -> Apple:
     from belljar.backends.apple.backend import Apple
 
     settings, container = facts.settings, facts.settings.container
-    images = {name: container.image_of(name) for name in container.types} | dict(container.images)
+    images = LANGUAGE_IMAGES | {name: container.image_of(name) for name in container.types} | dict(container.images)
     return Apple(
         Path(settings.state_dir), path=settings.path, images=images, spoken=tuple(facts.languages),
         first_uid=settings.user_uid, uids=settings.user_uids,

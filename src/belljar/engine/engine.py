@@ -32,6 +32,7 @@ from belljar.engine.probe_cache import ProbeCache
 from belljar.engine.tracing import span
 from belljar.settings import load as load_settings
 
+_KEEPERS = ("docker", "podman")  # the backends that can keep a container
 _ALWAYS_AVAILABLE = ("python", "bash")
 _SIGSYS = "ended by SIGSYS: of a seccomp profile that kills (ours answers with an error), or sent by the guest itself"
 _LIMIT_NAMES = {  # what is told of output and processes is recorded while a run goes on
@@ -239,7 +240,11 @@ class Engine:
         if after is not None and after.guarantees is not None:
             strict = max(plan.isolation, after.guarantees.isolation, key=lambda isolation: isolation.rank)
             plan = plan.model_copy(update={"isolation": strict})
-        return plan, routing.choose(plan, await self._candidates(plan, after=after))
+        choice = routing.choose(plan, await self._candidates(plan, after=after))
+        notes = plan.notes
+        if not plan.auto_remove and choice.backend not in _KEEPERS:
+            notes = (*notes, f"auto_remove=False has no effect: {choice.backend} has no container to keep")
+        return plan, choice._replace(reasons=(*choice.reasons, *notes))
 
     @asynccontextmanager
     async def _lease(self, plan: Plan, choice: Choice) -> AsyncIterator[Lease]:

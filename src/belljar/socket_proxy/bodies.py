@@ -242,6 +242,7 @@ _TMPFS_WORD = re.compile(
     r"rw|ro|nosuid|nodev|noexec|exec|mode=1777|size=[0-9]{1,15}k?|(nr_blocks|nr_inodes|uid|gid)=[0-9]{1,15}"
 )
 _DEVICE = re.compile(r"/dev/(?!fd/|shm/|mqueue/|pts/)[A-Za-z][\w-]{0,63}(/[A-Za-z0-9][\w.-]{0,63})?", re.ASCII)
+_KEPT_LOG = {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "1"}}  # of a container that is kept
 _RATES = _rows(Path=_disk, Rate=_positive)
 _MOUNTS = _rows(
     Type=_only("bind"), Source=_source, Target=_kind(str), ReadOnly=_kind(bool),
@@ -253,7 +254,8 @@ _WALLS: dict[str, Check] = {
     "SecurityOpt": _security, "Init": _kind(bool), "Memory": _positive, "MemorySwap": _positive,
     "CpuPeriod": _positive, "CpuQuota": _positive, "PidsLimit": _processes, "ShmSize": _positive,
     "Ulimits": _ulimits,
-    "LogConfig": _only({"Type": "none", "Config": {}}), "RestartPolicy": _only({"Name": "no"}), "Tmpfs": _folders,
+    "LogConfig": _only({"Type": "none", "Config": {}}, _KEPT_LOG),
+    "RestartPolicy": _only({"Name": "no"}), "Tmpfs": _folders,
     "Binds": _volumes, "Mounts": _MOUNTS, "Sysctls": _sysctls, "CpuShares": _positive, "CpusetCpus": _cpus,
     "BlkioWeight": _positive,
     "Runtime": lambda value, _: "" if re.fullmatch(r"[\w.-]{1,64}", str(value)) else "is no runtime's name",

@@ -20,7 +20,7 @@ import anyio.to_thread
 from belljar.backends import inputs
 from belljar.backends.base import Emit, ImageUsed
 from belljar.backends.containers import archive as docker_files
-from belljar.backends.containers import inside, spec
+from belljar.backends.containers import inside, spec, typescript
 from belljar.backends.containers.cleanup import Cleanup, Leftovers
 from belljar.backends.containers.egress_relay import EgressRelay
 from belljar.backends.containers.images_for import ImagesFor
@@ -87,6 +87,7 @@ class DockerBox:
         self._volumes: dict[str, str] = {}
         self._granted = self._copy_of_grant()
         self._leftovers: list[str] = []
+        self._kept: list[str] = []  # containers that are not removed
         self._one_at_a_time = anyio.Lock()
         self._current: DockerRun | None = None
         self._held = 0  # bytes in the shared folders before the last command began
@@ -148,11 +149,11 @@ class DockerBox:
                 yield
         finally:
             self._holder = None
-            self._host.cleanup.remove_later(Leftovers([name], list(self._volumes)))
+            self._host.cleanup.remove_later(Leftovers([name], () if self._kept else list(self._volumes)))
 
     async def _make_volumes(self) -> None:
         for name in self._volumes:
-            body = spec.volume(name, self.plan.limits, self._host.owner, self.id)
+            body = spec.volume(name, self.plan.limits, self._host.owner, self.id, kept=not self.plan.auto_remove)
             async with asking("the sandbox's folders could not be made", errors.StartFailed):
                 await self._host.client.volumes.create(body)  # type: ignore[no-untyped-call]
 
@@ -244,7 +245,16 @@ class DockerBox:
                 self._current = None
                 self._host.cleanup.remove_later(Leftovers(self._leftovers))
                 self._leftovers = []
+            if self._kept:
+                result = result.model_copy(update={"warnings": (*result.warnings, self._how_to_remove())})
             return await self._granted.finish(result) if self._granted else result
+
+    def _how_to_remove(self) -> str:
+        engine, name = self._host.flavour.name, self._kept[-1]
+        remove = f"{engine} rm -f {name}" + (
+            f" && {engine} volume rm {' '.join(self._volumes)}" if self._volumes else ""
+        )
+        return f"the container was kept: look with `{engine} inspect {name}`, remove it with `{remove}`"
 
     async def measure(self) -> Usage | None:
         """Returns what the running command uses and what those before it left in memory; None if none runs."""
@@ -255,6 +265,7 @@ class DockerBox:
 
     async def _run(self, command: Command, emit: Emit, control: Control) -> Result:
         """Runs it, and once more where the engine has lost the image since it was last asked."""
+        command = typescript.prepared(command, self.plan.inputs)
         wanted = await self._image_for(command.language, command.type)
         image = await self._ready(wanted, emit)
         try:
@@ -285,7 +296,8 @@ class DockerBox:
         limits = command.limits or self.plan.limits
         body = self._body(command, limits, bool(given), image, declared)
         relay = await self._relay() if self.plan.egress.mode == "listed" else None
-        pool = None if self._holder or self.plan.workspace or control.stopping else self._host.pool
+        alone = self._holder or self.plan.workspace or not self.plan.auto_remove or control.stopping
+        pool = None if alone else self._host.pool
         waiting = pool.claim(body) if pool else None
         try:
             if waiting is not None:
@@ -312,7 +324,7 @@ class DockerBox:
                 await self._deliver(self._holder, given)
                 if self._held > body["HostConfig"]["Memory"] + RESERVE_BYTES:
                     raise _BoxFull
-            self._leftovers.append(name)
+            (self._leftovers if self.plan.auto_remove else self._kept).append(name)
             return waiting or await Standby.create(self._host.client, name, self._with_memory_left(body))
 
         async def deliver(standby: Standby) -> None:
@@ -355,8 +367,9 @@ class DockerBox:
     ) -> dict[str, Any]:
         locked = (WORKSPACE,) if self.copies and self.plan.workspace and not self.plan.workspace.write else ()
         guest = spec.ContainerSpec(
-            self._host.flavour, image, spec.LAUNCHER, self.uid, limits, self._host.owner, self.id,
-            runtime=self._host.runtime, env=spec.GUEST_ENV, volumes=self._volumes,
+            self._host.flavour, image, spec.LAUNCHER if self.plan.auto_remove else spec.KEPT_LAUNCHER, self.uid, limits,
+            self._host.owner, self.id, kept=not self.plan.auto_remove, runtime=self._host.runtime, env=spec.GUEST_ENV,
+            volumes=self._volumes,
             workspace=None if self.copies else self.plan.workspace, inputs=given and self.plan.workspace is not None,
             locked=locked, declared=declared, own_kernel=self._host.own_kernel, small_buffers=self._host.small_buffers,
             options=self._host.options_for(command.language),

@@ -11,7 +11,7 @@ import anyio
 
 from belljar.backends.containers import egress_relay, spec
 from belljar.backends.containers.cleanup import Cleanup, Leftovers, remove
-from belljar.core.labels import BOOT_LABEL, CREATED_LABEL, LABEL, OWNER_LABEL
+from belljar.core.labels import BOOT_LABEL, CREATED_LABEL, KEPT_LABEL, LABEL, OWNER_LABEL
 from belljar.host import ownership
 from belljar.host.docker_api import asking, list_containers, list_volumes
 
@@ -50,6 +50,8 @@ async def _remove(client: Docker, cleanup: Cleanup, leftovers: Leftovers) -> Non
 
 def _is_orphan(labels: Mapping[str, str] | None, running: bool) -> bool:
     labels = labels or {}
+    if labels.get(KEPT_LABEL) == "1" and not running:
+        return False  # its user has to remove it
     if labels.get(BOOT_LABEL) == spec.boot():
         return ownership.is_dead(labels.get(OWNER_LABEL, ""))
     made = labels.get(CREATED_LABEL, "")

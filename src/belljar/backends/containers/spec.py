@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from belljar.backends.guest_text import shell_script
 from belljar.core import errors
-from belljar.core.labels import BOOT_LABEL, CREATED_LABEL, LABEL, OWNER_LABEL, RUN_LABEL, USER_LABEL
+from belljar.core.labels import BOOT_LABEL, CREATED_LABEL, KEPT_LABEL, LABEL, OWNER_LABEL, RUN_LABEL, USER_LABEL
 from belljar.core.plan import INPUTS
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import MIB, WORKSPACE
@@ -31,7 +31,9 @@ _SMALL_BUFFERS = {f"net.ipv4.tcp_{way}mem": "4096 65536 65536" for way in "rw"}
 _CPU_PERIOD_MICROSECONDS = 100_000
 _LEAST_QUOTA_MICROSECONDS = 1000
 
+KEPT_LOG = {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "1"}}  # of a container that is kept
 LAUNCHER = ("/bin/sh", "-c", shell_script("containers/launch"))
+KEPT_LAUNCHER = (*LAUNCHER, "keep")  # ends with the guest's exit code
 HOLD = shell_script("containers/hold")
 
 
@@ -84,6 +86,7 @@ class ContainerSpec(NamedTuple):
     beside: str = ""  # the id of a container whose network it shares
     shown: Mapping[str, str] = {}  # sockets of the host -> where it finds them
     options: Options = Options()
+    kept: bool = False  # is it to be kept when it has ended?
 
 
 def container(guest: ContainerSpec) -> dict[str, Any]:
@@ -96,7 +99,7 @@ def container(guest: ContainerSpec) -> dict[str, Any]:
         "WorkingDir": "/",
         **({} if guest.beside else {"Hostname": "belljar"}),
         "Env": [f"{name}={value}" for name, value in guest.env.items()],
-        "Labels": labels(guest.owner, guest.run),
+        "Labels": labels(guest.owner, guest.run, kept=guest.kept),
         "OpenStdin": True,
         "StdinOnce": True,
         "AttachStdin": True,
@@ -128,7 +131,7 @@ def _walls(guest: ContainerSpec) -> dict[str, Any]:
         "PidsLimit": _KERNEL_PROCESSES + 2 * limits.pids if guest.own_kernel else limits.pids + _OWN_PROCESSES,
         "ShmSize": _SHM_BYTES,
         "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in _ulimits(guest)],
-        "LogConfig": {"Type": "none", "Config": {}},  # else a flood of output would fill the host's disk
+        "LogConfig": KEPT_LOG if guest.kept else {"Type": "none", "Config": {}},  # else a flood would fill the disk
         "RestartPolicy": {"Name": "no"},
         "Tmpfs": _folders(guest),
         # Without a copy of what the image has there, whose owner and permissions would come along.
@@ -205,18 +208,18 @@ def _mount(path: str, place: str, *, read_only: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def volume(name: str, limits: Limits, owner: str, run: str) -> dict[str, Any]:
+def volume(name: str, limits: Limits, owner: str, run: str, *, kept: bool = False) -> dict[str, Any]:
     """Returns the request body for a folder in memory that several containers share, as large as a box may fill."""
     # Podman takes `size` for a quota of its own, which hardly any disk has; the kernel counts blocks just as well.
     blocks = -(-limits.kept_bytes // os.sysconf("SC_PAGE_SIZE"))
     options = f"nr_blocks={blocks},nr_inodes={limits.kept_inodes},mode=1777,uid={KEEPER},gid={KEEPER},nosuid,nodev"
     return {
         "Name": name, "Driver": "local", "DriverOpts": {"type": "tmpfs", "device": "tmpfs", "o": options},
-        "Labels": labels(owner, run),
+        "Labels": labels(owner, run, kept=kept),
     }  # fmt: skip
 
 
-def labels(owner: str, run: str) -> dict[str, str]:
+def labels(owner: str, run: str, *, kept: bool = False) -> dict[str, str]:
     """Returns labels that say who made a thing and when, for whoever finds it when we are gone."""
     return {
         LABEL: "1",
@@ -225,6 +228,7 @@ def labels(owner: str, run: str) -> dict[str, str]:
         RUN_LABEL: run,
         CREATED_LABEL: str(int(time.time())),
         USER_LABEL: str(os.geteuid()),
+        **({KEPT_LABEL: "1"} if kept else {}),
     }
 
 

@@ -6,8 +6,6 @@ command.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
@@ -18,7 +16,7 @@ import anyio
 from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers import inside, spec
 from belljar.core import errors
-from belljar.host import cgroups
+from belljar.host import cgroups, process
 from belljar.host.docker_api import ProgramStreams, asking
 from belljar.host.loops import lone_errors
 
@@ -113,15 +111,9 @@ class Standby:
         Args:
             own_kernel: The processes that this machine sees are those of a kernel in user space, not the guest's.
         """
-        if self.group and not own_kernel:
-            try:
-                for pid in self.group.pids():
-                    if pid != self._init:  # with the first one all the others would be gone at once
-                        with suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGTERM)
-                return
-            except PermissionError:
-                pass
+        # With the first one all the others would be gone at once. Without root, nobody hears us.
+        if self.group and not own_kernel and process.terminate(self.group.pids, spare=(self._init,)):
+            return
         with suppress(errors.BelljarError), anyio.move_on_after(_SIGNAL_SECONDS):
             await inside.execute(self.container, _TERMINATE, int(self._user.partition(":")[0]), b"", strict=False)
 

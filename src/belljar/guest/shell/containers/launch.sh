@@ -5,7 +5,7 @@
 # the word on stderr and runs the guest. When that has ended, it ends what the guest started, and says the word again
 # with the exit code. A guest has the same uid, so it could find the word and end itself in another way than by ending:
 # nothing else is to be gained. A guest that made the streams non-blocking and left them full must not cost us the last
-# line: it is tried again.
+# line: it is tried again. Then it waits to be removed; or ends in the same way, in a container that will be kept ($0).
 IFS= read -r word || exit 125
 IFS= read -r order || exit 125
 # shellcheck disable=SC2034  # the order names it, for a newline inside of a word
@@ -26,4 +26,5 @@ code=$?
 kill -s KILL -- -1
 until printf '%s %s\n' "$word" "$code" >&3; do :; done
 until printf '%s\n' "$word"; do :; done
+[ "$0" = keep ] && exit "$code"
 exec sleep 20 3>&-
