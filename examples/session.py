@@ -2,7 +2,7 @@
 
 import belljar
 
-with belljar.Session() as session:
+with belljar.Session(backend="native") as session:  # which lives on after a turn that took too long
     session.run("import math\nradius = 2")
     area = session.run("math.pi * radius**2")
     print("area:", area.results[0]["text/plain"])
