@@ -33,6 +33,7 @@ from belljar.core.values import GIB, MIB
 _MAX_IDLE = 8  # workers kept for the next runs
 _QUICKJS = "QuickJS, with a part of Node's modules"
 _SCRIPTS = ("javascript", "typescript")
+_OUTDATED = "its profiles are of another version, so it starts more slowly: `belljar setup wasm` makes them anew"
 _WALLS = ("webassembly memory", "no system calls, WASI only")
 
 
@@ -88,10 +89,12 @@ class Wasm:
             sessions=frozenset({"python"}), checkpoints=True, least_memory=48 * MIB, memory=4 * GIB,
             profiles=frozenset(wasm_profiles.PROFILES).intersection(self._store.profiles()),
             guarantees=_in_jail(outer.guarantees) if outer.guarantees else _alone(outer.why_not),
+            notes=() if FRESH in self._store.profiles() else (_OUTDATED,),
         )  # fmt: skip
 
     def depends_on(self) -> Mapping[str, Any]:
-        parts: list[str | Path] = [__file__, *sources().values(), wasmtime_folder()]
+        start = Path(__file__).parent / "worker" / "python.py"
+        parts: list[str | Path] = [__file__, start, *sources().values(), wasmtime_folder()]
         parts += [self._store.folder / "parts.json"]
         return {"parts": [stamp(path) for path in parts], "jail": self._native.depends_on()}
 

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from .messages import Request
 
@@ -64,7 +64,6 @@ class FrameWriter:
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, list[bytes]]] = []  # (stream, what it said)
         self._size = 0
-        self.flush_soon: Callable[[], None] = lambda: None
 
     def send(self, **frame: Any) -> None:
         """Writes a frame of the worker's own, after all output that came before it."""
@@ -79,17 +78,13 @@ class FrameWriter:
     def print(self, stream: str, data: bytes) -> None:
         """Takes what a guest wrote to stdout or stderr."""
         with self._lock:
-            first = not self._waiting
-            if not first and self._waiting[-1][0] == stream:
+            if self._waiting and self._waiting[-1][0] == stream:
                 self._waiting[-1][1].append(data)
             else:
                 self._waiting.append((stream, [data]))
             self._size += len(data)
             if self._size > _CHUNK_BYTES:
                 self._write(self._take_waiting())
-                return
-        if first:
-            self.flush_soon()
 
     def flush(self) -> None:
         """Writes the output that waits."""

@@ -170,7 +170,7 @@ class Python:
     ) -> PythonInstance:
         """Returns an instance in which `WARM` is run now: it then knows these folders, and no others."""
         instance = self._instance(store, linker)
-        self.surround(store, around, (len, len))
+        self.surround(store, around, os.devnull, len)
         if instance.turn(WARM.format(env=self._facts["env"])):
             raise RuntimeError("the interpreter does not start")
         return instance
@@ -209,8 +209,15 @@ class Python:
         store = wasmtime.Store(self._engine)
         return bytes(pages.view(self._instance(store, None).memory, store))
 
-    def surround(self, store: wasmtime.Store, around: Surroundings, outputs: tuple[Output, Output]) -> None:
-        """Gives a guest its folders and streams, and nothing else. The folders' order is that of every copy."""
+    def surround(self, store: wasmtime.Store, around: Surroundings, stdout: str, stderr: Output) -> None:
+        """Gives a guest its folders and streams, and nothing else. The folders' order is that of every copy.
+
+        Args:
+            store: of the guest.
+            around: its variables, folders and stdin.
+            stdout: the file that it is written to.
+            stderr: is called with what the guest writes there.
+        """
         wasi = wasmtime.WasiConfig()
         wasi.argv = ["python3"]
         wasi.env = sorted(around["env"].items())
@@ -219,7 +226,7 @@ class Python:
         for folder, place, write in around["folders"]:
             wasi.preopen_dir(folder, place, write)
         wasi.stdin_file = around["stdin"]
-        wasi.stdout_custom, wasi.stderr_custom = outputs
+        wasi.stdout_file, wasi.stderr_custom = stdout, stderr
         store.set_wasi(wasi)
 
     # --- what runs in them ---

@@ -17,6 +17,7 @@ import wasmtime
 from . import memory as pages
 from .frames import FrameWriter
 from .python import Python, PythonInstance
+from .stdout_pipe import StdoutPipe
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .frames import Received
     from .javascript.driver import JavaScript
     from .messages import Facts, Request
-    from .python import Output
 
     Answer = dict[str, Any]
 
@@ -44,8 +44,8 @@ class Worker:
         config.consume_fuel = True
         self._engine = wasmtime.Engine(config)
         self.frames: FrameWriter = FrameWriter()
-        self._watchdog = Watchdog(self._engine, self.frames.flush)
-        self.frames.flush_soon = self._watchdog.flush_soon
+        self._stdout = StdoutPipe(facts["private"], lambda data: self.frames.print("stdout", data))
+        self._watchdog = Watchdog(self._engine, self._flush)
         module = wasmtime.Module.deserialize_file(self._engine, facts["python"])
         self._python = Python(self._engine, module, facts)
         self._facts = facts
@@ -107,15 +107,19 @@ class Worker:
             return self._python.copied(store, self._profiles[profile["name"]])
         return self._python.fresh(store, linker)
 
-    def _outputs(self) -> tuple[Output, Output]:
-        return self._output("stdout"), self._output("stderr")
+    def _surround(self, store: wasmtime.Store, request: Request) -> None:
+        self._python.surround(store, request, self._stdout.path, self._write_error)
 
-    def _output(self, name: str) -> Output:
-        def write(data: bytes) -> int:
-            self.frames.print(name, data)
-            return len(data)
+    def _write_error(self, data: bytes) -> int:
+        """Takes what a guest wrote to stderr, after what it wrote to stdout before."""
+        self._stdout.drain()
+        self.frames.print("stderr", data)
+        return len(data)
 
-        return write
+    def _flush(self) -> None:
+        """Sends what the guest has printed so far."""
+        self._stdout.drain()
+        self.frames.flush()
 
     def _end_session(self) -> None:
         if self._session:
@@ -132,13 +136,13 @@ class Worker:
             return self._run_script(request)
         instance = self._instance(request, received.fds)
         self._leftovers.append(instance.close)
-        self._python.surround(instance.store, request, self._outputs())
+        self._surround(instance.store, request)
         return self._watched(instance.store, request, lambda: self._python.start(instance, request), instance.size)
 
     def _run_script(self, request: Request) -> Answer:
         store = self._store(request["memory"])
         self._leftovers.append(store.close)
-        self._python.surround(store, request, self._outputs())
+        self._surround(store, request)
         driver = self._script_driver(request)
         return self._watched(store, request, lambda: driver.run(store, request, self.frames.print))
 
@@ -183,14 +187,14 @@ class Worker:
         self._end_session()
         request = received.request
         self._session = instance = self._instance(request, received.fds)
-        self._python.surround(instance.store, request, self._outputs())
+        self._surround(instance.store, request)
         return self._in_session(instance, request, lambda: self._python.open_session(instance, request))
 
     def _do_import(self, received: Received) -> Answer:
         self._end_session()
         request = received.request
         self._session = instance = self._python.fresh(self._store(request["memory"]))
-        self._python.surround(instance.store, request, self._outputs())
+        self._surround(instance.store, request)
         return self._in_session(instance, request, lambda: self._python.import_modules(instance, request["modules"]))
 
     def _do_turn(self, received: Received) -> Answer:
@@ -202,6 +206,7 @@ class Worker:
         )
 
     def _hear_agent(self, said: bytes) -> None:
+        self._stdout.drain()
         if len(said) <= _MAX_PAYLOAD_BYTES:
             self.frames.send_payload(said)
         else:
@@ -249,7 +254,7 @@ class Worker:
             return {"refused": str(error)}
         finally:
             self._leftovers.append(lambda: os.close(fd))  # what is mapped stays mapped
-        self._python.surround(store, request, self._outputs())
+        self._surround(store, request)
         return {}
 
     # --- one call into a guest ---
@@ -270,6 +275,7 @@ class Worker:
             trap = str(error)[:2000]
         finally:
             self._watchdog.set()
+            self._stdout.drain()
         return {
             "exit_code": exit_code, "trap": trap, "ended": ended or bool(trap), "memory": size(),
             "fuel": fuel - store.get_fuel(), "cpu_ms": round((time.process_time() - cpu) * 1000, 3),
