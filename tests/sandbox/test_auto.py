@@ -168,3 +168,30 @@ async def test_every_call_to_the_system_that_native_has_and_wasm_lacks_is_known_
         assert len(lacking) > 10
         unknown = [n for n in lacking if not hints.analyse(f"import {module}\n{module}.{n}()").system]
         assert set(unknown) <= {"waitid_result", "struct_siginfo"}, "types, of no use without their functions"
+
+
+async def test_an_administrators_fuel_ends_an_endless_loop_on_wasm_and_leaves_native_alone(engine: Engine) -> None:
+    limits = engine.settings.defaults.model_copy(update={"fuel": 400_000_000})
+    careful = Engine(engine.settings.model_copy(update={"defaults": limits}))
+    assert (await belljar.arun("while True: pass", engine=careful)).status == "fuel_exhausted"
+    assert (await belljar.arun("echo here", language="bash", engine=careful)).backend == "native"
+
+
+async def test_a_package_that_native_lacks_is_found_on_wasm_from_a_session_too(engine: Engine) -> None:
+    async with belljar.AsyncSession(backend="native", engine=engine) as session:
+        turn = await session.run("import numpy")
+    assert turn.error is not None
+    assert "the wasm runtime has it: ask for backend=wasm" in turn.error.suggestion
+
+
+async def test_a_client_without_a_network_says_so_at_once(engine: Engine) -> None:
+    for command in ("git clone https://a.example/x.git", "curl -sS https://a.example"):
+        result = await belljar.arun(command, language="bash", backend="native", engine=engine)
+        assert result.error is not None
+        assert result.error.error_type in ("NETWORK_ERROR", "MISSING_PACKAGE"), result.stderr
+    shown = await belljar.arun("import os; print(os.environ['PIP_RETRIES'])", backend="native", engine=engine)
+    assert shown.stdout == "0\n"
+    own = await belljar.arun(
+        "echo $PIP_RETRIES", language="bash", backend="native", env={"PIP_RETRIES": "7"}, engine=engine
+    )
+    assert own.stdout == "7\n"

@@ -49,7 +49,7 @@ for target in {targets!r}:
 def unlisted(hosts: str) -> str:
     """What is told of other.example, which none of the tests lists."""
     why = f"it is not on the list ({hosts})"
-    return f'network: other.example:443 was refused: {why} — allow it with net=["other.example"] (--net other.example)'
+    return f'network: other.example:443 was refused: {why} — allow it with net=["other.example"]'
 
 
 def ask(*targets: bytes) -> str:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import belljar
 import belljar.backends
 from belljar.backends.fake import Fake, FakeBox, FakeProcess, Program
-from belljar.core import errors, routing
+from belljar.core import errors, policy, routing
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation
 from belljar.core.plan import Needs, Plan
 from belljar.core.request import Egress, Limits, RunRequest, Workspace
@@ -196,6 +196,16 @@ def test_a_language_that_is_not_installed_goes_where_it_is_or_the_fixes_of_all_a
     with pytest.raises(errors.NotAvailable) as told:
         routing.choose(plan, [ABSENT.model_copy(update={"fix": "belljar setup wasm"}), old])
     assert told.value.fix == "wasm: belljar setup wasm; native: install Node 24"
+
+
+def test_an_administrators_fuel_sends_nothing_away_and_a_callers_does() -> None:
+    settings = Settings(defaults=Limits(fuel=400_000_000))
+    by_default = policy.decide(RunRequest(code="1", language="bash"), settings)
+    assert by_default.limits.fuel == 400_000_000
+    assert routing.choose(by_default, [NATIVE]).backend == "native"
+    asked = policy.decide(RunRequest(code="1", language="bash", limits=Limits(fuel=5)), settings)
+    with pytest.raises(errors.PolicyDenied, match="cannot count fuel"):
+        routing.choose(asked, [NATIVE])
 
 
 def test_all_doubts_are_told_at_once() -> None:

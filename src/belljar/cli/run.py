@@ -15,6 +15,7 @@ from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.options import request as make_request
 from belljar.core.result import TIMEOUT_EXIT_CODE, Result, Status
+from belljar.core.spelling import respelled
 from belljar.host.loops import lone_errors
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _execute(engine: Engine, asked: RunRequest, out: Path | None, as_json: bool)
     if out is not None:
         _save(out, result)
     if as_json:
-        terminal.print_json(result.model_dump(mode="json"))
+        terminal.print_json(respelled(result, "cli").model_dump(mode="json"))
     else:
         terminal.verdict(result)
     raise typer.Exit(exit_code(result))

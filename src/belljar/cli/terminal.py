@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from belljar.core.display import neutralise
 from belljar.core.errors import BelljarError, InvalidRequest
+from belljar.core.spelling import respell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +65,7 @@ def relay(event: Event) -> None:
         stream = sys.stdout if event.kind == "stdout" else sys.stderr
         _write(stream, event.text)
     elif event.kind in ("limit", "denied"):
-        warn(f"[yellow]belljar: {escape(event.text)}[/]")
+        warn(f"[yellow]belljar: {escape(respell(event.text, 'cli'))}[/]")
 
 
 def print_guest(text: str) -> None:
@@ -85,13 +86,13 @@ def verdict(result: Result) -> None:
     if result.error:
         message = escape(result.error.message)
         warn(f"[red]belljar: {result.status}[/] [bold]{result.error.error_type}[/] {message}")
-        warn(f"  [cyan]→[/] {escape(result.error.suggestion)}")
+        warn(f"  [cyan]→[/] {escape(respell(result.error.suggestion, 'cli'))}")
 
 
 def problem(error: BelljarError) -> None:
     warn(f"[red]belljar: {error.kind.replace('_', ' ')}:[/] {escape(error.message)}")
     if error.fix:
-        warn(f"  [cyan]→[/] {escape(error.fix)}")
+        warn(f"  [cyan]→[/] {escape(respell(error.fix, 'cli'))}")
 
 
 def doctor(found: Iterable[Capabilities]) -> None:

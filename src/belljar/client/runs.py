@@ -20,6 +20,7 @@ from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.request import RunRequest
 from belljar.core.result import Event, Result, Status
+from belljar.core.spelling import respelled
 from belljar.core.values import WORKSPACE
 from belljar.host.loops import lone_errors
 from belljar.protocol.records import LogLine, RunRecord
@@ -97,7 +98,7 @@ class Sending:
     async def wait(self, seconds: float) -> Result | None:
         """Sends it and returns the result; None if no answer came, and what became of it has to be asked."""
         try:
-            return parse(Result, await self._send(True, seconds))
+            return respelled(parse(Result, await self._send(True, seconds)), "python")
         except (Unanswered, errors.Busy) as error:
             await self._hesitate(error, 0)
             return None
@@ -200,7 +201,7 @@ async def _tell(listener: Listener | None, event: Event) -> None:
 def outcome(record: RunRecord, *, cancelled: bool = False) -> Result:
     """Returns the result of a run, or raises the error that came instead."""
     if record.result is not None:
-        return record.result
+        return respelled(record.result, "python")
     if record.problem is None:
         raise errors.ExecutionFailed(
             f"{record.id} is {record.state}: the server ended while it was under way", fix="run it again"

@@ -18,6 +18,7 @@ from belljar.core.languages import Languages
 from belljar.core.options import StrPath, check_seconds, request
 from belljar.core.request import RunRequest
 from belljar.core.result import Entry, Result
+from belljar.core.spelling import respelled
 from belljar.core.values import guest_path
 from belljar.host import portal
 from belljar.host.lifetime import Openable
@@ -87,7 +88,8 @@ class _AsyncHandle(Openable):
             return await self._followed(body, listener, cancel)
         timeout = body.get("timeout_seconds") or self._asked.limits.named().get("timeout", _TURN_SECONDS)
         try:
-            return parse(Result, await self._post(self._path("run"), body, read=timeout + GRACE_SECONDS))
+            answer = await self._post(self._path("run"), body, read=timeout + GRACE_SECONDS)
+            return respelled(parse(Result, answer), "python")
         except anyio.get_cancelled_exc_class():
             await self._end()  # an interpreter cannot be stopped in the middle and trusted afterwards
             raise

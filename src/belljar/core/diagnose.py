@@ -21,6 +21,24 @@ from typing import Any, NamedTuple
 
 from belljar.core.request import Egress, Limits
 from belljar.core.result import ErrorType, Failure, Result, Status
+from belljar.core.signs import (
+    ANY_LANGUAGE,
+    BY_EXIT,
+    BY_LANGUAGE,
+    DISK,
+    DISK_IN_MEMORY,
+    MEMORY,
+    MEMORY_AND_FILES,
+    NAME,
+    NATIVE,
+    NETWORK,
+    ON_WASM,
+    READ_ONLY,
+    REFUSED_FORK,
+    REGISTRY,
+    WRITABLE,
+    Sign,
+)
 from belljar.core.tracebacks import READ_OUTPUT, SHELLS, ReportedError, find
 from belljar.core.values import covers, few, format_size
 
@@ -30,10 +48,27 @@ _NO_EGRESS = Egress()
 _TAIL = 20_000  # characters of stderr that are looked at
 _LINE = 1_000
 _MESSAGE = 500
+_LAST_LINES = 6  # of stderr, among which a shell's last words are
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,32}[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def diagnose(result: Result, *, language: str, limits: Limits, processes: bool, egress: Egress = _NO_EGRESS) -> Failure:
+class Around(NamedTuple):
+    """What a run had around it, and what there is elsewhere: it decides which advice is right."""
+
+    egress: Egress = _NO_EGRESS
+    read_only: bool = False  # /workspace is a granted folder that the guest may not write to
+    counts_fuel: bool = False
+    disk_in_memory: bool = False  # what the guest writes counts against its memory
+    wasm: str = ""  # how to get to the wasm runtime from here: "ask for backend=wasm"; empty: it is no way out
+    wasm_modules: frozenset[str] = frozenset()
+
+
+NOTHING_AROUND = Around()
+
+
+def diagnose(
+    result: Result, *, language: str, limits: Limits, processes: bool, around: Around = NOTHING_AROUND
+) -> Failure:
     """Says why a run did not succeed, so that an agent can act on it. Never raises.
 
     Args:
@@ -42,17 +77,19 @@ def diagnose(result: Result, *, language: str, limits: Limits, processes: bool, 
         limits: those that the run had.
         processes: as `Capabilities.processes` says. Without them there is no operating system around the guest: then
             what it lacked may be found on another backend.
-        egress: what the guest was granted of the network.
+        around: what else it had, such as a network.
 
     Returns:
         The kind of failure, a message, a suggestion, and the facts behind them.
     """
     facts: dict[str, Any] = {"exit_code": result.exit_code, "signal": _signal(result.exit_code)}
     if verdict := _VERDICTS.get(result.status):
-        return _from_status(verdict, result, limits, facts)
+        return _from_status(verdict, result, limits, facts, _suggestion_of(result, language, limits, around))
     lines = _lines(result.stderr)
     finding = find(lines, language) or _from_exit(lines, facts, language)
     kind, advice, seen = _classify(finding, result.exit_code, shell=language in SHELLS, bare=not processes)
+    if child := _of_child(finding, lines):
+        kind, advice = child.kind, child.advice
     facts |= {"language": language} | finding.facts | seen
     if refusal := _refusal(result.denied, kind, finding, "\n".join(lines)):
         return _failure(_E.NETWORK_ERROR, refusal["message"], refusal["fix"], facts | {"host": refusal["host"]})
@@ -61,12 +98,34 @@ def diagnose(result: Result, *, language: str, limits: Limits, processes: bool, 
     words = defaultdict(str, {name: str(value) for name, value in facts.items() if value is not None})
     words |= {"place": "this sandbox" if processes else "the wasm runtime"}
     words |= {"where": _where(finding.facts), "pip": _pip_name(words["package"])}
-    if kind is _E.NETWORK_ERROR and egress.mode != "none":
-        advice, asked = _network_advice(egress, finding)
-        words |= asked
-    words |= {"elsewhere": "" if processes else "ask for backend=native, or "}
+    advice, more = _fitted(advice, finding, around)
+    words |= more | {"elsewhere": _elsewhere(words["package"], around) if processes else "ask for backend=native, or "}
     message = f"{finding.headline} ({facts['cause']})" if "cause" in facts else finding.headline
     return _failure(kind, message, advice.format_map(words), facts)
+
+
+def _fitted(advice: str, finding: ReportedError, around: Around) -> tuple[str, dict[str, str]]:
+    """The advice as it is right for what the run had around it, and the words it needs."""
+    if advice in (NETWORK, REGISTRY) and around.egress.mode != "none":
+        return _network_advice(around.egress, finding)
+    if advice == REGISTRY:
+        return advice, {"hosts": _REGISTRIES["npm" if "npm " in finding.block else "pip"]}
+    if advice == WRITABLE and around.read_only:
+        return READ_ONLY, {}
+    if around.disk_in_memory:
+        return {MEMORY: MEMORY_AND_FILES, DISK: DISK_IN_MEMORY}.get(advice, advice), {}
+    return advice, {}
+
+
+# What has to be reached; hosts that an administrator may have others for are not named.
+_REGISTRIES = {"pip": "the package index and where its files are", "npm": "the registry"}
+
+
+def _elsewhere(package: str, around: Around) -> str:
+    """Where a package that is missing here is to be had."""
+    if around.wasm and package.partition(".")[0] in around.wasm_modules:
+        return f"the wasm runtime has it: {around.wasm}, or "
+    return ""
 
 
 def _failure(kind: ErrorType, message: str, suggestion: str, facts: dict[str, Any]) -> Failure:
@@ -84,8 +143,6 @@ class _Verdict(NamedTuple):
     suggestion: str
 
 
-_MEMORY = 'hold less in memory at once (read in chunks, stream, use generators), or ask for more with memory="<size>"'
-_DISK = 'write less, delete what is no longer needed in /workspace and /tmp, or ask for more with disk="<size>"'
 _VERDICTS = {
     Status.SUCCESS: _Verdict(_E.RUNTIME_ERROR, "", "the run succeeded", "nothing needs to be done"),
     Status.TIMEOUT: _Verdict(
@@ -94,11 +151,11 @@ _VERDICTS = {
     ),
     Status.OOM_KILLED: _Verdict(
         _E.OOM_KILLED, "memory", "killed for using more than {limit} of memory, the limit of this run",
-        _MEMORY,
+        MEMORY,
     ),
     Status.DISK_LIMIT: _Verdict(
         _E.DISK_LIMIT, "disk", "found no space left: /workspace and /tmp hold {limit} each, /dev/shm 64M",
-        _DISK,
+        DISK,
     ),
     Status.OUTPUT_LIMIT: _Verdict(
         _E.OUTPUT_LIMIT, "output", "printed more than {limit}, the output limit of this run; the middle was cut",
@@ -119,15 +176,30 @@ _VERDICTS = {
 }  # fmt: skip
 
 
-def _from_status(verdict: _Verdict, result: Result, limits: Limits, facts: dict[str, Any]) -> Failure:
+_FASTER = "Python computes several times as fast on native: ask for backend=native"
+_FUEL = (
+    "fuel=400000000 (about a second) ends an endless loop sooner; an administrator sets BELLJAR_DEFAULT_FUEL for all"
+)
+
+
+def _suggestion_of(result: Result, language: str, limits: Limits, around: Around) -> str:
+    """What to do about a limit that struck."""
+    advice = _VERDICTS[result.status].suggestion
+    if result.status is Status.TIMEOUT and around.counts_fuel:
+        more = [_FASTER] if language.startswith("python") else []
+        return "; ".join([advice, *more, *([] if limits.fuel else [_FUEL])])
+    if around.disk_in_memory:
+        return {MEMORY: MEMORY_AND_FILES, DISK: DISK_IN_MEMORY}.get(advice, advice)
+    return advice
+
+
+def _from_status(verdict: _Verdict, result: Result, limits: Limits, facts: dict[str, Any], suggestion: str) -> Failure:
     limit = _limit(verdict.limit, limits)
     last = _last(_lines(result.stderr)) or _last(_lines(result.stdout))
     facts |= limit | {"last_output": last[:_MESSAGE], "memory_used_mb": result.memory_used_mb}
-    suggestion = verdict.suggestion
-    if result.status is Status.TIMEOUT and _REFUSED_FORK.search(last):
-        suggestion = (
-            f"it waited for processes it was refused: start fewer than {limits.pids}, or ask for more with pids="
-        )
+    if result.status is Status.TIMEOUT and REFUSED_FORK.search("\n".join(_lines(result.stderr)[-_LAST_LINES:])):
+        refused = f"it waited for processes it was refused: start fewer than {limits.pids}"
+        suggestion = f"{refused}, or ask for more with pids=<number>"
     return _failure(verdict.kind, verdict.message.format(limit=limit.get("limit", "")), suggestion, facts)
 
 
@@ -156,7 +228,7 @@ _SIGNALS = {
                "mounts, ptrace, namespaces, keyrings, bpf and the like are closed here: do without them"),
     "SIGTERM": (_E.RUNTIME_ERROR, "was asked to end (SIGTERM), and not by Belljar", "look for `kill` in the program"),
     "SIGKILL": (_E.RUNTIME_ERROR, "was killed, and not by a limit of this run", "look for `kill -9` in the program"),
-    "SIGXFSZ": (_E.DISK_LIMIT, "wrote a file larger than allowed", "write less, or ask for more with disk="),
+    "SIGXFSZ": (_E.DISK_LIMIT, "wrote a file larger than allowed", 'write less, or ask for more with disk="<size>"'),
     "SIGXCPU": (_E.TIMEOUT, "used up its processor time", "do less work at once"),
     "SIGPIPE": (_E.RUNTIME_ERROR, "wrote to a pipe whose reader had gone", "let the reader read to the end"),
 }  # fmt: skip
@@ -185,123 +257,6 @@ def _from_exit(lines: Sequence[str], facts: dict[str, Any], language: str) -> Re
 
 # --- what it means -----------------------------------------------------------------------------
 
-_WRITABLE = "only /workspace and /tmp are writable here: write there"
-_EXECUTABLE = "make it executable (chmod +x) or start it by its interpreter: `bash {program}`, `python3 {program}`"
-_NETWORK = (
-    "there is no network in {place}: give it what it needs with files={{...}}, start what it talks to inside the same "
-    "run, or ask for the hosts with net=[...] on a backend that offers them"
-)
-_PROCESSES = "start fewer processes or threads at once, or ask for more with pids="
-_PYTHON_PACKAGE = (
-    "{package} is not installed in {place}: {elsewhere}grant a Python environment that has it with "
-    'packages="/path/to/venv"'
-    "{pip}, use only the standard library, or, if it is a file of yours, pass it with files={{...}}"
-)
-_NO_NAME = "the installed {package} has no such name: check the spelling and the version"
-_NODE_PACKAGE = (
-    "{package} is not installed in {place}: use only the modules of Node.js, or pass the module with files={{...}} "
-    "and import it as ./name"
-)
-_GO_PACKAGE = "{package} is not in {place}: use only Go's standard library, or grant a workspace with a vendor folder"
-_CRATE = "{package} is not in {place}: crates cannot be fetched, so use only Rust's std, or write the part you need"
-_PROGRAM = "{package} is not installed in {place}: use a program that is there, or write that step in Python"
-_FILES = "the guest sees only /workspace, /tmp and the system: pass the file with files={{...}}, or create it first"
-_STDIN = "the program wants input: pass it with stdin="
-_UNBOUND = "give the variable a value{where}, pass it with env={{...}}, or write a default such as ${{NAME:-}}"
-_RECURSION = "the recursion has no end or is too deep{where}: use a loop, or a base case that is reached"
-_TYPES_ONLY = "Node only strips types: replace enum, namespace and parameter properties by plain objects and fields"
-_DEADLOCK = "every goroutine waits for another: close the channel, or send from a goroutine of its own"
-
-
-class _Sign(NamedTuple):
-    kind: ErrorType
-    pattern: re.Pattern[str]
-    advice: str
-
-
-def _signs(*rows: tuple[ErrorType, str, str]) -> tuple[_Sign, ...]:
-    return tuple(_Sign(kind, re.compile(pattern, re.IGNORECASE), advice) for kind, pattern, advice in rows)
-
-
-_NAME = r"(?P<package>[\w.@/+~-]{1,120})"
-
-# Kind, pattern (tried on the headline first, then on what belongs to it), advice. The first that fits wins.
-_ANY = _signs(
-    (_MISSING, rf"(?:^|: ){_NAME}: (?:command )?not found$", _PROGRAM),
-    (_MISSING, rf"^env: \W?{_NAME}\W?: No such file or directory$", _PROGRAM),
-    (_E.DISK_LIMIT, r"no space left on device|disk quota exceeded|\bENOSPC\b", _DISK),
-    (_E.PERMISSION_DENIED, r"read-only file ?system|permission ?denied|operation not permitted", _WRITABLE),
-    (_E.NETWORK_ERROR,
-     r"could ?n[o']t resolve|failure in name resolution|network ?(?:is )?unreachable|connection ?refused|"
-     r"no such host|no route to host|failed to lookup address|name or service not known|dial tcp", _NETWORK),
-    (_E.PROCESS_LIMIT, r"resource temporarily unavailable|cannot fork|can't fork|failed to create new OS thread|"
-     r"failed to spawn thread", _PROCESSES),
-    (_E.OOM_KILLED, r"cannot allocate memory|out of memory|memory allocation of \d+ bytes failed|bad_alloc", _MEMORY),
-)  # fmt: skip
-
-_BY_LANGUAGE: dict[str, tuple[_Sign, ...]] = {
-    "python": _signs(
-        (_MISSING, rf"^ModuleNotFoundError: No module named '{_NAME}'", _PYTHON_PACKAGE),
-        (_MISSING, rf"^ImportError: cannot import name '[^']{{1,200}}' from (?:[a-z ]{{1,40}})?'{_NAME}'", _NO_NAME),
-        (_MISSING, rf"^ImportError: {_NAME}: cannot open shared object file", _PROGRAM),
-        (_MISSING, r"^ImportError\b", "check the spelling and the version of what is imported{where}"),
-        (_E.SYNTAX_ERROR, r"^(?:SyntaxError|IndentationError|TabError)\b", "correct the syntax{where}; nothing ran"),
-        (_E.OOM_KILLED, r"^(?:MemoryError|[\w.]+\._ArrayMemoryError)\b", _MEMORY),
-        (_E.OOM_KILLED, r"^OSError: \[Errno 12\]", _MEMORY),
-        (_E.PROCESS_LIMIT, r"^(?:(?:BlockingIO|OS)Error: \[Errno 11\]|RuntimeError: can't start new)", _PROCESSES),
-        (_E.DISK_LIMIT, r"^OSError: \[Errno (?:28|122|27)\]", _DISK),
-        (_E.PERMISSION_DENIED, r"^(?:PermissionError|OSError: \[Errno (?:30|1|13)\])", _WRITABLE),
-        (_E.NETWORK_ERROR, r"^(?:socket\.)?(?:gaierror|ConnectionRefusedError|ConnectionResetError)\b", _NETWORK),
-        (_E.NETWORK_ERROR, r"^(?:OSError|TimeoutError): \[Errno (?:-[235]|99|10[01]|11[013])\]", _NETWORK),
-        (_E.NETWORK_ERROR, r"^(?:urllib\.error\.URLError|[\w.]*\b(?:ConnectionError|ConnectError|ConnectTimeout|"
-         r"ClientConnector\w{0,20}Error|NameResolutionError|NewConnectionError|MaxRetryError))\b", _NETWORK),
-        (_E.RUNTIME_ERROR, r"^FileNotFoundError\b", _FILES),
-        (_E.RUNTIME_ERROR, r"^EOFError\b", _STDIN),
-        (_E.RUNTIME_ERROR, r"^RecursionError\b", _RECURSION),
-    ),
-    "javascript": _signs(
-        (_MISSING, rf"Cannot find (?:module|package) '{_NAME}'", _NODE_PACKAGE),
-        (_E.SYNTAX_ERROR, r"ERR_UNSUPPORTED_TYPESCRIPT_SYNTAX", _TYPES_ONLY),
-        (_E.SYNTAX_ERROR, r"^SyntaxError\b", "correct the syntax{where}; nothing ran"),
-        (_E.OOM_KILLED, r"heap out of memory|Array buffer allocation failed", _MEMORY),
-        (_E.NETWORK_ERROR, r"\b(?:ENOTFOUND|ECONNREFUSED|EAI_AGAIN|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT)\b", _NETWORK),
-        (_E.DISK_LIMIT, r"\b(?:ENOSPC|EDQUOT|EFBIG)\b", _DISK),
-        (_E.PERMISSION_DENIED, r"\b(?:EROFS|EACCES|EPERM)\b", _WRITABLE),
-        (_E.PROCESS_LIMIT, r"\bEAGAIN\b", _PROCESSES),
-        (_MISSING, rf"\bspawn(?:Sync)? {_NAME} ENOENT\b", _PROGRAM),
-        (_E.RUNTIME_ERROR, r"\bENOENT\b", _FILES),
-        (_E.RUNTIME_ERROR, r"^RangeError: Maximum call stack", _RECURSION),
-    ),
-    "bash": _signs(
-        (_MISSING, rf"^{_NAME}: command not found", _PROGRAM),
-        (_E.SYNTAX_ERROR, r"^syntax error|^unexpected EOF while looking for", "correct the syntax{where}"),
-        (_E.RUNTIME_ERROR, r": unbound variable", _UNBOUND),
-    ),
-    "go": _signs(
-        (_MISSING, rf'(?:no required module provides|cannot find module providing|cannot find) package "?{_NAME}',
-         _GO_PACKAGE),
-        (_MISSING, rf"package {_NAME} is not in (?:GOROOT|std)", _GO_PACKAGE),
-        (_E.RUNTIME_ERROR, r"all goroutines are asleep", _DEADLOCK),
-        (_E.RUNTIME_ERROR, r"stack overflow|goroutine stack exceeds", _RECURSION),
-    ),
-    "rust": _signs(
-        (_MISSING, rf"\[E0432\]: unresolved import `(?!(?:std|core|alloc|crate|self|super)::){_NAME}", _CRATE),
-        (_MISSING, rf"\[E0433\]: .{{0,80}}(?:crate or module|or unlinked crate|missing crate) `{_NAME}`", _CRATE),
-        (_MISSING, rf"\[E0463\]: can't find crate for `{_NAME}`", _CRATE),
-        (_E.RUNTIME_ERROR, r"stack overflow", _RECURSION),
-    ),
-}  # fmt: skip
-_REFUSED_FORK = re.compile(r"fork: (?:retry: )?Resource temporarily unavailable")
-
-# What a shell says by its exit code, where its words said less.
-_BY_EXIT = {
-    126: (_E.PERMISSION_DENIED, _EXECUTABLE),
-    127: (
-        _E.MISSING_PACKAGE,
-        "{package} is not there: check its name and path, or pass it with files={{...}}",
-    ),
-}
-
 
 def _classify(
     finding: ReportedError, code: int | None, *, shell: bool, bare: bool
@@ -310,19 +265,30 @@ def _classify(
     kind, advice = (sign.kind, sign.advice) if sign else (finding.kind, finding.advice)
     if finding.kind is _E.SYNTAX_ERROR and kind is not _E.MISSING_PACKAGE:
         kind, advice = _E.SYNTAX_ERROR, finding.advice  # a compiler's words about types are not the kernel's
-    if shell and code in _BY_EXIT and kind in (_E.RUNTIME_ERROR, _E.PERMISSION_DENIED):
-        kind, advice = _BY_EXIT[code]
-        program = re.match(rf"{_NAME}:", finding.headline)
+    if shell and code in BY_EXIT and kind in (_E.RUNTIME_ERROR, _E.PERMISSION_DENIED):
+        kind, advice = BY_EXIT[code]
+        program = re.match(rf"{NAME}:", finding.headline)
         names = {"package" if code == 127 else "program": program["package"] if program else "the program"}
     return kind, advice, names
 
 
-def _sign_of(finding: ReportedError, bare: bool) -> tuple[_Sign | None, dict[str, Any]]:
+def _of_child(finding: ReportedError, lines: Sequence[str]) -> Sign | None:
+    """Why a program failed that Python code started and checked: a client without a network says so before."""
+    if not _CHECKED_CHILD.match(finding.headline):
+        return None
+    unreachable = [sign for sign in ANY_LANGUAGE if sign.kind is _E.NETWORK_ERROR]
+    return next((sign for line in lines for sign in unreachable if sign.pattern.search(line)), None)
+
+
+_CHECKED_CHILD = re.compile(r"(?:subprocess\.)?CalledProcessError: ")
+
+
+def _sign_of(finding: ReportedError, bare: bool) -> tuple[Sign | None, dict[str, Any]]:
     if bare and (lacking := _lacking(finding.headline)):
         return lacking
-    table = _BY_LANGUAGE.get(finding.reader, ())
+    table = BY_LANGUAGE.get(finding.reader, ())
     if finding.reader != "python":  # a traceback names its exception; words inside its message mean nothing more
-        table += _ANY
+        table += ANY_LANGUAGE
     for text in (finding.headline, finding.block):
         for sign in table:
             if match := sign.pattern.search(text):
@@ -342,7 +308,7 @@ _PERHAPS_BY_PROXY = re.compile(r"\bE?403\b|\btunnel|proxy|no matching distributi
 _LOOKED_UP = re.compile(r"(?:EAI_AGAIN|ENOTFOUND|resolve host:?|lookup) '?(?P<host>[A-Za-z0-9.-]{1,253})")
 _ASK_PROXY = "a client that asks the proxy which https_proxy names (Node.js does from version 24 on)"
 _LISTED = f"only {{hosts}} can be reached here, by https: allow others with net=[...], and use {_ASK_PROXY}"
-_UNLISTED = f'allow it with net=["{{host}}"] (--net {{host}}), and use {_ASK_PROXY}'
+_UNLISTED = f'allow it with net=["{{host}}"], and use {_ASK_PROXY}'
 _UNASKED = f"{{host}} is on the list, but the program did not ask for it in the way that is open: use {_ASK_PROXY}"
 _OPEN = "check the host's name and port, and that the network which the administrator set up for guests reaches it"
 
@@ -373,29 +339,6 @@ def _network_advice(egress: Egress, finding: ReportedError) -> tuple[str, dict[s
 
 # --- what only the wasm runtime lacks ----------------------------------------------------------
 
-_NATIVE = "ask for backend=native, or"
-_ON_WASM = _signs(
-    (_MISSING, rf"^ModuleNotFoundError: No module named '{_NAME}'", _PYTHON_PACKAGE),
-    (_MISSING, rf"^ModuleNotFoundError: (?:Unsupported platform for s|S)tandard library module '{_NAME}'",
-     f"{{package}} is not in {{place}}: {_NATIVE} do without it"),
-    (_E.PROCESS_LIMIT, r"^OSError: \[Errno 58\] \w{1,20} does not support processes|"
-     r"^NotImplementedError: This Python build lacks multiprocessing",
-     f"there are no processes in {{place}}: {_NATIVE} do it in this one"),
-    (_E.PROCESS_LIMIT, r"^RuntimeError: (?:can't start new|unable to start watchdog) thread",
-     f"there are no threads in {{place}}: {_NATIVE} do one thing after the other"),
-    (_E.NETWORK_ERROR, r"^AttributeError: module '_?socket' has no attribute '\w{1,40}'",
-     f"there are no sockets in {{place}}: {_NATIVE} give it what it needs with files={{{{...}}}}"),
-    (_E.RUNTIME_ERROR, r"^OSError: (?:\[Errno 5[28]\]|(?:ctypes|mmap) is unavailable)",
-     f"{{place}} has no sockets (nor event loops, which need them), pipes, memory maps or C libraries: {_NATIVE} do "
-     "without"),
-    (_E.RUNTIME_ERROR, r"^RecursionError: Stack overflow|wasm trap: call stack exhausted",
-     f"the stack of {{place}} is small where C code calls back, as functools.cache does: {_NATIVE} use a loop"),
-    (_E.RUNTIME_ERROR, r"wasm trap: wasm `unreachable`",
-     f"the interpreter gave up, as it does in {{place}} for a wait on another thread or for a signal: {_NATIVE} do "
-     "without"),
-    (_E.RUNTIME_ERROR, r"^FileNotFoundError: \[Errno 44\] [^:]{1,80}: '/(?:bin|dev|etc|lib|opt|proc|run|sys|usr|var)/",
-     f"there are no files of a system in {{place}}: {_NATIVE} pass the file with files={{{{...}}}}"),
-)  # fmt: skip
 _NO_SUCH_NAME = re.compile(
     r"AttributeError: module '(?P<module>\w{1,20})' has no attribute '(?P<name>\w{1,60})'|"
     r"ImportError: cannot import name '(?P<name2>\w{1,60})' from '(?P<module2>\w{1,20})'"
@@ -403,17 +346,17 @@ _NO_SUCH_NAME = re.compile(
 _UNEQUAL = {module.__name__: module for module in (os, select, shutil, signal, time)}  # larger on a whole system
 
 
-def _lacking(headline: str) -> tuple[_Sign, dict[str, Any]] | None:
+def _lacking(headline: str) -> tuple[Sign, dict[str, Any]] | None:
     """A failure that another backend would not have had."""
-    for sign in _ON_WASM:
+    for sign in ON_WASM:
         if match := sign.pattern.search(headline):
             return sign, match.groupdict() | {"stronger": True}
     if match := _NO_SUCH_NAME.match(headline):
         module, name = match["module"] or match["module2"], match["name"] or match["name2"]
         # What our own Python has there, a native one has too; anything else is a slip of the guest's.
         if module in _UNEQUAL and hasattr(_UNEQUAL[module], name):
-            advice = f"{module}.{name} is not in {{place}}: {_NATIVE} do without it"
-            return _Sign(_E.RUNTIME_ERROR, _NO_SUCH_NAME, advice), {"stronger": True}
+            advice = f"{module}.{name} is not in {{place}}: {NATIVE} do without it"
+            return Sign(_E.RUNTIME_ERROR, _NO_SUCH_NAME, advice), {"stronger": True}
     return None
 
 
@@ -441,8 +384,9 @@ def _where(facts: dict[str, Any]) -> str:
 
 def _lines(text: str) -> list[str]:
     """The end of what was printed, without colours and control characters, in lines of a sane length."""
-    tail = _ESCAPES.sub("", text[-_TAIL:].replace("\r\n", "\n"))
-    return [line[:_LINE] for line in tail.split("\n")]
+    lines = text[-_TAIL:].replace("\r\n", "\n").split("\n")
+    shown = (line.rstrip("\r").rpartition("\r")[2] for line in lines)  # a progress bar is written over
+    return [_ESCAPES.sub("", line)[:_LINE] for line in shown]
 
 
 def _last(lines: Sequence[str]) -> str:

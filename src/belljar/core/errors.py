@@ -209,13 +209,27 @@ _KINDS: dict[str, type[BelljarError]] = {
 def from_validation(error: ValidationError, what: str = "request") -> InvalidRequest:
     """Returns pydantic's report as an error with one sentence for each field: where, what is wrong, what was given."""
     parts = []
-    for item in error.errors(include_url=False, include_context=False):
+    for item in error.errors(include_url=False):
         field = ".".join(str(step) for step in item["loc"]) or what
-        message = item["msg"].removeprefix("Value error, ")
-        given = repr(item.get("input"))
+        message, given = _as_size(item) or (item["msg"].removeprefix("Value error, "), repr(item.get("input")))
         given = given if len(given) <= 60 else given[:57] + "..."
         parts.append(f"{field}: {message} (got {given})" if item["type"] != "missing" else f"{field}: is required")
     return InvalidRequest("; ".join(parts), context={"fields": [".".join(map(str, e["loc"])) for e in error.errors()]})
+
+
+_SIZES = frozenset({"memory", "disk", "output"})
+_BOUNDS = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
+
+
+def _as_size(item: Mapping[str, Any]) -> tuple[str, str] | None:
+    """A size that is too small or too large, with units: a bare number is bytes, which nobody means."""
+    bound = _BOUNDS.get(item["type"])
+    if bound is None or not item["loc"] or item["loc"][-1] not in _SIZES or not isinstance(item.get("input"), int):
+        return None
+    from belljar.core.values import format_size  # here: most runs have no use for it
+
+    limit = format_size(item["ctx"][bound[0]])
+    return f'must be {bound[1]} {limit}: write it with a unit, such as "512M"', format_size(item["input"])
 
 
 for _class in (BelljarError, BackendError, Busy, ImageRefused, PullFailed, SessionEnded, *_KINDS.values()):

@@ -169,8 +169,18 @@ def _check_shapes(given: Mapping[str, Any]) -> None:
         value = given.get(field, ())
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):
             raise errors.InvalidRequest(f"{field}: must be a list of words", fix=f"write {field}=[{value!r}]")
+    if not isinstance(given.get("packages", ""), str | os.PathLike):
+        raise errors.InvalidRequest(
+            "packages: takes the folder of a Python environment of this machine, not names of packages", fix=_MAKE_VENV
+        )
     if not isinstance(given.get("files", {}), Mapping):
         raise errors.InvalidRequest("files: must map names to contents", fix='write files={"a.txt": b"..."}')
+
+
+_MAKE_VENV = (
+    "make one (python3 -m venv DIR && DIR/bin/pip install NAME) and give its path; numpy, pandas and many more are on "
+    "backend=wasm already"
+)
 
 
 def _as_bytes(data: Any) -> Any:

@@ -12,6 +12,14 @@ from belljar.core.values import WORKSPACE, Bytes, EnvName, GuestPath, Text
 
 INPUTS = "/inputs"  # where read-only files are when /workspace is a folder of the host, which must stay clean
 
+# For guests without a network: clients that would try again for a minute say at once that they cannot connect, and pip
+# says that, not that the system's Python is managed by others.
+OFFLINE_ENV = {
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    "PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "npm_config_fetch_retries": "0", "CARGO_NET_RETRY": "0",
+    "UV_HTTP_RETRIES": "0",
+}  # fmt: skip
+
 
 class Needs(Model):
     """What code seems to need, by its text: a hint for routing, never a promise and never a security control."""
@@ -43,8 +51,14 @@ class Plan(Model):
     session: bool = Field(False, description="one Python interpreter is to be kept across turns")
     language: str | None = Field(None, description="the language of the code, where it is known")
     deterministic: bool = False
+    fuel_by_default: bool = Field(False, description="the administrator limits fuel, where it is counted")
     profile: str | None = None
     needs: Needs = Field(default_factory=Needs)
+
+    @property
+    def must_count_fuel(self) -> bool:
+        """Whether the request itself limits fuel."""
+        return self.limits.fuel is not None and not self.fuel_by_default
 
     @property
     def inputs(self) -> str:

@@ -106,6 +106,7 @@ def decide(
         session=session,
         language=request.language if request.code is not None else None,
         deterministic=request.deterministic is not None,
+        fuel_by_default="fuel" not in request.limits.named(),
         profile=request.profile,
         needs=Needs() if request.code is None else hints.analyse(request.code, request.language, request.files),
     )

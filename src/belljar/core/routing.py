@@ -95,6 +95,11 @@ def suits(plan: Plan, candidate: Capabilities) -> bool:
     return not _objection(plan, candidate) and not _doubt(plan, candidate)
 
 
+def able(plan: Plan, candidate: Capabilities) -> bool:
+    """Tells whether the candidate could take the plan, whatever its code seems to need."""
+    return not _objection(plan, candidate)
+
+
 def promise(plan: Plan, candidate: Capabilities) -> Guarantees | None:
     """Returns what is guaranteed to this plan: by the runtime it names, else by the first that is strict enough."""
     if plan.runtime:
@@ -147,7 +152,7 @@ def _lacks(plan: Plan, candidate: Capabilities) -> Iterator[str]:
         yield f"it cannot take the seccomp profile that {plan.language} must have here"
     if plan.workspace and not candidate.workspace:
         yield "it cannot be granted a folder of the host"
-    if (plan.deterministic or plan.limits.fuel is not None) and not candidate.fuel:
+    if (plan.deterministic or plan.must_count_fuel) and not candidate.fuel:
         yield "it cannot count fuel or fix clock and seed"
     if plan.limits.memory < candidate.least_memory:
         yield f"its interpreter alone takes {format_size(candidate.least_memory)} of memory"

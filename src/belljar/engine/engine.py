@@ -350,6 +350,21 @@ class Engine:
         except errors.BelljarError as error:
             return Capabilities(backend=name, available=False, why_not=error.message, fix=error.fix)
 
+    async def way_to_wasm(self, plan: Plan) -> tuple[str, frozenset[str]]:
+        """Says how code that lacks a package gets to the wasm runtime, and which modules it would find there.
+
+        Empty if there is no way: this installation has no such backend, or the plan asks for what it cannot do.
+        """
+        if "wasm" not in self.known or "wasm" in self._extra:
+            return "", frozenset()
+        from belljar.backends.wasm.modules import bundled
+
+        found = await self.capabilities("wasm")
+        if found.setup and not found.available:
+            return "run `belljar setup wasm` once and ask for backend=wasm", bundled()
+        able = plan.model_copy(update={"backend": "auto"})
+        return ("ask for backend=wasm" if routing.able(able, found) else ""), found.modules or frozenset()
+
     def needs_setup(self, name: str) -> bool:
         """Whether there is something to be done once for this backend."""
         return name in self.known and isinstance(self.backend(name), Preparable)

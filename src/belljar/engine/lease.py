@@ -15,7 +15,7 @@ from belljar.control.control import Control
 from belljar.core import errors, policy, routing
 from belljar.core.capabilities import Capabilities, Guarantees
 from belljar.core.display import neutralise
-from belljar.core.plan import Command, Plan
+from belljar.core.plan import OFFLINE_ENV, Command, Plan
 from belljar.core.request import Limits, RunRequest
 from belljar.core.result import Event, EventKind, Failure, Result, Status
 from belljar.core.values import WORKSPACE, few
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("belljar.runs")
 _log.addHandler(logging.NullHandler())  # whoever logs nothing has the result, and needs no line on stderr
+
+IN_MEMORY = "tmpfs size"  # how a backend says that a guest's files are kept in memory
+NO_MODULE = "ModuleNotFoundError"
 
 
 class Lease:
@@ -115,7 +118,8 @@ class Lease:
             )
         if request.command is not None:
             return Command(
-                argv=request.command, env=request.env, stdin=request.stdin, cwd=request.workdir, limits=limits,
+                argv=request.command, env={**self.usual_env, **request.env}, stdin=request.stdin, cwd=request.workdir,
+                limits=limits,
                 files=own_files, type=request.type,
             )  # fmt: skip
         if request.code is None:
@@ -128,7 +132,7 @@ class Lease:
         policy.check_language(language, self.plan.egress, self.capabilities)
         if not self.plan.image:  # else what the named image has is its own affair
             await self.engine.require_language(language.name, self.capabilities.backend)
-        main, env, argv = language.filename, dict(language.env), language.argv
+        main, env, argv = language.filename, {**self.usual_env, **language.env}, language.argv
         if main in request.files:
             raise errors.InvalidRequest(f"files: {main!r} is where the code goes", fix="rename the file")
         argv = tuple(f"{self.plan.inputs}/{main}" if word == main else word for word in argv)
@@ -139,6 +143,11 @@ class Lease:
             cwd=request.workdir, limits=limits, language=language.name, type=request.type,
             files={main: request.code.encode(), **own_files}, deterministic=request.deterministic,
         )  # fmt: skip
+
+    @property
+    def usual_env(self) -> Mapping[str, str]:
+        """What every program finds in its environment, unless the request says otherwise."""
+        return OFFLINE_ENV if self.plan.egress.mode == "none" and self.capabilities.processes else {}
 
     async def _announce(self, request: RunRequest, run: str) -> None:
         """To the audit log, before anything is run."""
@@ -166,7 +175,7 @@ class Lease:
         if request.collect:
             collected = await self.box.get(request.collect)
             changes |= {"files": collected.files, "left_out": result.left_out + collected.left_out}
-        failure = self.diagnose(request, result)
+        failure = await self._diagnose(request, result)
         changes |= {"error": failure, "backend": self.capabilities.backend}
         return result.model_copy(update=changes | {"guarantees": self._guarantees()})
 
@@ -178,14 +187,23 @@ class Lease:
             return promise
         return promise.model_copy(update={"network": f"only {', '.join(hosts)}, through a filtering proxy"})
 
-    def diagnose(self, request: RunRequest, result: Result) -> Failure | None:
+    async def _diagnose(self, request: RunRequest, result: Result) -> Failure | None:
         if result.status is Status.SUCCESS:
             return None
         from belljar.core import diagnose  # its tables cost 20 ms, and most runs succeed
 
+        capabilities, promise = self.capabilities, self._guarantees()
+        in_memory = promise is not None and promise.limits.get("disk") == IN_MEMORY
+        around = diagnose.Around(
+            egress=self.plan.egress, read_only=bool(self.plan.workspace and not self.plan.workspace.write),
+            counts_fuel=capabilities.fuel, disk_in_memory=in_memory and capabilities.processes,
+        )  # fmt: skip
+        if capabilities.processes and NO_MODULE in result.stderr:
+            way, modules = await self.engine.way_to_wasm(self.plan)
+            around = around._replace(wasm=way, wasm_modules=modules)
         language, limits = self._language(request), self.limits(request)
         return diagnose.diagnose(
-            result, language=language, limits=limits, processes=self.capabilities.processes, egress=self.plan.egress
+            result, language=language, limits=limits, processes=capabilities.processes, around=around
         )
 
     def _language(self, request: RunRequest) -> str:

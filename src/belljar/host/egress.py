@@ -85,9 +85,7 @@ def judge(target: bytes, allowed: Egress, ports: Collection[int] = (HTTPS_PORT,)
     if re.fullmatch(r"[\d.]+", found.host):
         return found.refused("only host names can be reached, not addresses", "ask for a name of the list")
     if not any(covers(pattern, found.host) for pattern in allowed.hosts):
-        return found.refused(
-            f"it is not on the list ({few(allowed.hosts)})", f'allow it with net=["{found.host}"] (--net {found.host})'
-        )
+        return found.refused(f"it is not on the list ({few(allowed.hosts)})", f'allow it with net=["{found.host}"]')
     return found if found.port in ports else found.refused(*_wrong_port(ports))
 
 

@@ -23,6 +23,7 @@ from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.result import STREAMS, Event, Result, Status
 from belljar.core.settings import ServiceSettings
+from belljar.core.spelling import respelled
 from belljar.engine import audit
 from belljar.engine.tracing import span
 from belljar.protocol.records import Alert, Caller, RunRecord, now
@@ -273,7 +274,7 @@ class RunLifecycle:
             result = await work(run.hear, run.control)
             if run.warnings:
                 result = result.model_copy(update={"warnings": result.warnings + run.warnings})
-            run.finish(await result_text(result, self._folder))
+            run.finish(await result_text(respelled(result, "http"), self._folder))
         except errors.BelljarError as error:
             run.fail(error)
         except Exception as error:

@@ -235,7 +235,8 @@ class AsyncSession(Openable):
     async def _converse(self, turns: int = 0) -> None:
         python = self._lease.engine.languages.get("python")
         policy.check_language(python, self._lease.plan.egress, self._lease.capabilities)
-        interpreter = self._interpreting().interpreter(self._sandbox._request.env, self._lifetime)
+        env = {**self._lease.usual_env, **self._sandbox._request.env}
+        interpreter = self._interpreting().interpreter(env, self._lifetime)
         box = self._lease.box.id
         conversation = Conversation(interpreter, box, idle=self._idle, lifetime=self._lifetime, turns=turns)
         await conversation.open(self._tasks, self._lease.emitter(None, box))

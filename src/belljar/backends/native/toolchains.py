@@ -160,7 +160,8 @@ class Toolchains:
         libraries = sorted(venv.glob("lib/python3.*/site-packages"))
         if not (venv / "pyvenv.cfg").is_file() or not libraries:
             raise errors.InvalidRequest(
-                f"packages: {folder} is not a Python environment", fix="make one: python3 -m venv"
+                f"packages: {folder} is not a Python environment (a folder, not the name of a package)",
+                fix="make one: python3 -m venv DIR && DIR/bin/pip install NAME",
             )
         if not self.readable(libraries[0]):
             raise errors.PolicyDenied(

@@ -20,7 +20,8 @@ from belljar.core import errors
 from belljar.core.capabilities import LanguageSupport
 from belljar.core.display import IMAGES, is_image, neutralise
 from belljar.core.model import Model
-from belljar.core.result import Entry, MimeBundle, Result
+from belljar.core.result import Entry, Failure, MimeBundle, Result
+from belljar.core.spelling import respell
 from belljar.protocol.records import SessionRecord
 from belljar.protocol.responses import BackendLanguage, Executed, Listed
 
@@ -127,8 +128,13 @@ def _short_failure(result: Result) -> Any:
         cut(name, 100): plain if (plain := _plain(value, 2000)) is not None else "(left out)"
         for name, value in list(result.error.context.items())[:_FACTS]
     }
-    short = {"message": cut(result.error.message, 4000), "suggestion": cut(result.error.suggestion, 2000)}
+    short = {"message": cut(result.error.message, 4000), "suggestion": _suggestion(result.error)}
     return result.error.model_copy(update=short | {"context": context})
+
+
+def _suggestion(failure: Failure) -> str:
+    """In the words of the tools' own arguments."""
+    return cut(respell(failure.suggestion, "mcp"), 2000)
 
 
 def _prose(result: Result, notes: list[str]) -> str:
@@ -141,7 +147,7 @@ def _prose(result: Result, notes: list[str]) -> str:
         code = f", exit code {result.exit_code}" if result.exit_code is not None else ""
         parts.append(f"[{result.status}{code}]")
     if result.error:
-        parts.append(f"{result.error.error_type}: {result.error.message}\nSuggestion: {result.error.suggestion}")
+        parts.append(f"{result.error.error_type}: {result.error.message}\nSuggestion: {_suggestion(result.error)}")
     if result.truncated:
         parts.append("[the output was cut]")
     return "\n".join(parts) or "(it ran, and printed nothing)"
@@ -303,7 +309,7 @@ def of_problem(error: errors.BelljarError) -> CallToolResult:
 
     The same as data is in `_meta`: clients hold whatever is in `structuredContent` against the tool's schema.
     """
-    text = f"{error.kind}: {error.message}" + (f"\nFix: {error.fix}" if error.fix else "")
+    text = f"{error.kind}: {error.message}" + (f"\nFix: {respell(error.fix, 'mcp')}" if error.fix else "")
     if isinstance(error, errors.Busy):
         text += f"\nTry again in {max(1, round(error.retry_after))} s."
     told = {name: plain for name, value in error.as_dict().items() if (plain := _plain(value, 4000)) is not None}

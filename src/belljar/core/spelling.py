@@ -1,0 +1,73 @@
+"""How each surface writes what a suggestion asks for: `net=["x"]` in Python is `--net x` on the command line.
+
+Suggestions are made in Python's words, and the service answers with those of its JSON. Whoever shows one respells it
+from either, so that whoever reads it can type it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Literal
+
+from belljar.core.result import Result
+
+Surface = Literal["python", "cli", "http", "mcp"]
+
+_VALUE = r"([\w.*-]{1,253})"
+# Python's words -> those of the command line, of a JSON body, and of a tool's arguments. @: some name, which is kept.
+_ROWS: tuple[tuple[str, str, str, str], ...] = (
+    ("net=[...]", "--net HOST", '"net": ["HOST"]', 'net=["HOST"]'),
+    ('net=["@"]', "--net @", '"net": ["@"]', 'net=["@"]'),
+    ("backend=@", "--backend @", '"backend": "@"', 'backend="@"'),
+    ('memory="<size>"', "--memory <size>", '"limits": {"memory": "<size>"}',
+     "a larger memory, which the operator sets (BELLJAR_DEFAULT_MEMORY)"),
+    ('disk="<size>"', "--disk <size>", '"limits": {"disk": "<size>"}',
+     "a larger disk, which the operator sets (BELLJAR_DEFAULT_DISK)"),
+    ("pids=<number>", "--pids <number>", '"limits": {"pids": <number>}',
+     "more processes, which the operator sets (BELLJAR_DEFAULT_PIDS)"),
+    ("timeout=<seconds>", "--timeout <seconds>", '"timeout_seconds": <seconds>', "timeout=<seconds>"),
+    ("fuel=<instructions>", "--fuel <instructions>", '"limits": {"fuel": <instructions>}',
+     "more fuel, which the operator sets (BELLJAR_DEFAULT_FUEL)"),
+    ("fuel=@", "--fuel @", '"limits": {"fuel": @}', "a limit on fuel (of @)"),
+    ("files={...}", "--file PATH", '"context_files": {"NAME": "CONTENT"}', "the tool file_write, in a session"),
+    ("env={...}", "--env NAME=VALUE", '"environment": {"NAME": "VALUE"}', "the code itself (os.environ)"),
+    ("stdin=...", "--stdin FILE", '"stdin": "..."', "stdin"),
+    ('packages="/path/to/venv"', "--packages /path/to/venv", '"packages": "/path/to/venv"',
+     "the help of the operator of this server"),
+    ('collect=["<name>"]', "--collect <name> --out DIR", '"collect": ["<name>"]', "the tool file_read, in a session"),
+    ("write=True", "--rw", '"write": true', "the operator's consent"),
+)  # fmt: skip
+_COLUMNS: dict[Surface, int] = {"python": 0, "cli": 1, "http": 2, "mcp": 3}
+_READ = (0, 2)  # the columns that are respelled
+
+
+def respell(suggestion: str, surface: Surface) -> str:
+    """Returns a suggestion in the words of a surface."""
+    for pattern, words in _table(surface):
+        suggestion = pattern.sub(words, suggestion)
+    return suggestion
+
+
+def respelled(result: Result, surface: Surface) -> Result:
+    """Returns a result whose suggestion is in the words of a surface."""
+    if result.error is None:
+        return result
+    failure = result.error.model_copy(update={"suggestion": respell(result.error.suggestion, surface)})
+    return result.model_copy(update={"error": failure})
+
+
+@cache
+def _table(surface: Surface) -> tuple[tuple[re.Pattern[str], str], ...]:
+    wanted = _COLUMNS[surface]
+    return tuple(
+        (_pattern(row[column]), row[wanted].replace("@", r"\1"))
+        for row in _ROWS
+        for column in _READ
+        if column != wanted
+    )
+
+
+def _pattern(words: str) -> re.Pattern[str]:
+    """Whole words: `memory="<size>"` is not a part of another name."""
+    return re.compile(r"(?<![\w`-])" + _VALUE.join(re.escape(part) for part in words.split("@")))
