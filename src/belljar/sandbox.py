@@ -21,7 +21,7 @@ from belljar.engine.engine import Engine
 from belljar.engine.lease import Lease
 from belljar.host import portal
 from belljar.host.lifetime import Openable
-from belljar.host.source import with_code
+from belljar.host.source import with_code, with_named_files
 
 _engine: Engine | None = None
 _engines: WeakKeyDictionary[Backend, Engine] = WeakKeyDictionary()
@@ -75,7 +75,7 @@ async def arun(
         BackendError: Belljar or a backend failed, not the guest.
     """
     engine, name = _engine_for(backend, engine)
-    asked = request(backend=name, **await with_code(code, path, options, engine.languages))
+    asked = request(backend=name, **await with_code(code, path, await with_named_files(options), engine.languages))
     return await engine.run(
         asked, listener=listening(on_event, on_stdout, on_stderr), control=control_for(cancel)
     )  # fmt: skip
@@ -128,7 +128,7 @@ async def astream(
     Leaving the block early ends the guest. Takes what `arun` takes.
     """
     engine, name = _engine_for(backend, engine)
-    asked = request(backend=name, **await with_code(code, path, options, engine.languages))
+    asked = request(backend=name, **await with_code(code, path, await with_named_files(options), engine.languages))
     async with streaming(partial(engine.run, asked)) as handle:
         yield handle
 

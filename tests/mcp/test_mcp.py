@@ -118,7 +118,7 @@ async def test_stdin_null_and_json_like_texts_reach_the_guest_as_they_are(listen
 @pytest.mark.parametrize(
     ("tool", "given", "said"),
     [
-        ("execute_code", {"code": "1", "packages": ["numpy"]}, "packages: execute_code has no such argument"),
+        ("execute_code", {"code": "1", "packages": ["numpy"]}, "packages: there is no such argument of execute_code"),
         ("execute_code", {"code": 5}, "code: Input should be a valid string"),
         ("execute_code", {}, "code: is required"),
         ("execute_code", {"code": "1", "timeout": -1}, "timeout: "),

@@ -129,7 +129,7 @@ async def test_async_callbacks_are_awaited_and_a_box_can_be_cancelled(engine: En
         ({"command": "ls -l"}, "command: must be a list"),
         ({"net": "example.org"}, "net: must be a list"),
         ({"net": 5}, "net: must be a list"),
-        ({"files": ["a"]}, "files: must map"),
+        ({"files": ["a"]}, "files: a list names files below workspace"),
         ({"backend": 5}, "backend:"),
         ({"tiemout": 5}, "tiemout: there is no such option"),
         ({"memory": "lots"}, "memory:"),

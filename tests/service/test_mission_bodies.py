@@ -147,3 +147,74 @@ def test_the_client_still_reads_times_as_numbers(server: Server, http: httpx2.Cl
         record = client.inspect(id)
         assert isinstance(record.created, float) and record.ended is not None and record.ended >= record.created
         assert [(line.stream, type(line.timestamp)) for line in client.logs(id)] == [("stdout", float)]
+
+
+# --- what a request may say ---
+
+
+def test_execute_takes_the_body_of_the_specification_and_answers_its_fields(http: httpx2.Client) -> None:
+    body = {
+        "language": "python", "code": "import os, data\nprint(data.n, os.environ['PORT'], os.environ['DEBUG'])",
+        "context_files": {"data.py": "n = 42"}, "environment": {"PORT": 3000, "DEBUG": True}, "timeout_seconds": 30,
+    }  # fmt: skip
+    told = execute(http, **body)
+    assert told.keys() >= {"exit_code", "stdout", "stderr", "duration_ms", "memory_used_mb", "error"}
+    assert (told["exit_code"], told["stdout"], told["error"]) == (0, "42 3000 true\n", None)
+
+
+@pytest.mark.parametrize("backend", ["auto", "native"])
+def test_context_files_may_be_a_list_of_files_of_the_project(http: httpx2.Client, project: Path, backend: str) -> None:
+    code = "import utils\nprint(utils.greet('agent'))"
+    body = {"language": "python", "code": code, "context_files": ["utils.py"], "backend": backend}
+    assert execute(http, **body, project_path=str(project))["stdout"] == "hello agent\n"
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["../../etc/passwd"], "climbs out"),
+        (["/etc/passwd"], "outside"),
+        (["out.py"], "out.py"),
+        (["missing.py"], "missing.py"),
+        (["."], "names no file"),
+    ],
+)
+def test_context_files_never_lead_out_of_the_project(
+    http: httpx2.Client, project: Path, names: list[str], why: str
+) -> None:
+    body = {"code": "1", "context_files": names, "project_path": str(project)}
+    refused = http.post("/api/sandbox/execute", json=body)
+    assert (refused.status_code, why in refused.json()["detail"]) == (422, True), refused.text
+    with pytest.raises(belljar.InvalidRequest, match="files"):
+        belljar.run("1", files=names, workspace=project)
+
+
+def test_a_list_of_files_needs_a_project(http: httpx2.Client) -> None:
+    refused = http.post("/api/sandbox/execute", json={"code": "1", "context_files": ["utils.py"]}).json()
+    assert "project_path" in refused["detail"] and "project_path" in refused["fix"]
+
+
+def test_library_and_client_take_the_list_too(server: Server, project: Path) -> None:
+    code = "import utils\nprint(utils.greet('you'))"
+    assert belljar.run(code, files=["utils.py"], workspace=project, backend="native").stdout == "hello you\n"
+    with belljar.Client(server.url) as client:
+        assert client.run(code, files=["utils.py"], workspace=project).stdout == "hello you\n"
+
+
+def test_a_misspelt_field_is_named_with_what_was_meant_and_what_to_write(http: httpx2.Client) -> None:
+    for body, wrong, meant in (
+        ({"cod": "print(1)"}, "cod", "code"),
+        ({"code": "1", "limits": {"memroy": "1G"}}, "limits.memroy", "memory"),
+        ({"code": "1", "enviroment": {}}, "enviroment", "environment"),
+    ):
+        refused = http.post("/api/sandbox/execute", json=body)
+        told = refused.json()
+        assert refused.status_code == 422
+        assert told["detail"] == f"{wrong}: there is no such field; did you mean {meant}?"
+        assert told["fix"].startswith(f"write {meant}")
+    refused = http.post("/api/sandbox/sessions", json={"knd": "sandbox"}).json()
+    assert "did you mean kind?" in refused["detail"]
+    with pytest.raises(belljar.InvalidRequest, match=r"cod: there is no such option; did you mean code\?"):
+        belljar.run(**{"cod": "print(1)"})  # type: ignore[arg-type]
+    with pytest.raises(belljar.InvalidRequest, match=r"memroy: there is no such field; did you mean memory\?"):
+        belljar.run("1", limits={"memroy": "1G"})

@@ -6,7 +6,8 @@ events and errors come back as the classes that the library has.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -91,18 +92,20 @@ class AsyncClient:
         Raises:
             BelljarError: as `belljar.run` does, and `Unauthorized` or `Busy` where the server says so.
         """
+        options, names = _without_names(options)
         asked = request(backend=backend, **await with_code(code, path, options, _LANGUAGES))
         control = control_for(cancel) if cancel else None
         return await self.execute(
-            asked, listener=listening(on_event, on_stdout, on_stderr), control=control, cached=cached
+            asked, listener=listening(on_event, on_stdout, on_stderr), control=control, cached=cached, names=names
         )
 
     async def execute(
         self, asked: RunRequest, *, listener: Listener | None = None, control: Control | None = None,
-        cached: bool = False,
+        cached: bool = False, names: Sequence[str] = (),
     ) -> Result:  # fmt: skip
-        """Runs a checked request, as `Engine.run` does."""
-        sending = Sending(self._transport, execution(asked) | ({"cached": True} if cached else {}))
+        """Runs a checked request, as `Engine.run` does. `names`: files of the workspace, which the server reads."""
+        body = execution(asked) | ({"cached": True} if cached else {})
+        sending = Sending(self._transport, body | ({"context_files": list(names)} if names else {}))
         if listener is None and control is None:
             result = await sending.wait(asked.limits.timeout + GRACE_SECONDS)
             if result is not None:
@@ -118,8 +121,9 @@ class AsyncClient:
 
         Leaving the block early ends the guest.
         """
+        options, names = _without_names(options)
         asked = request(backend=backend, **await with_code(code, path, options, _LANGUAGES))
-        async with streaming(partial(self.execute, asked)) as handle:
+        async with streaming(partial(self.execute, asked, names=names)) as handle:
             yield handle
 
     # --- what stays open ---
@@ -214,3 +218,13 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _without_names(options: RunOptions) -> tuple[RunOptions, tuple[str, ...]]:
+    """Returns the options without a list of files, and the list: they lie on the server, which reads them."""
+    names = options.get("files")
+    if names is None or isinstance(names, Mapping | str | bytes):
+        return options, ()
+    rest = options.copy()
+    rest.pop("files", None)
+    return rest, tuple(map(os.fspath, names))

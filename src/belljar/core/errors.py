@@ -24,11 +24,11 @@ The guest's own failure is not here: it is a `Result`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
 
 FULL_DISK = "make room on the engine's disk (belljar images gc)"  # what helps against it, wherever it strikes
 
@@ -206,15 +206,45 @@ _KINDS: dict[str, type[BelljarError]] = {
 }  # fmt: skip
 
 
-def from_validation(error: ValidationError, what: str = "request") -> InvalidRequest:
-    """Returns pydantic's report as an error with one sentence for each field: where, what is wrong, what was given."""
-    parts = []
+def unknown_name(name: str, known: Collection[str], what: str = "field") -> tuple[str, str]:
+    """Returns what is wrong with a name that nobody knows, and what to write instead.
+
+    Args:
+        name: what was written, with the path to it.
+        known: the names that there are.
+        what: what it is the name of.
+    """
+    from belljar.core.values import near  # here: who imports errors alone needs no pydantic
+
+    meant = near(name.rpartition(".")[2], known)
+    message = f"{name[:80]}: there is no such {what}" + (f"; did you mean {meant}?" if meant else "")
+    choices = f"choose from: {', '.join(sorted(known))}"
+    return message, f"write {meant}, or {choices}" if meant else choices
+
+
+def from_validation(error: ValidationError, what: str = "request", *models: type[BaseModel]) -> InvalidRequest:
+    """Returns pydantic's report as an error with one sentence for each field: where, what is wrong, what was given.
+
+    Args:
+        error: the report.
+        what: what was validated.
+        models: those whose fields are known: a field that is none of theirs may be a misspelt one.
+    """
+    from belljar.core.model import fields_at
+
+    parts, fix = [], ""
+    model = next((model for model in models if model.__name__ == error.title), None)
     for item in error.errors(include_url=False):
         field = ".".join(str(step) for step in item["loc"]) or what
+        if item["type"] == "extra_forbidden" and model:
+            message, fix = unknown_name(field, fields_at(model, item["loc"][:-1]))
+            parts.append(message)
+            continue
         message, given = _as_size(item) or (item["msg"].removeprefix("Value error, "), repr(item.get("input")))
         given = given if len(given) <= 60 else given[:57] + "..."
         parts.append(f"{field}: {message} (got {given})" if item["type"] != "missing" else f"{field}: is required")
-    return InvalidRequest("; ".join(parts), context={"fields": [".".join(map(str, e["loc"])) for e in error.errors()]})
+    fields = [".".join(map(str, e["loc"])) for e in error.errors()]
+    return InvalidRequest("; ".join(parts), fix=fix, context={"fields": fields})
 
 
 _SIZES = frozenset({"memory", "disk", "output"})

@@ -16,6 +16,9 @@ from belljar.core.request import Deterministic, Egress, Limits, RunRequest, Work
 StrPath = str | os.PathLike[str]
 IDLE_SECONDS, LIFETIME_SECONDS = 600.0, 3600.0  # of a session or sandbox that stays open
 _LIMITS = frozenset(Limits.model_fields)
+_ARGUMENTS = frozenset(
+    ("backend", "cancel", "code", "engine", "on_event", "on_stderr", "on_stdout", "path")
+)  # of `run`
 
 
 class LimitOptions(TypedDict, total=False):
@@ -50,10 +53,10 @@ class SharedOptions(LimitOptions, total=False):
 
     language: str
     """The language of the code; "python" unless given, or told by the file's extension."""
-    files: Mapping[str, bytes | str] | None
-    """Files given to the guest read-only, by name."""
-    env: Mapping[str, str]
-    """Environment variables."""
+    files: Mapping[str, bytes | str] | Iterable[str] | None
+    """Files given to the guest read-only: name to content, or, for `run`, a list of files below `workspace`."""
+    env: Mapping[str, str | int | float | bool]
+    """Environment variables; numbers and booleans become text."""
 
 
 class RemoteOptions(SharedOptions, total=False):
@@ -156,15 +159,15 @@ def request(code: str | None = None, *, backend: str = "auto", **options: Unpack
             **{name: _plain(value) for name, value in given.items()},  # which pydantic checks
         )
     except ValidationError as error:
-        raise errors.from_validation(error) from None
+        raise errors.from_validation(error, "request", RunRequest, Limits, Egress, Workspace) from None
 
 
 def _check_shapes(given: Mapping[str, Any]) -> None:
     """Refuses unknown names, and the mistakes whose message pydantic would make a riddle."""
     known = RunOptions.__annotations__.keys()
     if unknown := sorted(given.keys() - known):
-        fix = f"choose from: {', '.join(sorted(known))}"
-        raise errors.InvalidRequest(f"{unknown[0]}: there is no such option", fix=fix)
+        message, fix = errors.unknown_name(unknown[0], known | _ARGUMENTS, "option")
+        raise errors.InvalidRequest(message, fix=fix)
     for field in ("command", "net", "args"):
         value = given.get(field, ())
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):

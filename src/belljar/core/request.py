@@ -9,7 +9,20 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, field_v
 
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
-from belljar.core.values import GIB, KIB, MIB, WORKSPACE, Bytes, EnvName, GuestPath, HostPattern, Size, Text, guest_path
+from belljar.core.values import (
+    GIB,
+    KIB,
+    MIB,
+    WORKSPACE,
+    Bytes,
+    EnvName,
+    EnvText,
+    GuestPath,
+    HostPattern,
+    Size,
+    Text,
+    guest_path,
+)
 
 MAX_FILES, MAX_VARIABLES = 256, 1024
 _LEAST_INODES = 1024
@@ -136,7 +149,7 @@ class RunRequest(Model):
     args: Arguments = Field((), description="what the code finds in sys.argv, process.argv or $1; not of a command")
     files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, max_length=MAX_FILES)
     stdin: Input = b""
-    env: Mapping[EnvName, Text] = Field(default_factory=dict, max_length=MAX_VARIABLES)
+    env: Mapping[EnvName, EnvText] = Field(default_factory=dict, max_length=MAX_VARIABLES)
     limits: Limits = Field(Limits(), description="only what is named here counts; the rest comes from the settings")
     egress: Egress = Egress()
     collect: Patterns = ()

@@ -70,6 +70,20 @@ def _env_name(value: str) -> str:
     return value
 
 
+def _env_text(value: object) -> object:
+    """Numbers and booleans as the text that a program would read: 3000 -> "3000", true -> "true"."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+def near(name: str, known: Collection[str]) -> str:
+    """Returns the known name that somebody may have meant; empty if none is like it."""
+    import difflib  # here: few names are misspelt
+
+    return next(iter(difflib.get_close_matches(name[:80], list(known), 1)), "")
+
+
 def _no_nul(value: str) -> str:
     if "\0" in value:
         raise ValueError("must not hold a NUL byte")
@@ -153,6 +167,11 @@ _SIZES = {"anyOf": [{"type": "integer"}, {"type": "string", "examples": ["512M"]
 Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(_SIZES, mode="validation")]
 Text = Annotated[str, AfterValidator(_no_nul), AfterValidator(_encodable)]
 GuestPath = Annotated[str, BeforeValidator(guest_path)]
+EnvText = Annotated[
+    Text,
+    BeforeValidator(_env_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]}, mode="validation"),
+]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Bytes = Annotated[
     bytes,

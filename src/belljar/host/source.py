@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,10 +12,11 @@ import anyio.to_thread
 
 from belljar.core import errors
 from belljar.core.languages import Languages
-from belljar.core.values import MIB
+from belljar.core.values import MIB, guest_path
 from belljar.host import files
 
 _MAX_SOURCE_BYTES = 16 * MIB  # as much as `RunRequest.code` takes
+_MAX_FILES_BYTES = 64 * MIB  # of all files that are named together
 
 
 def read_source(path: str | os.PathLike[str], *, folder: int | None = None, waits: bool = False) -> str:
@@ -94,6 +95,56 @@ def _read_below(folder: int, name: str) -> bytes:
     parent, _, last = name.rpartition("/")
     with files.below(folder, parent) if parent else nullcontext(folder) as at:
         return _read(last, folder=at, flags=os.O_NOFOLLOW)
+
+
+def read_files(
+    folder: str, names: Iterable[str], field: str = "files", limit: int = _MAX_FILES_BYTES
+) -> dict[str, bytes]:
+    """Returns the content of files below a folder, by their names. No part of a name may be a link, nor lead out.
+
+    Args:
+        folder: the folder.
+        names: the files, relative to it.
+        field: what named them, for the message.
+        limit: the most bytes of all together.
+
+    Raises:
+        InvalidRequest: one is not there, cannot be read, is no regular file, is outside, or all are too large.
+    """
+    found: dict[str, bytes] = {}
+    name = folder
+    try:
+        with files.opened(folder) as root:
+            for name in names:
+                content = found[guest_path(name)] = _read_below(root, guest_path(name))
+                limit -= len(content)
+                if limit < 0 or len(content) > _MAX_SOURCE_BYTES:
+                    raise ValueError("is too large to be sent along")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise errors.InvalidRequest(
+            f"{field}: {name[:200]!r}: {why}", fix="name regular files below the project; links are not followed"
+        ) from None
+    return found
+
+
+async def with_named_files(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a run in which a list of files of the workspace is a map to their contents.
+
+    Raises:
+        InvalidRequest: there is no workspace, or one of them cannot be read.
+    """
+    names = options.get("files")
+    if names is None or isinstance(names, Mapping | str | bytes) or not isinstance(names, Iterable):
+        return dict(options)
+    folder = options.get("workspace")
+    folder = folder.get("path") if isinstance(folder, Mapping) else getattr(folder, "path", folder)
+    if folder is None:
+        raise errors.InvalidRequest(
+            "files: a list names files below workspace", fix='give workspace=, too, or write files={"a.txt": b"..."}'
+        )
+    found = await anyio.to_thread.run_sync(read_files, os.fspath(folder), [os.fspath(name) for name in names])
+    return {**options, "files": found}
 
 
 async def turn_code(code: str | None, path: str | os.PathLike[str] | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, StrictBool, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, WithJsonSchema, model_validator
 
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
@@ -35,12 +35,29 @@ from belljar.core.request import (
     Workspace,
     check_job,
 )
-from belljar.core.values import Bytes, EnvName, GuestPath, HostPattern, Text
+from belljar.core.values import Bytes, EnvName, EnvText, GuestPath, HostPattern, Text
 
+
+def _named_files(value: Any) -> Any:
+    """A list names files of the project: they have no content yet."""
+    return dict.fromkeys(value) if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value) else value
+
+
+_NAMES_SCHEMA = {"type": "array", "items": {"type": "string"}, "maxItems": MAX_FILES}
+_CONTENTS_SCHEMA = {"type": "object", "maxProperties": MAX_FILES, "additionalProperties": {"anyOf": [
+    {"type": "string"}, {"type": "null"},
+    {"type": "object", "properties": {"base64": {"type": "string"}}, "required": ["base64"]},
+]}}  # fmt: skip
 Files = Annotated[
-    dict[GuestPath, Bytes], Field(max_length=MAX_FILES, description='text, or {"base64": …}; mounted read-only')
+    dict[GuestPath, Bytes | None],
+    BeforeValidator(_named_files),
+    Field(
+        max_length=MAX_FILES,
+        description='mounted read-only: name to text or {"base64": …}, or a list of files below project_path',
+    ),
+    WithJsonSchema({"anyOf": [_CONTENTS_SCHEMA, _NAMES_SCHEMA]}, mode="validation"),
 ]
-Environment = Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)]
+Environment = Annotated[dict[EnvName, EnvText], Field(max_length=MAX_VARIABLES)]
 Timeout = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)]
 _MAX_FIELDS, _MAX_ITEMS = 64, 4096
 _NO_LIMITS, _NO_EGRESS = Limits(), Egress()
@@ -91,6 +108,15 @@ class SandboxFields(RequestBody):
             raise ValueError("write_git goes with write")
         return self
 
+    @property
+    def named_files(self) -> tuple[str, ...]:
+        """The files of the project that are named without their content."""
+        return tuple(name for name, data in (self.context_files or {}).items() if data is None)
+
+    def files(self) -> dict[str, bytes]:
+        """Returns the files that came with their content."""
+        return {name: data for name, data in (self.context_files or {}).items() if data is not None}
+
     def workspace(self) -> Workspace | None:
         """Returns the grant that these fields ask for."""
         path = self.project_path
@@ -125,7 +151,12 @@ class Execute(SandboxFields):
         """
         if self.path is not None:
             self._check_path()
-        files = self.context_files or {}
+        if self.named_files and self.project_path is None:
+            raise errors.InvalidRequest(
+                "context_files: a list names files below project_path",
+                fix="send project_path, too, or a map of names to contents",
+            )
+        files = self.files()
         try:
             check_job(self.code, self.command, files, self.args)
         except ValueError as error:
@@ -164,8 +195,12 @@ class OpenSession(SandboxFields):
 
     def options(self) -> dict[str, Any]:
         """Returns the fields of the sandbox as keyword arguments of `core.options.request`."""
+        if self.named_files:
+            raise errors.InvalidRequest(
+                "context_files: a session takes contents, not names", fix="send a map; the project is at /workspace"
+            )
         return {name: getattr(self, name) for name in _SAME_OF_BOX} | {
-            "env": self.environment, "files": self.context_files, "workspace": self.project_path,
+            "env": self.environment, "files": self.files() or None, "workspace": self.project_path,
             "limits": self.limits.named() if self.limits else None, "timeout": self.timeout_seconds,
         }  # fmt: skip
 

@@ -28,6 +28,7 @@ from belljar.core.settings import Settings
 from belljar.engine import audit
 from belljar.engine.engine import Engine
 from belljar.engine.lease import Lease
+from belljar.host.source import read_files
 from belljar.protocol.records import Alert, Caller, RunRecord, Sample, new_id, now
 from belljar.protocol.requests import Execute
 from belljar.service import projects, recovery
@@ -167,10 +168,16 @@ class Service:
             PolicyDenied: the folder is not below a root of service.projects.
         """
         request = body.request()
-        if body.path is None:
+        if body.path is None and not body.named_files:
             return request
         granted = (await self.check(request, caller)).workspace
         assert granted is not None  # else the body would have been refused
+        if body.named_files:
+            room = self.settings.service.request_size
+            found = await anyio.to_thread.run_sync(read_files, granted.path, body.named_files, "context_files", room)
+            request = request.model_copy(update={"files": {**request.files, **found}})
+        if body.path is None:
+            return request
         code = await anyio.to_thread.run_sync(projects.read_code, granted.path, body.path)
         named = body.language if "language" in body.model_fields_set else self.engine.languages.of_file(body.path).name
         return request.model_copy(update={"code": code, "language": named})

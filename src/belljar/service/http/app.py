@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.telemetry import TelemetryConfig
+from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -24,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar.core import errors
+from belljar.core.model import fields_at
 from belljar.core.settings import Settings
 from belljar.core.version import __version__
 from belljar.protocol.responses import Problem
@@ -147,12 +149,23 @@ async def _refuse(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = list(islice(error.errors(), _TOLD))
-    told = []
+    told, fix, model = [], "", _body_of(request)
     for item in found:
-        where = ".".join(str(step) for step in item["loc"] if step not in ("body", "query", "path"))
-        told.append(f"{where or 'body'}: {str(item['msg']).removeprefix('Value error, ')}")
+        steps = [step for step in item["loc"] if step not in ("body", "query", "path")] or ["body"]
+        where = ".".join(map(str, steps))
+        message = f"{where}: {str(item['msg']).removeprefix('Value error, ')}"
+        if item["type"] == "extra_forbidden" and model:
+            message, fix = errors.unknown_name(where, fields_at(model, steps[:-1]))
+        told.append(message)
     fields = [".".join(map(str, item["loc"])) for item in found]
-    return _answer(errors.InvalidRequest("; ".join(told), context={"fields": fields}))
+    return _answer(errors.InvalidRequest("; ".join(told), fix=fix, context={"fields": fields}))
+
+
+def _body_of(request: Request) -> type[BaseModel] | None:
+    """The model of the body that the route of a request takes."""
+    params = getattr(getattr(request.scope.get("route"), "dependant", None), "body_params", ())
+    kinds = [param.field_info.annotation for param in params]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 async def _http(request: Request, error: Exception) -> Response:

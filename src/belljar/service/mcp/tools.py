@@ -347,9 +347,8 @@ class ToolServer(MCPServer[Any]):
         schema = sdk.input_schema(self, name)
         known = schema["properties"] if schema else given
         if unknown := [argument for argument in given if argument not in known]:
-            raise errors.InvalidRequest(
-                f"{unknown[0][:80]}: {name} has no such argument", fix=f"choose from: {', '.join(known)}"
-            )
+            message, fix = errors.unknown_name(unknown[0], known, f"argument of {name}")
+            raise errors.InvalidRequest(message, fix=fix)
 
 
 def create_server(
