@@ -159,14 +159,14 @@ async def test_no_frame_of_a_guest_breaks_the_hosts_side_of_a_session(engine: En
         f"import os\nfor fd in range(3, 12):\n    try: os.write(fd, {frame!r}.encode() + b'\\n')\n"
         "    except OSError: pass"
     )
-    async with belljar.AsyncSession(engine=engine) as session:
+    async with belljar.AsyncSession(engine=engine, backend="native") as session:
         await session.run(forge, timeout=5)
         assert (await session.run("6 * 7", timeout=20)).results == ({"text/plain": "42"},)
 
 
 @pytest.mark.anyio
 async def test_a_turn_that_forks_speaks_once_and_leaves_no_mark(engine: Engine) -> None:
-    async with belljar.AsyncSession(engine=engine) as session:
+    async with belljar.AsyncSession(engine=engine, backend="native") as session:
         turn = await session.run(
             "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint('who', pid == 0, flush=True)"
         )
