@@ -14,6 +14,7 @@ rustc:rustc:the tests of Rust
 redis-server:redis-server:the tests of the service with Redis
 postgresql:/usr/lib/postgresql:the tests of the service with PostgreSQL
 docker-compose:docker-compose:the tests of deploy/docker-compose.yml by Compose itself
+kubernetes-client:kubectl:the test that kubectl itself renders deploy/kubernetes
 "
 
 # In the system's own directories only: a guest sees no home directory, so what lies there does not count.

@@ -66,6 +66,8 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "BELLJAR_HOST": (("service", "host"), str),
     "BELLJAR_PORT": (("service", "port"), int),
     "BELLJAR_HOSTS": (("service", "hosts"), lambda v: _list(v, ",")),
+    "BELLJAR_FIRST_KEY_FILE": (("service", "first_key_file"), str),
+    "BELLJAR_PRUNE_EVERY": (("service", "prune_every"), float),
     "BELLJAR_LOG_LEVEL": (("service", "log_level"), str),
     "BELLJAR_LOG_FORMAT": (("service", "log_format"), str),
     "BELLJAR_PROJECTS": (("service", "projects"), lambda v: _list(v, ":")),

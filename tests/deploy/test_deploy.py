@@ -234,6 +234,35 @@ def test_systemd_itself_takes_the_unit(tmp_path: Path) -> None:
     assert rated.returncode == 0, rated.stdout[-300:]
 
 
+def test_a_timer_prunes_the_records_of_the_same_server_each_day() -> None:
+    units = {name: (DEPLOY / f"belljar-prune.{name}").read_text() for name in ("service", "timer")}
+    assert re.search(r"^OnCalendar=daily$", units["timer"], re.MULTILINE)
+    assert re.search(r"^Persistent=yes$", units["timer"], re.MULTILINE)
+    assert "ExecStart=/opt/belljar/bin/belljar records prune\n" in units["service"]
+    for line in ("User=belljar", "EnvironmentFile=-/etc/belljar/environment", "StateDirectory=belljar"):
+        assert line in units["service"].splitlines() and line in UNIT.splitlines(), line
+    [folder] = re.findall(r"BELLJAR_DATA_DIR=(\S+)", units["service"])
+    assert f"BELLJAR_DATA_DIR={folder} " in UNIT
+
+
+def test_systemd_itself_takes_the_timer(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if not analyze:
+        pytest.skip("NOTHING was checked by systemd itself: there is no systemd-analyze here")
+    for name in ("service", "timer"):
+        text = (DEPLOY / f"belljar-prune.{name}").read_text()
+        (tmp_path / f"belljar-prune.{name}").write_text(text.replace("/opt/belljar/bin/belljar", "/bin/true"))
+    line = [
+        analyze,
+        "verify",
+        "--man=no",
+        str(tmp_path / "belljar-prune.service"),
+        str(tmp_path / "belljar-prune.timer"),
+    ]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert "belljar-prune" not in done.stderr, done.stderr
+
+
 # --- Kubernetes ---
 
 
@@ -252,7 +281,7 @@ def test_the_pod_has_no_token_no_host_and_is_nobody_special() -> None:
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
     for never in ("hostNetwork", "hostPID", "hostIPC", "serviceAccountName"):
         assert never not in POD
-    assert all({"persistentVolumeClaim", "emptyDir"} & volume.keys() for volume in POD["volumes"])
+    assert all({"persistentVolumeClaim", "emptyDir", "secret"} & volume.keys() for volume in POD["volumes"])
 
 
 @pytest.mark.parametrize("container", POD["containers"] + POD.get("initContainers", []), ids=lambda each: each["name"])
@@ -266,7 +295,9 @@ def test_every_container_of_the_pod_has_its_walls(container: dict[str, Any]) -> 
     assert context.get("privileged", False) is False
     for word in ("requests", "limits"):
         assert container["resources"][word].keys() == {"cpu", "memory", "ephemeral-storage"}
-    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/var/lib/belljar", "/tmp"}
+    mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+    assert mounts == {"/var/lib/belljar": False, "/tmp": False, "/etc/belljar-key": True}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in POD["volumes"]}
 
 
 def test_the_probes_ask_under_a_name_that_the_service_answers_to() -> None:
@@ -274,6 +305,17 @@ def test_the_probes_ask_under_a_name_that_the_service_answers_to() -> None:
     paths = {name: container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert [asked["path"] for asked in paths.values()] == ["/healthz", "/healthz", "/readyz"]
     assert all(asked["httpHeaders"] == [{"name": "Host", "value": "127.0.0.1"}] for asked in paths.values())
+
+
+def test_the_first_key_is_a_secret_that_the_pages_say_how_to_make() -> None:
+    [container] = POD["containers"]
+    [file] = [item["value"] for item in container["env"] if item["name"] == "BELLJAR_FIRST_KEY_FILE"]
+    [volume] = [volume["secret"] for volume in POD["volumes"] if "secret" in volume]
+    [mount] = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "first-key"]
+    making = f"create secret generic {volume['secretName']} --from-file={Path(file).name}=first.key"
+    assert file == f"{mount}/key"
+    assert making in (DEPLOY.parent / "docs/deploying.md").read_text()
+    assert making in (DEPLOY / "kubernetes/deployment.yaml").read_text()
 
 
 def test_nothing_goes_in_or_out_that_is_not_named() -> None:
@@ -304,5 +346,6 @@ def test_kustomize_takes_the_folder_where_it_is_installed() -> None:
     line = [kubectl, "kustomize", str(DEPLOY / "kubernetes")]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    kinds = [each["kind"] for each in yaml.safe_load_all(done.stdout)]
-    assert sorted(kinds) == ["Deployment", "Namespace", "NetworkPolicy", "PersistentVolumeClaim", "Service"]
+    rendered = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+    assert sorted(rendered) == ["Deployment", "Namespace", "NetworkPolicy", "PersistentVolumeClaim", "Service"]
+    assert rendered["Deployment"]["spec"]["template"]["spec"] == POD  # with its anchors and aliases written out

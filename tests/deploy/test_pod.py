@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from belljar.service.auth.access import new_key
 from service_image import ROOT, SERVICE, Host, host, lay_in
 from witness import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers, pytest.mark.exhaustive("the image of the service is built")]
 POD = yaml.safe_load((ROOT / "deploy/kubernetes/deployment.yaml").read_text())["spec"]["template"]["spec"]
 NAME = "bj-pod"
+FIRST = new_key("first", frozenset(("run",)))[1]  # as `belljar keys generate` prints it
 
 
 class Pod(NamedTuple):
@@ -42,7 +44,7 @@ def words(container: dict[str, Any], folders: Path) -> list[str]:
     memory = most["memory"].replace("Gi", "g")
     line += ["--network", "none", "--memory", memory, "--memory-swap", memory, "--cpus", most["cpu"]]
     for mount in container["volumeMounts"]:
-        line += ["-v", f"{folders / mount['name']}:{mount['mountPath']}"]
+        line += ["-v", f"{folders / mount['name']}:{mount['mountPath']}{':ro' if mount.get('readOnly') else ''}"]
     return line + [word for item in container["env"] for word in ("-e", f"{item['name']}={item['value']}")]
 
 
@@ -54,6 +56,10 @@ def make_volumes(folders: Path) -> None:
         path.mkdir()
         os.chown(path, 0, POD["securityContext"]["fsGroup"])
         path.chmod(0o2777 if "emptyDir" in volume else 0o2775)
+        if "secret" in volume:
+            (path / "key").write_text(f"{FIRST}\n")
+            os.chown(path / "key", 0, POD["securityContext"]["fsGroup"])
+            (path / "key").chmod(volume["secret"]["defaultMode"])
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +70,10 @@ def pod() -> Iterator[Pod]:
         make_volumes(folders)
         lay_in(folders / "records" / "cache", POD["securityContext"]["runAsUser"], POD["securityContext"]["runAsGroup"])
         here.docker("run", "--rm", *words(prepare, folders), SERVICE, *prepare["args"])
-        create = ("keys", "create", "me", "--scope", "run")
-        key = here.docker("run", "--rm", *words(served, folders), SERVICE, *create).split()[-1]
         try:
             here.docker("run", "-d", "--name", NAME, *words(served, folders), SERVICE, *served["args"])
             assert eventually(lambda: "alive" in here.ask_inside(NAME, "/healthz"), 60), here.docker("logs", NAME)
-            yield Pod(here, key)
+            yield Pod(here, FIRST)
         finally:
             here.docker("rm", "-f", "-v", NAME, check=False)
 

@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -226,8 +228,10 @@ def test_a_key_has_scopes_and_only_such_as_there_are(scopes: frozenset[str]) -> 
 def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
     made = Keys()
 
+    made.database = SimpleNamespace(where="a place of the test's own")  # type: ignore[attr-defined]
+
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Keys]:
+    async def opened(data_dir: Path | None = None) -> AsyncIterator[Keys]:
         yield made
 
     monkeypatch.setattr(cli_keys, "open_keys", opened)
@@ -266,6 +270,7 @@ def test_the_secret_alone_goes_to_stdout(keys: Keys) -> None:
     assert done.stdout.strip().startswith("bj_")
     assert len(done.stdout.split()) == 1
     assert "not shown again" in done.stderr
+    assert "a place of the test's own" in done.stderr.replace("\n", " ")
 
 
 def test_a_second_key_of_one_name_is_made_and_said(keys: Keys) -> None:

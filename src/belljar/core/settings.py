@@ -256,8 +256,10 @@ class ServiceSettings(Model):
     cpu_overcommit: float = Field(8, gt=0, description="CPUs that running guests may have for each of ours")
     memory_headroom: Size = Field(128 * MIB, ge=0, description="bytes of the host that guests leave alone")
     drain: float = Field(30, ge=0, allow_inf_nan=False, description="seconds that runs have to end after SIGTERM")
-    keep: float = Field(30 * 86400, gt=0, description="seconds that records are kept by `belljar records prune`")
+    keep: float = Field(30 * 86400, gt=0, description="seconds that pruning keeps records")
     log_memory: Size = Field(MIB, ge=4096, description="bytes of each run's latest lines that are kept in memory")
+    prune_every: float = Field(0, ge=0, allow_inf_nan=False, description="seconds between two prunings; 0: never")
+    first_key_file: str = Field("", description="a file with a key of `belljar keys generate`, added at the start")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of the server's own log")
     log_format: Literal["console", "json"] = Field("console", description="of a line of the server's own log")
 

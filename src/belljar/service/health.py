@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -17,6 +18,7 @@ from belljar.service.service import Service
 _FRESH = 5.0  # seconds that a look counts
 _UNWELL = 1.0  # and one that found something wrong
 _DEADLINE = 20.0
+_STORE_SECONDS = 5.0  # that the store has to take a note
 
 
 class Health:
@@ -31,7 +33,11 @@ class Health:
         async with self._lock:
             fresh = _UNWELL if self._told["problem"] or self._told["store"] else _FRESH
             if time.monotonic() - self._at > fresh and not self._service.drain.draining.is_set():
-                self._told = {**await self._look(), "store": await self._ask_store()}
+                said = list[str]()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._ask_store, said.append)
+                    told = await self._look()
+                self._told = {**told, "store": "".join(said)}
                 self._at = time.monotonic()
         service = self._service
         store = service.store.status or self._told["store"]
@@ -43,16 +49,15 @@ class Health:
             running=service.admission.running, waiting=service.admission.waiting,
         )  # fmt: skip
 
-    async def _ask_store(self) -> str:
-        """One that nobody writes to may have gone unnoticed."""
+    async def _ask_store(self, tell: Callable[[str], None]) -> None:
+        """Has the store take a note: one that nobody writes to may have gone unnoticed, and one may be read-only."""
         try:
-            with anyio.fail_after(_DEADLINE):
-                await self._service.store.runs(limit=1)
+            with anyio.fail_after(_STORE_SECONDS):
+                await self._service.store.check(_STORE_SECONDS)
         except errors.BelljarError as error:
-            return error.message
+            tell(error.message)
         except TimeoutError:
-            return f"it did not answer within {_DEADLINE:g} s"
-        return ""
+            tell(f"it did not answer within {_STORE_SECONDS:g} s")
 
     async def _look(self) -> dict[str, Any]:
         if self._full():  # its sandboxes are the proof, and one more would wait for a place

@@ -34,6 +34,7 @@ from belljar.protocol.requests import Execute
 from belljar.service import projects, recovery
 from belljar.service.admission.queue import Admission
 from belljar.service.auth.access import Access
+from belljar.service.auth.first_key import add_first_key
 from belljar.service.auth.hosts import check_hosts
 from belljar.service.drain import ENDING_SECONDS, Drain
 from belljar.service.instances import ServerInstance
@@ -43,6 +44,7 @@ from belljar.service.refusals import Refusals
 from belljar.service.repeats import Repeats
 from belljar.service.run_lifecycle import Demand, Run, RunLifecycle
 from belljar.service.sinks import Sink, Sinks
+from belljar.service.store import retention
 from belljar.service.store.store import Store, store_url
 from belljar.service.store.sync import Syncer
 from belljar.service.telemetry.metrics import Metrics, Watched
@@ -85,15 +87,20 @@ class Service:
     # --- opening and closing
 
     async def __aenter__(self) -> Self:
+        settings = self.settings.service
         async with AsyncExitStack() as stack:
             stack.enter_context(self.instance)
             for part in (self.store, self.sampler, self.publisher, self.sinks):
                 await stack.enter_async_context(part)
+            if settings.first_key_file:
+                await add_first_key(settings.first_key_file, self.store)
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.push_async_callback(self._finish)
             self._tasks.start_soon(self.drain.run)
             if self.syncer:
                 self._tasks.start_soon(self.syncer.run)
+            if settings.prune_every:
+                self._tasks.start_soon(retention.prune_regularly, self.store, settings.prune_every, settings.keep)
             if await recovery.settle_lost_runs(self.store, self.engine, self.instance):
                 self._tasks.start_soon(recovery.reap, self.engine)
             self._stack = stack.pop_all()

@@ -193,6 +193,12 @@ def _offered(value: str) -> list[str]:
     return [item.strip() for item in value.split(",")]
 
 
+def parse_key(text: str) -> tuple[str, str] | None:
+    """Returns the id and the secret of a key as its holder has it, or None if it is none."""
+    match = _KEY.fullmatch(text)
+    return (match[1], match[2]) if match else None
+
+
 def digest_of(secret: str) -> str:
     """Returns the hash of a secret. A fast hash will do: nobody can guess 256 random bits."""
     return hashlib.sha256(secret.encode()).hexdigest()

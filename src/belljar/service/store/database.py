@@ -44,6 +44,10 @@ class Database(Protocol):
         """Makes the place where the records go, if that is for us to make."""
         ...
 
+    def check(self) -> None:
+        """Raises NotAvailable if the place where the records go is not the one that was opened."""
+        ...
+
     async def write(self, work: Work[T]) -> T:
         """Runs `work` in a transaction, commits it, and returns its value."""
         ...

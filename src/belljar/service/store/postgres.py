@@ -43,6 +43,9 @@ class Postgres:
     def create(self) -> None:
         """Does nothing: who runs the server has made the database."""
 
+    def check(self) -> None:
+        """A server's address is always the one that was opened; whether it answers is seen by asking."""
+
     async def write(self, work: Work[T]) -> T:
         """Runs `work` in a transaction."""
         async with self._engine.begin() as connection:

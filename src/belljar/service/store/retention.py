@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
 
+from belljar.core import errors
 from belljar.protocol.records import FINAL
 from belljar.service.store import tables
+from belljar.service.telemetry.server_log import facts
 
 if TYPE_CHECKING:
     from belljar.service.store.store import Store
 
 _CHUNK = 100
+_log = logging.getLogger("belljar")
 
 
 async def prune(store: Store, cutoff: float, keep: int) -> dict[str, int]:
@@ -31,6 +36,24 @@ async def prune(store: Store, cutoff: float, keep: int) -> dict[str, int]:
         while await store.write(_shrink):
             pass
     return dict(gone)
+
+
+async def prune_regularly(store: Store, every: float, keep: float) -> None:
+    """Prunes at once and then again and again, for as long as it is left to. A failure is logged, and tried again.
+
+    Args:
+        store: What is pruned.
+        every: Seconds from one pruning to the next.
+        keep: Seconds that a run is kept after its end.
+    """
+    while True:
+        try:
+            gone = await store.prune(keep)
+            if any(gone.values()):
+                _log.info("old records were removed", extra=facts(**gone))
+        except errors.BelljarError as error:
+            _log.warning("old records could not be removed: %s", error.message)
+        await anyio.sleep(every)
 
 
 async def _kept_from(store: Store, keep: int) -> tuple[float, str] | None:

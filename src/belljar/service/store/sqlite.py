@@ -51,6 +51,7 @@ class Sqlite:
         event.listen(self._inline_writer, "connect", _never_checkpoint)
         self._inline: Connection | None = None  # kept open: to take one from the pool doubles the time
         self._inline_writes = 0
+        self._file: os.stat_result | None = None  # the one that was opened
         self._checkpoints = _Checkpoints(path)
 
     def _engine(self, opening: str, size: int, busy_seconds: float) -> Engine:
@@ -110,6 +111,18 @@ class Sqlite:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         if path.stat().st_uid == os.geteuid():
             path.chmod(0o600)
+        self._file = path.stat()
+
+    def check(self) -> None:
+        """SQLite goes on with a file that was removed, and everything that it writes there is lost at its end."""
+        try:
+            same = self._file is None or os.path.samestat(os.stat(self.where), self._file)
+        except OSError:
+            same = False
+        if not same:
+            raise errors.NotAvailable(
+                f"the file of the records was removed or replaced: {self.where}", fix="put it back, and start again"
+            )
 
     def judge(self, error: Exception) -> Trouble:
         """Goes by SQLite's own error codes."""

@@ -327,7 +327,22 @@ class Store:
         rows = await self.read(lambda db: db.execute(select(tables.images).order_by(tables.images.c.at.desc())).all())
         return [dict(row._mapping) | {"facts": json.loads(row.facts)} for row in rows]
 
-    # --- age
+    # --- health and age
+
+    async def check(self, patience: float) -> None:
+        """Writes something and reads it back, or raises why that cannot be done.
+
+        Args:
+            patience: Seconds to wait for the database.
+
+        Raises:
+            NotAvailable: It is down, full, cannot be written to, or its file is another one than was opened.
+        """
+        self.database.check()
+        now = f"{time.time():.3f}"
+        await self.write(partial(statements.write_note, name="checked", value=now), patience)
+        if await self.read(partial(statements.read_note, name="checked")) is None:
+            raise errors.NotAvailable("what is written to the records is not there afterwards", fix="look at the store")
 
     async def prune(self, older_than: float, *, keep: int = 0) -> dict[str, int]:
         """Removes what ended more than so many seconds ago, except the newest `keep` runs and what is still under way.
