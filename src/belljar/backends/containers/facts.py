@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from belljar.core import errors
 from belljar.core.settings import ContainerSettings
-from belljar.host import cgroups
+from belljar.host import apparmor, cgroups
 from belljar.host.docker_api import asking
 from belljar.host.engine_address import EngineAddress, is_outside
 
@@ -44,6 +44,7 @@ class EngineFacts(NamedTuple):
     labelled: bool
     security: str = ""  # its walls beside seccomp, in its own words
     disk: str = ""  # the device below its data, where block I/O can be limited; empty: none is known
+    apparmor: str = ""  # our own AppArmor profile, where the engine's kernel has it
 
 
 def read_facts(address: EngineAddress, version: str, said: Mapping[str, Any]) -> EngineFacts:
@@ -101,17 +102,28 @@ async def ask_facts(client: Docker, address: EngineAddress, options: ContainerSe
             f"{name} {version.get('Version')} is too old", fix="Docker 20.10, Podman 4, or later is needed"
         )
     facts = read_facts(known, f"{name} {version.get('Version')}", said)
+    if facts.address.local and "apparmor" in facts.security and await anyio.to_thread.run_sync(apparmor.is_loaded):
+        facts = facts._replace(apparmor=apparmor.PROFILE)
     security(options, facts)
     return facts
 
 
-def security(options: ContainerSettings, facts: EngineFacts) -> tuple[str, ...]:
+def security(options: ContainerSettings, facts: EngineFacts, runtime: str = "") -> tuple[str, ...]:
     """Returns the AppArmor profile and SELinux label of the settings, as the engine wants them.
+
+    Where the settings name no AppArmor profile and ours is loaded (`belljar profiles install`), it is ours; but not for
+    a runtime with a kernel of its own, whose processes on the host are no guest's.
+
+    Args:
+        options: The settings.
+        facts: What the engine says of itself.
+        runtime: The guest's; empty: the engine's own default.
 
     Raises:
         NotAvailable: The settings name one that the engine does not have: that would be no wall.
     """
-    wanted = {"apparmor": options.apparmor_profile, "selinux": options.selinux_label}
+    ours = "" if has_own_kernel(runtime or facts.default) else facts.apparmor
+    wanted = {"apparmor": options.apparmor_profile or ours, "selinux": options.selinux_label}
     for name, value in wanted.items():
         if value and name not in facts.security:
             key = "apparmor_profile" if name == "apparmor" else "selinux_label"

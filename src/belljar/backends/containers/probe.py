@@ -61,7 +61,7 @@ class Knowledge:
             disk=self.facts.disk, network="" if network == "none" else network, dns=options.dns,
             writable_root=not options.read_only_root, capabilities=options.capabilities,
             profile=(language.seccomp_profile if language else "") or options.seccomp_profile,
-            security=security(options, self.facts),
+            security=security(options, self.facts, runtime),
         )  # fmt: skip
 
 
