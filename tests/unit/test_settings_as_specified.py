@@ -192,8 +192,8 @@ def test_cpu_affinity_is_a_list_of_cpus(home: Path, given: object, meant: str) -
 @pytest.mark.parametrize(
     ("block", "said"),
     [
-        ({"bandwidth": "10M"}, r"container\.bandwidth: Belljar cannot limit .* yet"),
-        ({"connections": 10}, r"container\.connections: .*64 connections"),
+        ({"bandwidth": "fast"}, r"defaults\.net_bandwidth: "),
+        ({"connections": 65}, r"defaults\.net_connections: "),
         ({"ports": [8080]}, r"container\.ports: no port of a guest can be exposed yet"),
         ({"port_exposure": [8080]}, r"container\.ports: "),
         ({"protocols": ["udp"]}, r"protocols: what guests may speak is https"),
@@ -210,6 +210,11 @@ def test_cpu_affinity_is_a_list_of_cpus(home: Path, given: object, meant: str) -
 def test_what_cannot_be_had_is_refused_with_the_reason(home: Path, block: dict[str, Any], said: str) -> None:
     with pytest.raises(errors.InvalidRequest, match=said):
         load(home, container=block)
+
+
+def test_bandwidth_and_connections_are_defaults_of_every_run(home: Path) -> None:
+    found = load(home, container={"network_bandwidth": "10M", "max_connections": 8}).defaults
+    assert (found.net_bandwidth, found.net_connections) == (10 * MIB, 8)
 
 
 def test_what_asks_for_no_more_than_there_is_is_granted(home: Path) -> None:

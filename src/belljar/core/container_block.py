@@ -20,10 +20,8 @@ NO_KERNEL_MEMORY = (
 _ENGINES = ("docker", "podman", "apple", "macos-container")
 _EVERY_PROTOCOL = {"tcp", "udp", "icmp"}
 _MOST_CPUS = 4096
+_NETWORK_LIMITS = ("bandwidth", "connections")
 _NOT_HERE = {
-    "bandwidth": "Belljar cannot limit a guest's network bandwidth yet: give its guests listed hosts, or no network",
-    "connections": "a guest has at most 64 connections to listed hosts at once, and none without them; "
-    "another number cannot be set yet",
     "ports": "no port of a guest can be exposed yet: nothing can connect to a guest",
 }
 _OTHER_WORDS = {
@@ -44,6 +42,9 @@ def settled(block: Mapping[str, Any]) -> dict[str, Any]:
         if own in result:
             raise ValueError(f"container.{name} and container.{own} are one setting: leave one of them out")
         result[own] = value
+    for name in _NETWORK_LIMITS:
+        if not result.get(name, True):  # what asks for nothing is granted
+            del result[name]
     for name, why in _NOT_HERE.items():
         if result.pop(name, None):  # what asks for nothing is granted
             raise ValueError(f"container.{name}: {why}")

@@ -42,6 +42,10 @@ class LimitOptions(TypedDict, total=False):
     """Bytes a second from and to the disk, each way."""
     io_iops: int | None
     """Disk operations a second."""
+    net_connections: int | None
+    """Connections to listed hosts at once; more have to wait."""
+    net_bandwidth: int | str | None
+    """Bytes a second to and from listed hosts, each way."""
     fuel: int | None
     """WebAssembly instructions, about: the same in every run."""
     limits: Mapping[str, Any] | Limits | None

@@ -12,7 +12,7 @@ from belljar.core import errors, hints
 from belljar.core.capabilities import Capabilities
 from belljar.core.languages import Language
 from belljar.core.plan import Needs, Plan
-from belljar.core.request import Egress, Limits, RunRequest, Workspace
+from belljar.core.request import MOST_CONNECTIONS, Egress, Limits, RunRequest, Workspace
 from belljar.core.settings import EXECUTION, Caps, ContainerSettings, ContainerType, Settings
 from belljar.core.values import format_size
 
@@ -87,8 +87,15 @@ def decide(
         image_name.parse(image)
     if language:
         check_network(language, request.egress)
+    limits = run_limits(request, settings, language)
+    if request.egress.mode == "open" and (limits.net_bandwidth or limits.net_connections < MOST_CONNECTIONS):
+        raise errors.PolicyDenied(
+            "net_bandwidth, net_connections: an open network cannot be limited, only the way to listed hosts",
+            fix='list the hosts: net=["example.org"], or leave out these limits',
+            context={"field": "egress"},
+        )
     return Plan(
-        limits=run_limits(request, settings, language),
+        limits=limits,
         egress=request.egress,
         files=request.files,
         workspace=_workspace(request.workspace, settings),

@@ -25,6 +25,7 @@ from belljar.core.values import (
 )
 
 MAX_FILES, MAX_VARIABLES = 256, 1024
+MOST_CONNECTIONS = 64  # of a guest, to listed hosts: each is two descriptors of ours
 _LEAST_INODES = 1024
 _BYTES_FOR_INODE = 2 * KIB
 
@@ -68,6 +69,10 @@ class Limits(Model):
     io_bps: Size | None = Field(None, ge=4096, description="bytes a second from the disk, each way")
     io_iops: int | None = Field(None, ge=1)
     """Disk operations a second."""
+    net_connections: int = Field(
+        MOST_CONNECTIONS, ge=1, le=MOST_CONNECTIONS, description="to listed hosts at once; more have to wait"
+    )
+    net_bandwidth: Size | None = Field(None, ge=KIB, description="bytes a second to and from listed hosts, each way")
     fuel: int | None = Field(None, ge=1, le=2**62, description="WebAssembly instructions, about; the same in every run")
 
     @field_validator("cpus", "timeout", "grace")

@@ -308,6 +308,8 @@ class Settings(Model):
 _OTHER_NAMES = {
     "memory_limit": ("defaults", "memory"),
     "disk_quota": ("defaults", "disk"),
+    "bandwidth": ("defaults", "net_bandwidth"),
+    "connections": ("defaults", "net_connections"),
     "image_registry": ("images", "image_registry"),
     "image_pull_policy": ("images", "image_pull_policy"),
 }

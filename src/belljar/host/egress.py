@@ -19,7 +19,7 @@ import anyio
 from anyio.abc import SocketStream, UNIXSocketStream
 
 from belljar.core.addresses import HTTPS_PORT, Endpoint, IPAddress, forms, why_not_public
-from belljar.core.request import Egress
+from belljar.core.request import Egress, Limits
 from belljar.core.values import covers, few
 from belljar.host.loops import accepted
 
@@ -30,11 +30,12 @@ ENV = {name: _PROXY for word in ("http", "https", "all") for name in (f"{word}_p
 ENV |= {"no_proxy": "localhost,127.0.0.1", "NO_PROXY": "localhost,127.0.0.1", "NODE_USE_ENV_PROXY": "1"}
 DENIALS = 20  # at most are in a result; all are events
 _REASON_CHARACTERS = 400  # of an HTTP status line: many clients show it and nothing else
-_CONNECTIONS = 64
 _HEADER_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 120.0
 _PAUSE_SECONDS = 0.1
+_CHUNK_BYTES = 65_536
+_NO_LIMITS = Limits()
 _LOST = (TimeoutError, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 _TARGET = re.compile(rb"([A-Za-z0-9.-]{1,253}):(\d{1,5})")
 
@@ -126,14 +127,30 @@ class Proxy:
     """Serves the guest's connections until it is cancelled. `told` hears of every refusal."""
 
     def __init__(
-        self, allowed: Egress, told: Told, *, resolver: Resolve = resolve, private: Sequence[Endpoint] = ()
+        self,
+        allowed: Egress,
+        told: Told,
+        limits: Limits = _NO_LIMITS,
+        *,
+        resolver: Resolve = resolve,
+        private: Sequence[Endpoint] = (),
     ) -> None:
+        """Serves nobody yet.
+
+        Args:
+            allowed: The hosts that were granted.
+            told: Hears of every refusal.
+            limits: How many connections at once (more wait), and how many bytes a second, each way.
+            resolver: Looks up names.
+            private: Addresses of private networks that names may lead to.
+        """
         self._allowed = allowed
         self._told = told
         self._resolve = resolver
         self._private = private
         self._ports = frozenset((HTTPS_PORT, *(one.port for one in private)))
-        self._slots = anyio.Semaphore(_CONNECTIONS)
+        self._slots = anyio.Semaphore(limits.net_connections)
+        self._out, self._in = Pace(limits.net_bandwidth), Pace(limits.net_bandwidth)
 
     async def serve(self, listener: socket.socket) -> None:
         listener.setblocking(False)
@@ -166,7 +183,7 @@ class Proxy:
             await guest.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
             if early:
                 await upstream.send(early)
-            await _relay(guest, upstream)
+            await _relay(guest, upstream, self._out, self._in)
 
     async def _dial(self, found: EgressDecision) -> SocketStream | EgressDecision:
         """A connection to the very address that was judged, or the reason why there is none."""
@@ -216,20 +233,41 @@ async def _request(guest: SocketStream) -> tuple[bytes, bytes, bytes] | None:
         parser.receive_data(await guest.receive(4096))
 
 
-async def _relay(one: SocketStream, other: SocketStream) -> None:
+class Pace:
+    """Slows a flow down to a number of bytes a second; all that share it have that much together."""
+
+    def __init__(self, bytes_a_second: int | None) -> None:
+        self._rate = bytes_a_second
+        self._free = 0.0  # when the next byte may go
+
+    @property
+    def most_bytes(self) -> int:
+        """How much to take at once: never more than goes in a second."""
+        return min(_CHUNK_BYTES, self._rate or _CHUNK_BYTES)
+
+    async def wait(self, size: int) -> None:
+        """Waits as long as this many bytes take."""
+        if self._rate:
+            now = anyio.current_time()
+            self._free = max(now, self._free) + size / self._rate
+            await anyio.sleep(self._free - now)
+
+
+async def _relay(one: SocketStream, other: SocketStream, there: Pace, back: Pace) -> None:
     """Bytes both ways until both sides have said all, or nothing is said for too long."""
 
-    async def pump(source: SocketStream, target: SocketStream) -> None:
+    async def pump(source: SocketStream, target: SocketStream, pace: Pace) -> None:
         try:
             with suppress(anyio.EndOfStream):
                 while True:
                     with anyio.fail_after(_IDLE_SECONDS):
-                        data = await source.receive()
+                        data = await source.receive(pace.most_bytes)
+                    await pace.wait(len(data))
                     await target.send(data)
             await target.send_eof()
         except _LOST:  # caught here: out of a task group it would come as a group
             tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(pump, one, other)
-        tasks.start_soon(pump, other, one)
+        tasks.start_soon(pump, one, other, there)
+        tasks.start_soon(pump, other, one, back)

@@ -34,7 +34,7 @@ from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.container_block import registered
 from belljar.core.languages import Language
 from belljar.core.plan import Plan
-from belljar.core.request import Egress
+from belljar.core.request import Egress, Limits
 from belljar.core.settings import PRIVATE_UIDS, ContainerSettings
 from belljar.host import git_settings, ownership
 from belljar.host.docker_api import connected
@@ -208,9 +208,9 @@ class Containers:
             options_for=options_for,
         )  # fmt: skip
 
-    def _proxy(self, allowed: Egress, told: Told) -> Proxy:
+    def _proxy(self, allowed: Egress, told: Told, limits: Limits) -> Proxy:
         resolver, private = self._network
-        return Proxy(allowed, told, resolver=resolver, private=private)
+        return Proxy(allowed, told, limits, resolver=resolver, private=private)
 
     def _open_pool(self, facts: EngineFacts) -> Pool:
         if self.pool is None:

@@ -62,7 +62,7 @@ class ContainerHost(NamedTuple):
     owner: str
     cleanup: Cleanup
     pool: Pool | None
-    proxy: Callable[[Egress, Told], Proxy]
+    proxy: Callable[[Egress, Told, Limits], Proxy]
     state_dir: Path
     local: bool  # are the guest's processes on this machine?
     own_kernel: bool  # is the runtime one with a kernel of its own?
@@ -338,7 +338,7 @@ class DockerBox:
         return ContainerJob(
             self.id, spec.order(command.cwd, self._env(command), command.argv), command.stdin,
             command.limits or self.plan.limits, create, deliver, relay,
-            lambda told: self._host.proxy(self.plan.egress, told), own_kernel=self._host.own_kernel,
+            lambda told: self._host.proxy(self.plan.egress, told, self.plan.limits), own_kernel=self._host.own_kernel,
             lasting=bool(self._holder or self.plan.workspace),
         )  # fmt: skip
 

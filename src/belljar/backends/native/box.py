@@ -229,7 +229,7 @@ class NativeBox:
         return [self.packages.python if self.packages and first in ("python", "python3") else first, *rest]
 
     def _proxy(self, told: Told) -> Proxy:
-        return Proxy(self.plan.egress, told, resolver=self._host.resolver, private=self._host.private)
+        return Proxy(self.plan.egress, told, self.plan.limits, resolver=self._host.resolver, private=self._host.private)
 
     def _jail(self, command: Command, limits: Limits, tool: Tool | None) -> jail.Jail:
         grants: list[str] = []
