@@ -44,7 +44,7 @@ class LineQueue:
     """
 
     def __init__(self, render: Callable[[Line], str], write: Write) -> None:
-        self.dropped = 0  # lines, since the start
+        self.dropped: int = 0  # lines, since the start
         self._told = 0  # of these
         self._render = render
         self._write = write
@@ -64,7 +64,23 @@ class LineQueue:
         if not self._some.is_set():
             self._some.set()
 
-    debug = info = warning = error = put  # what a logger of structlog calls
+    # What a logger of structlog calls.
+
+    def debug(self, **line: Any) -> None:
+        """Takes a line."""
+        self.put(**line)
+
+    def info(self, **line: Any) -> None:
+        """Takes a line."""
+        self.put(**line)
+
+    def warning(self, **line: Any) -> None:
+        """Takes a line."""
+        self.put(**line)
+
+    def error(self, **line: Any) -> None:
+        """Takes a line."""
+        self.put(**line)
 
     def close(self) -> bool:
         """Has the rest written; returns whether that was done within `CLOSE_SECONDS`."""
