@@ -88,7 +88,7 @@ async def test_the_file_is_ours_alone(tmp_path: Path) -> None:
         await store.begin(a_run())
         for path in (tmp_path / "data").iterdir():
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-        assert len(list((tmp_path / "data").iterdir())) == 3
+        assert len(list((tmp_path / "data").iterdir())) == 4  # and the lock of who prepares it
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
 
 

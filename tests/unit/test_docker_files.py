@@ -117,6 +117,17 @@ def test_a_file_is_put_with_its_folders_and_replaces_what_was_there(tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == ["a b", "top"]
 
 
+def test_a_file_of_several_names_stays_one_file(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("the longer text that was there")
+    (tmp_path / "one").chmod(0o640)
+    os.link(tmp_path / "one", tmp_path / "other")
+    assert put(tmp_path, File(path="one", content=b"new")) == 0
+    assert (tmp_path / "other").read_bytes() == b"new"
+    assert (tmp_path / "one").samefile(tmp_path / "other")
+    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o640
+    assert sorted(os.listdir(tmp_path)) == ["one", "other"]
+
+
 def test_a_file_is_never_put_through_a_link(tmp_path: Path) -> None:
     outside, box = tmp_path / "outside", tmp_path / "box"
     outside.mkdir()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from belljar.core import errors
 from belljar.core.result import File
-from belljar.host import files
+from belljar.host import box_files, files
 
 patient = trials(deadline=None)  # a machine that is busy with other things is not a failure
 
@@ -198,6 +198,34 @@ def test_a_folder_that_cannot_be_opened_is_named(box: tuple[Path, int]) -> None:
     folder.chmod(0o755)
     with files.acting_as(65534 if os.geteuid() == 0 else None):  # root opens every folder
         assert files.collect(root, ["**"]).left_out == ("closed: cannot be opened",)
+
+
+def test_a_write_over_a_file_of_several_names_leaves_it_one_file(box: tuple[Path, int]) -> None:
+    folder, root = box
+    (folder / "one").write_text("the longer text that was there")
+    (folder / "one").chmod(0o640)
+    os.link(folder / "one", folder / "other")
+    box_files.put(root, [File(path="one", content=b"new")])
+    assert (folder / "other").read_bytes() == b"new"
+    assert (folder / "one").samefile(folder / "other")
+    assert stat.S_IMODE((folder / "one").stat().st_mode) == 0o640
+    box_files.put(root, [File(path="other", content=b"", executable=True)])
+    assert (folder / "one").read_bytes() == b""
+    assert stat.S_IMODE((folder / "one").stat().st_mode) == 0o750
+    (folder / "other").unlink()
+    before = (folder / "one").stat().st_ino
+    box_files.put(root, [File(path="one", content=b"whole")])  # of one name: whole, or not at all
+    assert (folder / "one").stat().st_ino != before
+    assert os.listdir(folder) == ["one"]
+
+
+def test_a_list_that_would_not_be_whole_is_refused(box: tuple[Path, int]) -> None:
+    folder, root = box
+    for number in range(6):
+        (folder / str(number)).touch()
+    assert len(files.entries(root, most=6)) == 6
+    with pytest.raises(errors.PolicyDenied, match=r"list: there are more than 5 entries in /workspace.*find"):
+        files.entries(root, most=5)
 
 
 def test_entries_are_listed_in_order_with_kind_and_size(box: tuple[Path, int]) -> None:

@@ -37,9 +37,35 @@ def put(root: int, given: Sequence[File], *, owner: int | None = None) -> None:
         for file in given:
             *folders, name = file.path.split("/")
             with _named(file.path), files.descended(root, folders, make=True) as folder:
-                mode = _mode(folder, name, file.executable)
-                new = 0o755 if file.executable else 0o644
-                files.replace(folder, name, file.content, mode=mode or new, exactly=mode is not None)
+                _put(folder, name, file)
+
+
+def _put(folder: int, name: str, file: File) -> None:
+    """Writes a file whole or not at all; one of several names in place, so that they stay names of one file."""
+    try:
+        fd = _open_regular(folder, name, os.O_WRONLY)
+    except FileNotFoundError:
+        files.replace(folder, name, file.content, mode=0o755 if file.executable else 0o644)
+        return
+    try:
+        facts = os.fstat(fd)
+        mode = _mode(facts, file.executable)
+        if facts.st_nlink > 1:
+            _overwrite(fd, file.content)
+            if mode != stat.S_IMODE(facts.st_mode):
+                os.fchmod(fd, mode)
+            return
+    finally:
+        os.close(fd)
+    files.replace(folder, name, file.content, mode=mode, exactly=True)
+
+
+def _overwrite(fd: int, content: bytes) -> None:
+    """Puts other content into an open file. What goes wrong on the way, such as a full disk, leaves it half written."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.ftruncate(fd, len(content))
 
 
 def open_file(root: int, path: str, *, owner: int | None = None) -> int:
@@ -68,16 +94,9 @@ async def _pieces(fd: int) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _mode(folder: int, name: str, executable: bool) -> int | None:
-    """The permissions for what replaces a file: those that it has, if it may be written to at all. None: it is new."""
-    try:
-        fd = _open_regular(folder, name, os.O_WRONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        mode = stat.S_IMODE(os.fstat(fd).st_mode) & 0o777
-    finally:
-        os.close(fd)
+def _mode(facts: os.stat_result, executable: bool) -> int:
+    """The permissions for what replaces a file: those that it has."""
+    mode = stat.S_IMODE(facts.st_mode) & 0o777
     return mode | ((mode & 0o444) >> 2 if executable else 0)
 
 

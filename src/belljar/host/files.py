@@ -23,6 +23,7 @@ from belljar.host import syscalls
 
 MAX_DEPTH = 32  # folders
 MAX_ENTRIES = 10_000
+NOT_LOOKED_AT = "the rest was not looked at"
 MANY = 1_000_000  # entries, for a folder of the user's own
 MAX_COLLECTED = 64 * MIB  # bytes
 _CHANGED = "changed while it was read"
@@ -124,13 +125,28 @@ def _collect(root: int, patterns: Sequence[str], most: int, limit: int) -> Colle
 
 
 def entries(root: int, *, owner: int | None = None, most: int = MAX_ENTRIES) -> tuple[Entry, ...]:
-    """Lists all that is below an open directory, in the order of names; at most `most` entries.
+    """Lists all that is below an open directory, in the order of names.
 
     With `owner`: all that this uid may see.
+
+    Raises:
+        PolicyDenied: there are more than `most` entries.
     """
+    left_out: list[str] = []
     with acting_as(owner):
-        found = [Entry(node.path, kind(node.stat.st_mode), node.stat.st_size) for node in walk(root, [], most)]
+        found = [Entry(node.path, kind(node.stat.st_mode), node.stat.st_size) for node in walk(root, left_out, most)]
+    refuse_half(left_out, most)
     return tuple(sorted(found))
+
+
+def refuse_half(left_out: Sequence[str], most: int) -> None:
+    """Raises PolicyDenied where a walk ended early: half a list looks like a whole one."""
+    if any(line.endswith(NOT_LOOKED_AT) for line in left_out):
+        raise errors.PolicyDenied(
+            f"list: there are more than {most} entries in /workspace, so a list would not be whole",
+            fix="list a part of it with a command such as `find DIR`, or read files by their names",
+            context={"field": "list", "cap": most},
+        )
 
 
 def clear(root: int, paths: Iterable[str], *, folders: bool = False) -> None:
@@ -338,7 +354,7 @@ def walk(root: int, left_out: list[str], most: int = MAX_ENTRIES) -> Iterator[No
             seen += 1
             if seen > most:
                 if seen == most + 1:
-                    left_out.append(f"{prefix or './'}: more than {most} entries, the rest was not looked at")
+                    left_out.append(f"{prefix or './'}: more than {most} entries, {NOT_LOOKED_AT}")
                 return
             path = prefix + name
             try:

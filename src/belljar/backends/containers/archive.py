@@ -113,7 +113,7 @@ def listed(said: bytes, most: int = files.MAX_ENTRIES) -> tuple[list[Found], lis
         item = Found(path, mode, int(match[5]))
         (kept if int(match[1]) == KEEPER else found).append(item)
     if len(found) > most or len(said) >= LIST_LIMIT:
-        left_out.append(f"./: more than {min(most, len(found))} entries, the rest was not looked at")
+        left_out.append(f"./: more than {min(most, len(found))} entries, {files.NOT_LOOKED_AT}")
         found = found[:most]
     full = {str(parent) for item in found for parent in PurePosixPath(item.path).parents}
     found += [item for item in kept if stat.S_ISDIR(item.mode) and item.path in full]
@@ -121,8 +121,14 @@ def listed(said: bytes, most: int = files.MAX_ENTRIES) -> tuple[list[Found], lis
 
 
 def entries(said: bytes) -> tuple[Entry, ...]:
-    """Reads a listing as entries, for callers."""
-    return tuple(Entry(item.path, files.kind(item.mode), item.size) for item in listed(said)[0])
+    """Reads a listing as entries, for callers.
+
+    Raises:
+        PolicyDenied: there are more entries than can be listed.
+    """
+    found, left_out = listed(said)
+    files.refuse_half(left_out, files.MAX_ENTRIES)
+    return tuple(Entry(item.path, files.kind(item.mode), item.size) for item in found)
 
 
 def wanted(said: bytes, patterns: Sequence[str], limit: int = files.MAX_COLLECTED) -> tuple[list[Found], list[str]]:

@@ -40,8 +40,11 @@ class Database(Protocol):
     name: str
     where: str
 
-    def create(self) -> None:
-        """Makes the place where the records go, if that is for us to make."""
+    async def prepare(self, work: Work[None]) -> None:
+        """Makes the place where the records go, and runs `work` in it, which brings its tables up to date.
+
+        Processes that meet at an empty store do so one after the other.
+        """
         ...
 
     def check(self) -> None:

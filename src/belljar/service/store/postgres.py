@@ -40,8 +40,9 @@ class Postgres:
             },
         )  # fmt: skip
 
-    def create(self) -> None:
-        """Does nothing: who runs the server has made the database."""
+    async def prepare(self, work: Work[None]) -> None:
+        """Runs `work`, which takes a lock of its own. Who runs the server has made the database."""
+        await self.write(work)
 
     def check(self) -> None:
         """A server's address is always the one that was opened; whether it answers is seen by asking."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from contextlib import closing, suppress
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +29,8 @@ from belljar.service.store.database import READERS, Committed, Trouble, Work, re
 
 T = TypeVar("T")
 BUSY_SECONDS = 3  # that a write waits for the lock of another process
+_PREPARE_SECONDS = 30  # that one process waits until others have made the tables
+_PAUSE_SECONDS = 0.02
 _CHECKPOINT_SECONDS = 0.5  # between two checkpoints, at least
 _LONG_JOURNAL_PAGES = 4096  # 16 MiB: a commit that makes it longer checkpoints itself
 _INLINE_RUN = 200  # inline writes between two in the thread, which may do that
@@ -104,7 +108,20 @@ class Sqlite:
         for engine in (self._reader, self._writer, self._inline_writer):
             await to_thread.run_sync(engine.dispose)
 
-    def create(self) -> None:
+    async def prepare(self, work: Work[None]) -> None:
+        """Makes the file and runs `work` in it, one process after the other.
+
+        The change to a journal that is written ahead (`_prepare`) waits for nobody: two that meet at an empty file
+        would both begin it, and one of them be told that the database is locked.
+        """
+        await to_thread.run_sync(self._prepare_alone, work, limiter=self._writing)
+
+    def _prepare_alone(self, work: Work[None]) -> None:
+        self._create()
+        with _alone(f"{self.where}.lock"):
+            _transact(self._writer, work)
+
+    def _create(self) -> None:
         """Makes the file ours alone before there is anything in it; its journals get the same mode."""
         path = Path(self.where)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -179,6 +196,27 @@ class _Checkpoints:
                 self._is_due = False
             with suppress(sqlite3.Error), closing(sqlite3.connect(self._uri, uri=True)) as connection:
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+@contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """Holds a lock that processes take one after the other, by a file that stays: who removed it would free others."""
+    import fcntl  # not on Windows, where this module need only be importable
+
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        deadline = time.monotonic() + _PREPARE_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"another process has held {path} for {_PREPARE_SECONDS} s") from None
+                time.sleep(_PAUSE_SECONDS)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _transact(engine: Engine, work: Work[T]) -> T:

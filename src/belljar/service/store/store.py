@@ -90,8 +90,7 @@ class Store:
         deadline = time.monotonic() + writer.PATIENCE
         while True:
             try:
-                self.database.create()
-                await self.database.write(migrate)
+                await self.database.prepare(migrate)
                 self.origin = await self.database.write(_origin)
                 return
             except Exception as error:

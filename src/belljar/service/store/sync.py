@@ -105,8 +105,7 @@ class Syncer:
             return
         origin = self._store.origin
         with self._explaining():
-            self._shared.create()
-            await self._shared.write(migrate)
+            await self._shared.prepare(migrate)
             arrived = await self._shared.read(partial(_arrived, origin=origin))
         # Ours is read after theirs: another syncer of this store may push meanwhile, and notes it before.
         self._store.origin = await self._store.write(partial(_settle, origin=origin, arrived=arrived))

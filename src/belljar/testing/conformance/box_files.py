@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from belljar.backends.fake import FakeProcess
+from belljar.core import errors
 from belljar.core.values import MIB
 from belljar.testing.conformance.bench import Bench, check, equal, expect, guest, printed, refused, says, succeeded
 
@@ -74,7 +75,7 @@ _MANY = guest(
 )
 
 
-@check("sandbox", "a file is read however many others there are, and however large it is")
+@check("sandbox", "a file is read however many others there are and however large it is, and no list is half of one")
 async def _large(bench: Bench) -> None:
     async with bench.sandbox() as box:
         succeeded(await box.run(_MANY))
@@ -83,6 +84,11 @@ async def _large(bench: Bench) -> None:
         async with box.reading("big.bin") as content:
             async for piece in content:
                 size, pieces, last = size + len(piece), pieces + 1, piece
+        try:
+            names = {entry.path for entry in await box.list()}
+            expect("zz/last.txt" in names, f"the list ends early, after {len(names)} entries")
+        except errors.PolicyDenied as refusal:
+            expect(refusal.message.startswith("list: "), f"the refusal does not say what of: {refusal}")
     equal((size, last[-3:]), (_BIG_BYTES, b"end"), "size and end of a large file")
 
 
