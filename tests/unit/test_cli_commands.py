@@ -26,7 +26,14 @@ def imported_by(*words: str) -> set[str]:
         "import atexit, sys; atexit.register(lambda: sys.stderr.write(' '.join(sys.modules)));"
         f"sys.argv[1:] = {list(words)!r}; from belljar.cli.main import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     return set(done.stderr.split())
 
 
@@ -41,7 +48,12 @@ def test_version_imports_no_more_than_typer_needs_to_read_an_option(words: tuple
 
 def test_a_run_imports_no_surface_but_its_own() -> None:
     loaded = imported_by("run", "--help")
-    assert loaded & {"rich", "fastapi", "sqlalchemy", "httpx2", "h11", "belljar.service", "belljar.testing"} == set()
+    foreign = {"rich", "fastapi", "sqlalchemy", "httpx2", "h11", "prompt_toolkit", "belljar.service", "belljar.testing"}
+    assert loaded & foreign == set()
+
+
+def test_the_line_editor_is_imported_only_by_a_prompt_on_a_terminal() -> None:
+    assert "prompt_toolkit" not in imported_by("session", "--json")  # stdin is no terminal here
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -99,6 +99,19 @@ class Interpreter(Protocol):
         """
         ...
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that the last turn told, if its request was to `complete` one."""
+        ...
+
+    def interrupt(self) -> bool:
+        """Asks the turn under way to end, as Ctrl-C does; the interpreter goes on, unless the turn does not react.
+
+        Returns:
+            False where that cannot be done, or no turn is under way: nothing has happened then.
+        """
+        ...
+
     def stop(self, reason: Status) -> None:
         """Ends the interpreter; a turn under way then returns what it has, with this status."""
         ...

@@ -47,6 +47,8 @@ class PipeInterpreter:
         self._lines = FrameLines()
         self._unheard = 0  # characters that came since the last pause, and nobody waited for
         self._turn: TurnRecord | None = None
+        self._clock = anyio.CancelScope()  # of the turn under way
+        self.names: tuple[str, ...] = ()
         self._turn_over = anyio.Event()
         self._ready = anyio.Event()
         self._outcome: Result | None = None  # of the agent's command
@@ -84,20 +86,31 @@ class PipeInterpreter:
     async def turn(self, request: TurnRequest, emit: Emit) -> Result:
         record, self._turn_over = TurnRecord(request, self._box.id, emit), anyio.Event()
         self._turn = record
-        timeout = request.limits.timeout
-        line = json.dumps({"turn": request.number, "code": request.code, "timeout": timeout})
         try:
-            await self._feed.send(line.encode() + b"\n")
-            with anyio.move_on_after(timeout + _GRACE_SECONDS) as clock:
+            await self._feed.send(request.message() + b"\n")
+            with anyio.move_on_after(request.limits.timeout + _GRACE_SECONDS) as self._clock:
                 await self._turn_over.wait()
-            if clock.cancelled_caught:
-                self.stop(Status.TIMEOUT)
+            if self._clock.cancelled_caught and not request.complete:  # for names nobody ends a session
+                self.stop(Status.ABORTED if record.interrupted else Status.TIMEOUT)
                 await self._turn_over.wait()
         finally:
             self._turn = None
+        self.names = record.names
         if record.verdict is None and self._failure:
             raise self._failure
         return record.result(self._outcome.status, self._outcome.exit_code) if self._outcome else record.result()
+
+    def interrupt(self) -> bool:
+        turn = self._turn
+        if turn is None or turn.interrupted or self.ended:
+            return False
+        try:
+            self._feed.send_nowait(json.dumps({"interrupt": turn.number}).encode() + b"\n")
+        except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return False
+        turn.interrupted = True
+        self._clock.deadline = min(self._clock.deadline, anyio.current_time() + _GRACE_SECONDS)
+        return True
 
     def stop(self, reason: Status) -> None:
         self._control.stop(reason)

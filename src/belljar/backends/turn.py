@@ -6,6 +6,7 @@ that a turn says is believed about anything but that turn.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from importlib.resources import files as package_files
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 AGENT_FOLDER = ".belljar"  # where the agent lies, among the read-only inputs
 AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib"}
 MAX_RESULTS = 64
+MAX_NAMES = 1000  # that a half-typed name may become
+_MAX_NAME_CHARACTERS = 100
 _FLOOD_FACTOR = 16  # times what is kept: a turn that says more ends its session, so it may say much
 _FRAME_BYTES = 256  # that a frame counts for at least: an empty one is work, too
 MAX_RESULTS_BYTES = 32 * MIB  # of all results of a turn together, as the guest sent them
@@ -35,12 +38,27 @@ def agent_source() -> bytes:
     return package_files("belljar.guest").joinpath("session_agent.py").read_bytes()
 
 
+def is_name(value: object) -> bool:
+    """Says whether a guest's word is a name of Python, and nothing that would act on a terminal."""
+    return isinstance(value, str) and len(value) <= _MAX_NAME_CHARACTERS and value.isidentifier()
+
+
 class TurnRequest(NamedTuple):
-    """The code of one turn, its number in the session (it names the code's file), and its limits."""
+    """The code of one turn, its number in the session (it names the code's file), and its limits.
+
+    Attributes:
+        complete: the code is a half-typed name, and nothing is run: the turn tells the names that it may become.
+    """
 
     number: int
     code: str
     limits: Limits
+    complete: bool = False
+
+    def message(self) -> bytes:
+        """Returns what the agent is sent."""
+        what = "complete" if self.complete else "code"
+        return json.dumps({"turn": self.number, what: self.code, "timeout": self.limits.timeout}).encode()
 
 
 class TurnVerdict(NamedTuple):
@@ -64,6 +82,8 @@ class TurnRecord:
     def __init__(self, request: TurnRequest, box: str, emit: Emit) -> None:
         self.number: int = request.number
         self.verdict: TurnVerdict | None = None
+        self.interrupted: bool = False  # whoever asked for it wanted it to end
+        self.names: tuple[str, ...] = ()
         self._box = box
         self._emit = emit
         self._streams: dict[StreamName, Capture] = {name: Capture(request.limits.output) for name in STREAMS}
@@ -114,6 +134,8 @@ class TurnRecord:
             await self.write(frame.get("stream"), text.encode("utf-8", "replace"))
         elif isinstance(display := frame.get("display"), dict):
             await self.display(display, size)
+        elif isinstance(names := frame.get("names"), list):
+            self.names = tuple(name for name in names[:MAX_NAMES] if is_name(name))
         elif type(frame.get("done")) is int and frame["done"] == self.number:
             self.verdict = TurnVerdict.read(frame)
 
@@ -143,7 +165,7 @@ class TurnRecord:
         if verdict.timed_out:
             return Status.TIMEOUT
         if not verdict.ok:
-            return Status.ERROR
+            return Status.ABORTED if self.interrupted else Status.ERROR
         return Status.OUTPUT_LIMIT if cut else Status.SUCCESS
 
 

@@ -13,6 +13,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "session": (
         "belljar session",
         "belljar session --backend wasm --timeout 10   (can :checkpoint, :fork and :rollback)",
+        "belljar session --out figures",
         "echo '6 * 7' | belljar session --json",
     ),
     "exec": (

@@ -4,6 +4,8 @@
     out  {"stream": "stdout", "text": "..."}                 as it is printed, by this process or a child
     out  {"display": {"text/plain": "2"}}                    the last expression, and each open figure
     out  {"done": 1, "ok": true, "exit_code": 0, "timeout": false}
+    in   {"interrupt": 1}                                    while that turn runs: it gets a KeyboardInterrupt
+    in   {"turn": 0, "complete": "os.pa", "timeout": 1.0}    nothing is run: {"names": ["path", ...]}, then done
 
 It runs as the guest, so whatever it says is the guest's claim: the host believes it about this turn and nothing else.
 
@@ -13,6 +15,7 @@ is printed goes to the worker directly.
 
 import ast
 import base64
+import builtins
 import codecs
 import io
 import json
@@ -23,6 +26,7 @@ import sys
 import threading
 import traceback
 import warnings
+from itertools import islice
 
 TYPE_CHECKING = False  # to import `typing` would slow down every session; and turns would inherit a `__future__` import
 if TYPE_CHECKING:
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 TEXT_LIMIT = 1_000_000
 DEPTH_LIMIT = 64  # of a JSON form; the host reads little more than this
 VALUE_LIMIT = 100_000
+NAME_LIMIT = 1000  # names that a half-typed one may become
+INTERRUPTED = 130  # exit code of a turn that was interrupted, as a shell has it
 _HOOKS = {
     "_repr_html_": "text/html",
     "_repr_markdown_": "text/markdown",
@@ -64,6 +70,48 @@ class Channel:
             view = memoryview(line)
             while view:
                 view = view[self._out.write(view) :]
+
+
+class Requests:
+    """Reads the host's lines in a thread: a turn can be interrupted while it runs."""
+
+    def __init__(self, channel: Channel) -> None:
+        from _queue import SimpleQueue  # not on wasm, where nothing waits
+
+        self._lines = channel.lines
+        self._waiting: SimpleQueue[Any] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._turn = 0  # under way
+        signal.signal(signal.SIGINT, self._interrupt)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def next(self) -> "Any":
+        """Returns the next request; None at the end."""
+        request = self._waiting.get()
+        with self._lock:
+            self._turn = request["turn"] if request else 0
+        return request
+
+    def over(self) -> None:
+        """Notes that the turn has ended: an interrupt that comes now is too late."""
+        with self._lock:
+            self._turn = 0
+
+    def _read(self) -> None:
+        for line in self._lines:
+            request = json.loads(line)
+            if "interrupt" not in request:
+                self._waiting.put(request)
+                continue
+            with self._lock:
+                main = threading.main_thread().ident
+                if main and self._turn and self._turn == request["interrupt"]:
+                    signal.pthread_kill(main, signal.SIGINT)
+        self._waiting.put(None)
+
+    def _interrupt(self, signum: int, frame: object) -> None:
+        if self._turn:  # it may have ended since the signal was sent
+            raise KeyboardInterrupt
 
 
 class OutputPipe:
@@ -179,6 +227,41 @@ def evaluate(code: str, name: str, scope: "dict[str, Any]") -> "tuple[Any, ...]"
     return (value,) if value is not None else ()
 
 
+def names(text: str, scope: "dict[str, Any]") -> "list[str]":
+    """Returns what a half-typed name may become: names of the scope, or of what is before its last dot.
+
+    It looks at what is there and runs no code of the guest: no property, no `__getattr__`, no `__dir__`.
+    """
+    *path, last = text.split(".")
+    spaces = [scope, vars(builtins)]
+    for number, name in enumerate(path):
+        place = next((place for place, space in enumerate(spaces) if name in space), None)
+        if place is None:
+            return []
+        value = spaces[place][name]
+        if number and place and any("__get__" in owner.__dict__ for owner in type.mro(type(value))):
+            return []  # a property of the class, say: what it would come to is not known without calling it
+        spaces = _spaces(value)
+    found = {name for space in spaces for name in islice(space, 100_000) if type(name) is str}
+    wanted = {name for name in found if name.startswith(last) and name.isidentifier() and len(name) <= 100}
+    if not last.startswith("_"):
+        wanted = {name for name in wanted if not name.startswith("_")}
+    return sorted(wanted)[:NAME_LIMIT]
+
+
+def _spaces(value: object) -> "list[dict[str, Any]]":
+    """Returns the dictionaries in which the attributes of a value are found."""
+    spaces = []
+    classes = type.mro(value) if issubclass(type(value), type) else ()
+    for owner in (value, *classes, *type.mro(type(value))):
+        try:
+            space = object.__getattribute__(owner, "__dict__")
+        except AttributeError:
+            continue
+        spaces.append(dict(islice(space.items(), 100_000)))
+    return spaces
+
+
 def _set_alarm(seconds: float) -> None:
     if hasattr(signal, "setitimer"):  # on wasm the worker interrupts the turn
         signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -196,6 +279,9 @@ def turn(channel: "Channel | HostCalls", request: "dict[str, Any]", scope: "dict
     try:
         _set_alarm(request["timeout"])
         try:
+            if "complete" in request:
+                channel.send(names=names(request["complete"], scope))
+                return verdict
             for value in evaluate(request["code"], name, scope):
                 scope["_"] = value
                 channel.send(display=bundle(value))
@@ -212,7 +298,8 @@ def turn(channel: "Channel | HostCalls", request: "dict[str, Any]", scope: "dict
         verdict = {"ok": code == 0, "exit_code": code & 0xFF, "timeout": False}
     except BaseException as error:
         show(error, name)
-        verdict = {"ok": False, "exit_code": 1, "timeout": False}
+        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        verdict = {"ok": False, "exit_code": code, "timeout": False}
     return verdict
 
 
@@ -221,6 +308,11 @@ def show(error: BaseException, name: str) -> None:
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next
+    last = trace
+    while last and last.tb_next and last.tb_next.tb_frame.f_code is not Requests._interrupt.__code__:
+        last = last.tb_next
+    if last:
+        last.tb_next = None  # how an interrupt comes is none of the guest's code
     traceback.print_exception(type(error), error.with_traceback(trace), trace)
 
 
@@ -264,16 +356,21 @@ def main() -> None:
     channel = Channel()
     streams = [OutputPipe(channel, "stdout", 1), OutputPipe(channel, "stderr", 2)]
     signal.signal(signal.SIGALRM, end_turn)
+    sys.stdout.reconfigure(line_buffering=True)  # who watches sees each line when it is printed
     warnings.filterwarnings("ignore", message=".*non-interactive.*")
     sys.path[0] = os.getcwd()
     home = os.getpid()
+    requests = Requests(channel)
     channel.send(ready=True)
-    for line in channel.lines:
-        request = json.loads(line)
+    while request := requests.next():
         try:
             verdict = turn(channel, request, _scope)
+            requests.over()
         except TurnTimeout:  # the alarm came between the end of the turn and the stopping of the clock
             verdict = {"ok": False, "exit_code": 124, "timeout": True}
+        except KeyboardInterrupt:  # it came after the turn's last instruction
+            verdict = {"ok": False, "exit_code": INTERRUPTED, "timeout": False}
+        requests.over()
         if os.getpid() != home:  # the turn forked, and this is the child: the pipe is not its own
             os._exit(verdict["exit_code"])
         _flush()

@@ -23,10 +23,12 @@ class Child:
 
     def __init__(self, argv: Sequence[str], *, stdin: int, stdout: int, stderr: int, fds: Sequence[int] = ()) -> None:
         # No preexec_fn, user or group: any of them would make Python fork a copy of this whole process
-        # instead of using vfork, which stays fast however large the process is.
+        # instead of using vfork, which stays fast however large the process is. A process group of its own: Ctrl-C on
+        # a terminal goes to all of ours, and what becomes of a guest then is for us to decide.
         self._popen = subprocess.Popen(
-            list(argv), stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=tuple(fds), env=_ENVIRONMENT, cwd="/"
-        )
+            list(argv), stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=tuple(fds), env=_ENVIRONMENT, cwd="/",
+            process_group=0,
+        )  # fmt: skip
         self.pid: int = self._popen.pid
         self._exit: int | None = None
         self._reaping = threading.Lock()

@@ -15,9 +15,13 @@ from belljar.control.callbacks import Cancel
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.request import Limits
-from belljar.core.result import Result, Status
+from belljar.core.result import EventKind, Result, Status
 
 _LOOK_SECONDS = 0.05  # between two looks at a session whose turn takes longer than it may be idle
+
+
+async def _unheard(kind: EventKind, text: str) -> None:
+    """Takes the output of threads that go on between turns: nobody waits for it."""
 
 
 class Conversation:
@@ -93,6 +97,17 @@ class Conversation:
             return await self._take_turn(code, limits, emit, asked)
         finally:
             self._one_at_a_time.release()
+
+    async def complete(self, text: str, limits: Limits) -> tuple[str, ...]:
+        """Returns the names that a half-typed one may become, as the guest says; it runs none of its code."""
+        with anyio.CancelScope(shield=True):  # an interpreter that is left in the middle of something is lost
+            async with self.between_turns():
+                await self._interpreter.turn(TurnRequest(0, text, limits, complete=True), _unheard)
+        return self._interpreter.names
+
+    def interrupt(self) -> bool:
+        """Asks the turn under way to end, and keeps the interpreter; False where that cannot be done."""
+        return self.busy and self._interpreter.interrupt()
 
     async def _take_turn(self, code: str, limits: Limits, emit: Emit, asked: Control) -> Result:
         self.turns += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,9 @@ from belljar.host.source import turn_code
 from belljar.sandbox import AsyncSandbox
 from belljar.session import checkpoint_file
 from belljar.session.conversation import Conversation
+
+_COMPLETE_SECONDS = 2.0  # that names may take; on wasm a guest that takes longer has ended its session
+_COMPLETE_CHARACTERS = 200
 
 
 class AsyncSession(Openable):
@@ -114,6 +118,35 @@ class AsyncSession(Openable):
 
         listener = listening(on_event, on_stdout, on_stderr)
         return await self._lease.conduct(asked, work, listener=listener, id=id)
+
+    def interrupt(self) -> bool:
+        """Interrupts the turn under way, as Ctrl-C does: it ends with status `aborted`, and the session goes on.
+
+        A turn that does not react within a second ends the session.
+
+        Returns:
+            False where the backend cannot do this (wasm), or no turn is under way: nothing has happened then.
+        """
+        return self._conversation.interrupt()
+
+    async def complete(self, text: str) -> tuple[str, ...]:
+        """Returns the names that a half-typed one may become: those of the session, or of what is before its last dot.
+
+        They are what the guest says, and none of its code is run to find them.
+
+        Args:
+            text: such as "os.pa"; for what is not a dotted name there are none.
+        """
+        if len(text) > _COMPLETE_CHARACTERS or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.?", text):
+            return ()
+        limits = self._lease.plan.limits.model_copy(update={"timeout": _COMPLETE_SECONDS})
+        last = text.rpartition(".")[2]
+        return tuple(name for name in await self._conversation.complete(text, limits) if name.startswith(last))
+
+    @property
+    def ended(self) -> str:
+        """Says how the session ended, if a turn, a limit or its time has ended it; empty while it lives."""
+        return self._conversation.ended
 
     async def checkpoint(self) -> Checkpoint:
         """Copies what this session is now, to go back to or to branch from as often as you like."""
@@ -311,6 +344,23 @@ class Session(portal.Blocking[AsyncSession]):
                 cancel=cancel, id=id,
             )
         )  # fmt: skip
+
+    def interrupt(self) -> bool:
+        """Interrupts the turn under way, from another thread: see `AsyncSession.interrupt`."""
+
+        async def interrupt() -> bool:
+            return self._core.interrupt()
+
+        return portal.call(interrupt)
+
+    def complete(self, text: str) -> tuple[str, ...]:
+        """Returns the names that a half-typed one may become: see `AsyncSession.complete`."""
+        return portal.call(self._core.complete, text)
+
+    @property
+    def ended(self) -> str:
+        """Says how the session ended, if a turn, a limit or its time has ended it; empty while it lives."""
+        return self._core.ended
 
     def checkpoint(self) -> Checkpoint:
         """Copies what this session is now, to go back to or to branch from as often as you like."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ class WasmInterpreter:
     def __init__(self, box: WasmBox, env: Mapping[str, str]) -> None:
         self._box = box
         self._command = Command(argv=("python3",), env=AGENT_ENV | dict(env), language="python")
+        self.names: tuple[str, ...] = ()
         self._ended: Status | None = None
         self._closed = False
         self._turn = anyio.CancelScope()  # of the turn under way
@@ -67,17 +67,17 @@ class WasmInterpreter:
         with anyio.CancelScope() as self._turn:
             async with self._box.one_at_a_time:
                 await self._take(request, record)
+                self.names = record.names
                 return record.result(self._ended or Status.KILLED)
         return record.result(self._ended or Status.KILLED)
 
     async def _take(self, request: TurnRequest, record: TurnRecord) -> None:
         """Has the worker run the turn, and notes if the interpreter cannot go on after it."""
         timeout, limits, worker = request.limits.timeout, self._box.plan.limits, self._box.worker
-        turn = json.dumps({"turn": request.number, "code": request.code, "timeout": timeout}).encode()
         asked: SessionTurn = {"do": "turn", "timeout": timeout, "memory": limits.memory, "fuel": limits.fuel}
         done: dict[str, Any] = {}
         try:
-            async for frame in worker.ask(asked, timeout + GRACE, payload=turn):
+            async for frame in worker.ask(asked, timeout + GRACE, payload=request.message()):
                 if "done" in frame:
                     done = frame
                 else:
@@ -112,6 +112,10 @@ class WasmInterpreter:
                 await record.hear(said, len(payload))
         except OverflowError:
             record.drop()
+
+    def interrupt(self) -> bool:
+        """It cannot: an instance that is stopped in the middle does not go on."""
+        return False
 
     def stop(self, reason: Status) -> None:
         if self._closed or self._ended:

@@ -1,0 +1,50 @@
+"""When typed lines of Python are a whole statement, and how the next line is indented. Nothing is run here."""
+
+from __future__ import annotations
+
+import codeop
+import sys
+import warnings
+
+
+def is_whole(source: str, *, typed: bool = True) -> bool:
+    """Says whether text can be run: a command, a statement that is complete, or one that never will be.
+
+    What is wrong with the latter says the guest's interpreter. A block ends with a line that is not indented.
+
+    Args:
+        source: all lines so far.
+        typed: by a person, whose editor indents lines: then one of white space ends a block, and what this Python does
+            not understand is whole only if it ends no line with a colon, since the guest's Python may be a newer one.
+    """
+    if not source.strip() or (source.startswith(":") and "\n" not in source):
+        return True
+    lines = source.split("\n")
+    indented = lines[-1].startswith((" ", "\t")) and not (typed and not lines[-1].strip())
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            made = codeop.compile_command(source, symbol="single" if len(lines) == 1 else "exec")
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
+        return not (typed and (indented or lines[-1].rstrip().endswith(":")))
+    return made is not None and (len(lines) == 1 or not indented)
+
+
+def indentation(before: str) -> str:
+    """Returns the white space with which the line after this text begins."""
+    line = before.rpartition("\n")[2]
+    space = line[: len(line) - len(line.lstrip())]
+    return space + "    " if line.rstrip().endswith(":") else space
+
+
+def read_lines() -> str | None:
+    """Reads lines of stdin, which is no terminal, until they are a whole statement; None at the end."""
+    lines: list[str] = []
+    while True:
+        line = sys.stdin.readline() if sys.stdin else ""
+        if not line:
+            return "\n".join(lines) if lines else None
+        lines.append(line.removesuffix("\n"))
+        if len(lines) == 1 and lines[0].startswith(":"):
+            return lines[0].strip()
+        if is_whole("\n".join(lines), typed=False):
+            return "\n".join(lines)
