@@ -253,6 +253,7 @@ COMPILERS = {
 }
 
 
+@pytest.mark.exhaustive("an archive with compilers is loaded into each engine; Python and Node run in the tests above")
 @pytest.mark.parametrize("flavour", ["docker", "gvisor"])
 @pytest.mark.parametrize("language", COMPILERS)
 async def test_compilers_run_unharmed_under_the_profile(language: str, flavour: str, tmp_path: Path) -> None:

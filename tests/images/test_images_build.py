@@ -265,6 +265,7 @@ async def test_podman_builds_fails_and_collects_through_the_same_words(tmp_path:
     assert base in {image.reference for image in await images.list()}
 
 
+@pytest.mark.exhaustive("the image that Docker builds, once more; what Podman does otherwise is in the test above")
 async def test_podman_builds_our_image_without_setuid_files_and_package_managers_just_the_same(tmp_path: Path) -> None:
     host = ImageEngine(socket_of("podman"), tmp_path, "podman")
     report = await host.images().build_language("bash", "test", base=IMAGE)

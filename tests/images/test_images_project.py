@@ -18,7 +18,10 @@ from image_engine import ImageEngine, socket_of
 pytestmark = [pytest.mark.engine, pytest.mark.containers]
 
 
-@pytest.fixture(params=["docker", "podman"])
+_AGAIN = pytest.mark.exhaustive("what Docker builds, once more, by an engine that takes three times as long")
+
+
+@pytest.fixture(params=["docker", pytest.param("podman", marks=_AGAIN)])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> ImageEngine:
     return ImageEngine(socket_of(request.param), tmp_path, request.param)
 
