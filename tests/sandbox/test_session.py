@@ -184,3 +184,37 @@ async def test_figures_of_matplotlib_come_back_as_png_without_the_guest_asking(e
             assert again.results == ({"text/plain": "1"},), "a figure is shown once"
     except errors.PolicyDenied as refused:
         pytest.skip(f"no interpreter that the guest may read fits this environment: {refused}")
+
+
+# --- figures of a single run ---
+
+DRAW = """import matplotlib.pyplot as plt
+plt.plot([1, 2, 3])
+plt.show()
+plt.plot([3, 2, 1])
+print("drawn")
+"""
+
+
+def assert_two_figures(result: belljar.Result) -> None:
+    assert result.ok and result.stdout == "drawn\n" and result.stderr == "", result.stderr
+    assert [bundle["text/plain"] for bundle in result.results] == ["<figure 1>", "<figure 2>"]
+    pictures = [base64.b64decode(bundle["image/png"]) for bundle in result.results]
+    assert all(picture.startswith(b"\x89PNG\r\n\x1a\n") for picture in pictures)
+    assert pictures[0] != pictures[1], "what was shown is not drawn on"
+
+
+async def test_what_a_program_shows_and_what_it_leaves_open_are_among_its_results_on_native(
+    engine: Engine, plotting: str
+) -> None:
+    try:
+        told = list[str]()
+        result = await belljar.arun(
+            DRAW, engine=engine, backend="native", packages=plotting, timeout=60, collect=["**"],
+            on_event=lambda event: told.append(event.text) if event.kind == "display" else None,
+        )  # fmt: skip
+    except errors.PolicyDenied as refused:
+        pytest.skip(f"no interpreter that the guest may read fits this environment: {refused}")
+    assert_two_figures(result)
+    assert told == ["<figure 1>", "<figure 2>"]
+    assert result.files == (), "they are no files of the guest's"

@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.core.result import ErrorType, Failure, Result, Status
+from belljar.cli.run import _pictures
+from belljar.core.result import ErrorType, Failure, File, Result, Status
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n rest").decode()
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -101,3 +102,13 @@ def test_whatever_a_guest_writes_the_page_has_no_tag_but_ours(
         assert tag in ("div", "pre", "b", "i", "br", "small", "img", "iframe")
         assert attrs.keys() <= {"style", "src", "sandbox", "srcdoc"}
         assert str(attrs.get("src", "data:image/")).startswith("data:image/")
+
+
+def test_figures_are_saved_under_names_that_no_collected_file_has() -> None:
+    png = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()
+    result = Result(
+        status=Status.SUCCESS, files=(File(path="figure-1.png", content=b"own"),),
+        results=({"image/png": png}, {"text/plain": "5"}, {"image/png": "bm8gcGljdHVyZQ=="}, {"image/png": png}),
+    )  # fmt: skip
+    assert [file.path for file in _pictures(result)] == ["figure-2.png", "figure-3.png"]
+    assert _pictures(result)[0].content == b"\x89PNG\r\n\x1a\nrest"

@@ -177,6 +177,15 @@ class Copyable(Box, Protocol):
         ...
 
 
+@runtime_checkable
+class Drawing(Box, Protocol):
+    """A box that has the figures of its last program (`Capabilities.figures`)."""
+
+    async def figures(self, limit: int) -> Collected:
+        """Reads the pictures that it left, in the order in which they were drawn; `limit`: bytes in all."""
+        ...
+
+
 class Backend(Protocol):
     """A runtime that opens sandboxes."""
 

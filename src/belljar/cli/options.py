@@ -25,7 +25,7 @@ Stdin = Annotated[str | None, typer.Option("--stdin", metavar="FILE", help="What
 InFiles = Annotated[list[str] | None, typer.Option("--file", "-f", metavar="PATH[:NAME]", help="Given read-only.")]
 Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V")]
 Collect = Annotated[list[str] | None, typer.Option("--collect", metavar="GLOB", help="Files to bring back.")]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where collected files go.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where collected files and figures go.")]
 Net = Annotated[list[str] | None, typer.Option("--net", metavar="HOST", help="A host the guest may reach.")]
 Fuel = Annotated[int | None, typer.Option("--fuel", help="The most WebAssembly instructions, about.")]
 Deterministic = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -14,8 +15,9 @@ from belljar.cli import process, remote, terminal
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.options import request as make_request
-from belljar.core.result import TIMEOUT_EXIT_CODE, Result, Status
+from belljar.core.result import TIMEOUT_EXIT_CODE, File, Result, Status
 from belljar.core.spelling import respelled
+from belljar.core.values import MIB
 from belljar.host.loops import lone_errors
 
 if TYPE_CHECKING:
@@ -100,6 +102,8 @@ def _execute(engine: Engine, asked: RunRequest, out: Path | None, as_json: bool)
     result = process.run_async(lambda: _conduct(engine, asked, as_json))
     if out is not None:
         _save(out, result)
+    elif not as_json and (drawn := len(_pictures(result))):
+        terminal.note(f"{drawn} figure{'s' if drawn > 1 else ''}: --out DIR saves them")
     if as_json:
         terminal.print_json(respelled(result, "cli").model_dump(mode="json"))
     else:
@@ -137,6 +141,29 @@ def exit_code(result: Result) -> int:
 def _save(out: Path, result: Result) -> None:
     from belljar.host import files
 
+    pictures = _pictures(result)
     out.mkdir(parents=True, exist_ok=True)
     with files.opened(str(out)) as folder:
-        files.write(folder, result.files)
+        files.write(folder, (*result.files, *pictures))
+    for picture in pictures:
+        terminal.note(f"saved {out / picture.path}")
+
+
+_MAX_PICTURE = 64 * MIB  # characters of one, in base64
+_ENDINGS = {"image/png": "png", "image/jpeg": "jpg"}
+
+
+def _pictures(result: Result) -> list[File]:
+    """The images among the results as files, under names that no collected file has."""
+    from base64 import b64decode
+
+    from belljar.core.display import is_image
+
+    taken = {file.path for file in result.files}
+    names = (f"figure-{number}" for number in count(1))
+    shown = [(end, bundle[mime]) for bundle in result.results for mime, end in _ENDINGS.items() if mime in bundle
+             and is_image(mime, bundle[mime], _MAX_PICTURE)]  # fmt: skip
+    return [
+        File(path=next(f"{name}.{end}" for name in names if f"{name}.{end}" not in taken), content=b64decode(data))
+        for end, data in shown
+    ]

@@ -79,6 +79,11 @@ def _write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
+def note(text: str) -> None:
+    """Says something of ours beside a guest's output."""
+    warn(f"[dim]belljar: {escape(text)}[/]")
+
+
 def verdict(result: Result) -> None:
     """Prints one line for what went wrong and one for what to do; nothing when all went well."""
     if result.truncated:

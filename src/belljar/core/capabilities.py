@@ -92,6 +92,7 @@ class Capabilities(Model):
     memory: int | None = Field(None, description="the most bytes a guest can ever have; None: what the machine has")
     least_memory: int = Field(0, description="bytes below which no guest can start")
     languages: frozenset[str] | None = Field(None, description="None: what `Backend.languages` says")
+    figures: bool = Field(False, description="do figures of a program come back as results?")
     not_installed: Mapping[str, str] = Field(
         default_factory=dict, description="language -> how to get it, of those that it could run and cannot here"
     )

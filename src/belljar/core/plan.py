@@ -10,6 +10,7 @@ from belljar.core.model import Model
 from belljar.core.request import Deterministic, Egress, Limits, Workspace
 from belljar.core.values import WORKSPACE, Bytes, EnvName, GuestPath, Text
 
+FIGURES = ".belljar-figures"  # the folder below /tmp in which a program's figures are kept
 INPUTS = "/inputs"  # where read-only files are when /workspace is a folder of the host, which must stay clean
 
 # For guests without a network: clients that would try again for a minute say at once that they cannot connect, and pip
@@ -54,6 +55,7 @@ class Plan(Model):
     fuel_by_default: bool = Field(False, description="the administrator limits fuel, where it is counted")
     profile: str | None = None
     needs: Needs = Field(default_factory=Needs)
+    figures: bool = Field(False, description="what the code draws is brought back as results, where the backend can")
 
     @property
     def must_count_fuel(self) -> bool:

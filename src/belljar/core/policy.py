@@ -20,7 +20,7 @@ from belljar.core.values import format_size
 # what is below them.
 _CLOSED = ("/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/var/run")
 _NEVER_GRANTED = (*_CLOSED, "/var/lib", "/root", "/usr")
-
+_DRAWING = frozenset({"matplotlib", "pylab", "seaborn"})  # modules whose figures come back as results
 
 NO_SANDBOX = "none"  # the name of a backend that some callers ask for, and nobody gets
 
@@ -94,6 +94,7 @@ def decide(
             fix='list the hosts: net=["example.org"], or leave out these limits',
             context={"field": "egress"},
         )
+    needs = Needs() if request.code is None else hints.analyse(request.code, request.language, request.files)
     return Plan(
         limits=limits,
         egress=request.egress,
@@ -115,7 +116,8 @@ def decide(
         deterministic=request.deterministic is not None,
         fuel_by_default="fuel" not in request.limits.named(),
         profile=request.profile,
-        needs=Needs() if request.code is None else hints.analyse(request.code, request.language, request.files),
+        needs=needs,
+        figures=not needs.modules.isdisjoint(_DRAWING),
     )
 
 

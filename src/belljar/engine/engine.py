@@ -244,7 +244,12 @@ class Engine:
         notes = plan.notes
         if not plan.auto_remove and choice.backend not in _KEEPERS:
             notes = (*notes, f"auto_remove=False has no effect: {choice.backend} has no container to keep")
-        return plan, choice._replace(reasons=(*choice.reasons, *notes))
+        return await self._with_figures(plan, choice.backend), choice._replace(reasons=(*choice.reasons, *notes))
+
+    async def _with_figures(self, plan: Plan, backend: str) -> Plan:
+        """What is drawn is brought back as files are, from a backend that can."""
+        figures = plan.figures and (await self.capabilities(backend)).figures
+        return plan.model_copy(update={"figures": figures, "keep_files": plan.keep_files or figures})
 
     @asynccontextmanager
     async def _lease(self, plan: Plan, choice: Choice) -> AsyncIterator[Lease]:

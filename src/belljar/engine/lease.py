@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -9,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from belljar.backends.base import Box, Emit, Imaged
+from belljar.backends.base import Box, Drawing, Emit, Imaged
+from belljar.backends.guest_text import python_program
+from belljar.backends.turn import AGENT_ENV, AGENT_FOLDER, MAX_RESULTS_BYTES
 from belljar.control.callbacks import Listener
 from belljar.control.control import Control
 from belljar.core import errors, policy, routing
 from belljar.core.capabilities import Capabilities, Guarantees
-from belljar.core.display import neutralise
-from belljar.core.plan import OFFLINE_ENV, Command, Plan
+from belljar.core.display import is_image, neutralise
+from belljar.core.plan import FIGURES, OFFLINE_ENV, Command, Plan
 from belljar.core.request import Limits, RunRequest
-from belljar.core.result import Event, EventKind, Failure, Result, Status
+from belljar.core.result import Event, EventKind, Failure, MimeBundle, Result, Status
 from belljar.core.values import WORKSPACE, few
 from belljar.engine import audit
 from belljar.engine.tracing import span
@@ -66,7 +69,7 @@ class Lease:
             with span("run", run=run, backend=self.capabilities.backend, language=self._language(request)) as seen:
                 result = await self._watching_git(work, emit)
                 seen.set(status=result.status)
-            result = await self._finish(request, result)
+            result = await self._finish(request, await self._with_figures(result, emit))
             await emit("finished", "", result=result)
         if result.status is Status.TIMEOUT:
             spent = result.duration_ms / 1000
@@ -75,6 +78,22 @@ class Lease:
             told = "run %s on %s was ended by its timeout, after %.1f s"
             _log.warning(told, run, result.backend, spent, extra={"facts": facts})
         return result
+
+    async def _with_figures(self, result: Result, emit: Emit) -> Result:
+        """The same, with what the code drew among its `results`."""
+        if not self.plan.figures or not isinstance(self.box, Drawing):
+            return result
+        found = await self.box.figures(MAX_RESULTS_BYTES)
+        pictures = [(file.path, base64.b64encode(file.content).decode()) for file in found.files]
+        drawn: list[MimeBundle] = [
+            {"image/png": picture, "text/plain": f"<figure {path.removesuffix('.png').lstrip('0')}>"}
+            for path, picture in sorted(pictures)
+            if is_image("image/png", picture, MAX_RESULTS_BYTES)
+        ]
+        for bundle in drawn:
+            await emit("display", bundle["text/plain"])
+        left_out = (*result.left_out, *found.left_out)
+        return result.model_copy(update={"results": (*result.results, *drawn), "left_out": left_out})
 
     async def _watching_git(self, work: Callable[[Emit], Awaitable[Result]], emit: Emit) -> Result:
         """What `work` comes to, with warnings of what became of git's settings in a folder that it may write to."""
@@ -138,8 +157,12 @@ class Lease:
         argv = tuple(f"{self.plan.inputs}/{main}" if word == main else word for word in argv)
         if self.plan.workspace:
             env.setdefault("PYTHONPATH", WORKSPACE)
+        env |= dict(request.env)
+        if self.plan.figures:
+            own_files[f"{AGENT_FOLDER}/sitecustomize.py"] = python_program("figures").encode()
+            env = _drawing(env, f"{self.plan.inputs}/{AGENT_FOLDER}")
         return Command(
-            argv=(*argv, *request.args), args=request.args, env=env | dict(request.env), stdin=request.stdin,
+            argv=(*argv, *request.args), args=request.args, env=env, stdin=request.stdin,
             cwd=request.workdir, limits=limits, language=language.name, type=request.type,
             files={main: request.code.encode(), **own_files}, deterministic=request.deterministic,
         )  # fmt: skip
@@ -226,6 +249,12 @@ class Lease:
             await self.engine.publish(event, listener)
 
         return emit
+
+
+def _drawing(env: Mapping[str, str], folder: str) -> dict[str, str]:
+    """The variables by which matplotlib draws without a window, and its figures are kept."""
+    paths = filter(None, (folder, env.get("PYTHONPATH")))
+    return {**AGENT_ENV, **env, "PYTHONPATH": ":".join(paths), "BELLJAR_FIGURES": f"/tmp/{FIGURES}"}
 
 
 def _aside_warning(names: Sequence[str]) -> str:

@@ -14,12 +14,29 @@ from contextlib import asynccontextmanager, contextmanager
 
 import anyio.to_thread
 
-from belljar.core.result import File
+from belljar.core.plan import FIGURES
+from belljar.core.result import Collected, File
 from belljar.core.values import MIB
 from belljar.host import files
 
 CHUNK_BYTES = MIB
+_MAX_FIGURES = 64
 _CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def figures(tmp: int, limit: int, *, owner: int | None = None) -> Collected:
+    """Reads the pictures that a program left below /tmp, in the order in which they were drawn.
+
+    Args:
+        tmp: the guest's /tmp.
+        limit: bytes in all; what is over it is named in `left_out`.
+        owner: with whose rights, if not with ours.
+    """
+    try:
+        with files.below(tmp, FIGURES) as folder:
+            return files.collect(folder, ("*.png",), owner=owner, most=_MAX_FIGURES, limit=limit)
+    except OSError:  # it drew nothing, or put something else in its place
+        return Collected(())
 
 
 def put(root: int, given: Sequence[File], *, owner: int | None = None) -> None:

@@ -107,6 +107,7 @@ class Native:
             return Capabilities(
                 backend=self.name, available=True, version=f"bubblewrap {version}", guarantees=self._guarantees,
                 egress=frozenset({"none", "listed"}), sessions=frozenset({"python"}), workspace=True, packages=True,
+                figures=True,
                 notes=(self.no_groups,) if self.no_groups else (),
             )  # fmt: skip
         if problems:

@@ -154,6 +154,10 @@ class NativeBox:
         """Reads the regular files of /workspace that match."""
         return await anyio.to_thread.run_sync(lambda: files.collect(self._folder(), tuple(patterns), owner=self.uid))
 
+    async def figures(self, limit: int) -> Collected:
+        """Reads the pictures that the last program left in /tmp."""
+        return await anyio.to_thread.run_sync(lambda: box_files.figures(self._tmp, limit, owner=self.uid))
+
     def _folder(self) -> int:
         if self._root < 0:
             raise errors.ExecutionFailed("this sandbox keeps no files", fix="open it with keep_files")

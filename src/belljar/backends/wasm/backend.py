@@ -85,7 +85,7 @@ class Wasm:
         return Capabilities(
             backend=self.name, available=True, version=version, commands=False, processes=False,
             languages=frozenset({"python", *_SCRIPTS}), partly=dict.fromkeys(_SCRIPTS, _QUICKJS), modules=bundled(),
-            workspace=True, fuel=True,
+            workspace=True, fuel=True, figures=True,
             sessions=frozenset({"python"}), checkpoints=True, least_memory=48 * MIB, memory=4 * GIB,
             profiles=frozenset(wasm_profiles.PROFILES).intersection(self._store.profiles()),
             guarantees=_in_jail(outer.guarantees) if outer.guarantees else _alone(outer.why_not),

@@ -100,6 +100,9 @@ class WasmBox:
     async def get(self, patterns: Sequence[str]) -> Collected:
         return await self.folder.get(patterns)
 
+    async def figures(self, limit: int) -> Collected:
+        return await self.folder.figures(limit)
+
     async def list(self) -> tuple[Entry, ...]:
         return await self.folder.list()
 

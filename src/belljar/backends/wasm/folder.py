@@ -100,6 +100,11 @@ class BoxFolder:
             lambda: files.collect(self._workspace, tuple(patterns), owner=self._worker.uid)
         )
 
+    async def figures(self, limit: int) -> Collected:
+        """Reads the pictures that the last program left in /tmp."""
+        with files.below(self._root, "tmp") as tmp:
+            return await anyio.to_thread.run_sync(lambda: box_files.figures(tmp, limit, owner=self._worker.uid))
+
     async def list(self) -> tuple[Entry, ...]:
         found = await anyio.to_thread.run_sync(lambda: files.entries(self._workspace, owner=self._worker.uid))
         return inputs.listed(self._plan, found)

@@ -52,6 +52,9 @@ def _belljar_start(place, code):
     _belljar_place(place)
     sys.argv[:] = [main, *place["args"]]
     sys.path[:0] = [os.path.dirname(main), *filter(None, place["env"].get("PYTHONPATH", "").split(":"))]
+    figures = None
+    if "BELLJAR_FIGURES" in os.environ:
+        import sitecustomize as figures  # the host's, for code that draws
     usual = {{name: None for name in ("__doc__", "__package__", "__loader__", "__spec__")}}
     usual |= {{"__name__": "__main__", "__file__": main, "__builtins__": __builtins__}}
     scope = sys.modules["__main__"].__dict__
@@ -69,6 +72,9 @@ def _belljar_start(place, code):
         trace = error.__traceback__.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise SystemExit(1) from None
+    finally:
+        if figures:
+            figures.keep_last()
 """
 # A session: the agent's source becomes a module, and every turn asks the host for its request by `_host.call`.
 SESSION = """
