@@ -45,7 +45,7 @@ def test_a_package_that_the_wasm_runtime_has_is_to_be_had_there(way: str) -> Non
 
 def test_a_loop_that_took_all_of_its_time_on_wasm_is_faster_on_native_and_cheaper_with_fuel() -> None:
     wasm = Around(counts_fuel=True)
-    assert "ask for backend=native" in ended(Status.TIMEOUT, wasm)
+    assert "with backend=native" in ended(Status.TIMEOUT, wasm)
     assert "fuel=400000000" in ended(Status.TIMEOUT, wasm) and "BELLJAR_DEFAULT_FUEL" in ended(Status.TIMEOUT, wasm)
     assert "fuel=" not in ended(Status.TIMEOUT, wasm, Limits(fuel=10**9)), "it has some already"
     assert "native" not in ended(Status.TIMEOUT, Around()) and "fuel" not in ended(Status.TIMEOUT, Around())

@@ -176,10 +176,8 @@ _VERDICTS = {
 }  # fmt: skip
 
 
-_FASTER = "Python computes several times as fast on native: ask for backend=native"
-_FUEL = (
-    "fuel=400000000 (about a second) ends an endless loop sooner; an administrator sets BELLJAR_DEFAULT_FUEL for all"
-)
+_FASTER = "Python computes several times as fast with backend=native"
+_FUEL = "fuel=400000000 ends an endless loop after about a second (for all runs: BELLJAR_DEFAULT_FUEL)"
 
 
 def _suggestion_of(result: Result, language: str, limits: Limits, around: Around) -> str:
