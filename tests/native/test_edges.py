@@ -202,3 +202,18 @@ def test_guests_share_the_account_that_an_administrator_names_and_live_beside_ea
     assert all(result.guarantees for result in results)
     told = [wall for result in results if result.guarantees for wall in result.guarantees.walls]
     assert told.count("the uid 4321, which all guests share") == 2
+
+
+IGNORED = """
+import belljar
+code = '''
+import signal
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGHUP) is signal.SIG_DFL)
+'''
+print(belljar.run(code, backend="native").stdout, end="")
+"""
+
+
+def test_a_guest_hears_signals_that_its_caller_ignores_as_under_nohup_and_in_the_background() -> None:
+    done = shell(f"trap '' INT HUP; exec {sys.executable} - <<'END'\n{IGNORED}\nEND")
+    assert done.stdout.decode() == "True True\n", done.stderr.decode()

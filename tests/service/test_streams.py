@@ -13,6 +13,7 @@ import anyio
 import httpx2
 import pytest
 from fastapi import FastAPI
+from starlette.websockets import WebSocket
 
 from belljar.core import errors
 from belljar.core.settings import Settings
@@ -122,6 +123,40 @@ async def test_a_page_of_lines_tells_what_is_missing(app: FastAPI, service: Serv
     async with asking(app) as http:
         page = (await http.get(f"/api/sandbox/{record.id}/logs")).json()
     assert [(line["number"], line["message"]) for line in page["lines"]] == [(2, "2 lines were not kept"), (3, "hello")]
+
+
+# --- who hangs up ---
+
+
+@pytest.mark.parametrize("when", ["websocket.accept", "websocket.send", "websocket.close"])
+@pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("it was closed"), None])
+async def test_a_watcher_that_hangs_up_is_no_error_whenever_it_does(
+    service: Service, when: str, error: Exception | None
+) -> None:
+    record = await elsewhere(service)
+    service.store.add(a_line(record.id, 1))
+    await service.store.change(record.id, state="finished", ended=time.time())
+    told: list[str] = []
+    gone = anyio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if not told:
+            return {"type": "websocket.connect"}
+        await gone.wait()
+        return {"type": "websocket.disconnect", "code": 1006}
+
+    async def send(message: Any) -> None:
+        told.append(message["type"])
+        if message["type"] == when:
+            gone.set()
+            if error:
+                raise error
+
+    scope = {"type": "websocket", "path": "/", "headers": [], "query_string": b"", "subprotocols": []}
+    socket = WebSocket(scope, receive, send)
+    with anyio.fail_after(30):
+        await streams.watch(service, record.id, ANN, {}, 0, socket)
+    assert when in told
 
 
 # --- silence, and keys that are revoked meanwhile ---

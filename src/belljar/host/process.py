@@ -9,12 +9,14 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import cache
 from typing import NamedTuple
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+_ENV = "/usr/bin/env"  # coreutils' from 8.31 on (2019)
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
 
@@ -74,6 +76,31 @@ class Child:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
+
+
+_HEARD = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM) if hasattr(signal, "SIGHUP") else ()
+
+
+def hearing() -> tuple[str, ...]:
+    """Returns the command line before a program that lets it hear the signals that we ignore.
+
+    What a process ignores, all that it starts ignores too, and a shell cannot undo that: under `&` or `nohup` nothing
+    could interrupt a guest. Empty where we ignore none, or where `env` cannot do it.
+    """
+    names = tuple(number.name.removeprefix("SIG") for number in _HEARD if signal.getsignal(number) is signal.SIG_IGN)
+    words = (_ENV, f"--default-signal={','.join(names)}") if names else ()
+    return words if words and _works(words) else ()
+
+
+@cache
+def _works(words: Sequence[str]) -> bool:
+    try:
+        return (
+            subprocess.run([*words, "true"], env=_ENVIRONMENT, capture_output=True, timeout=10, check=False).returncode
+            == 0
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def terminate(members: Callable[[], Sequence[int]], spare: Sequence[int]) -> int:

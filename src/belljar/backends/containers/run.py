@@ -141,17 +141,21 @@ class DockerRun:
         """From the container's group; only where we cannot see that, the engine is asked."""
         if not self._delivered or self._ended:
             return None
-        group, figures = self._standby.group, None
-        if group and (figures := procfs.of_group(group)):
-            rx, tx = next(
-                (found for pid in group.pids() if (found := procfs.network(pid)) != (None, None)), (None, None)
-            )
-            figures = figures._replace(cpu_ms=max(0.0, (figures.cpu_ms or 0.0) - self._cpu_before), rx=rx, tx=tx)
-        elif not group:
+        figures: Usage | None
+        if group := self._standby.group:
+            figures = await anyio.to_thread.run_sync(self._read_group, group, abandon_on_cancel=True)
+        else:
             async with asking("the container's figures", seconds=5):
                 figures = usage_of(await container_stats(self._standby.container))
         # What goes through the proxy is no traffic of the container's network.
         return figures._replace(rx=None, tx=None) if figures and self._job.relay else figures
+
+    def _read_group(self, group: cgroups.Group) -> Usage | None:
+        """Reads what the container's group counts, in a thread; None if it is gone."""
+        if (figures := procfs.of_group(group)) is None:
+            return None
+        rx, tx = next((found for pid in group.pids() if (found := procfs.network(pid)) != (None, None)), (None, None))
+        return figures._replace(cpu_ms=max(0.0, (figures.cpu_ms or 0.0) - self._cpu_before), rx=rx, tx=tx)
 
     async def _serve_egress(self, *, task_status: TaskStatus[None]) -> None:
         """Answers what the guest asks of the proxy."""

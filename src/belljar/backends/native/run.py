@@ -88,20 +88,22 @@ class NativeRun:
         """Returns what it uses now; None before its start and after its end."""
         if not self._monitor:
             return None
+        return await anyio.to_thread.run_sync(self._measure, self._monitor, abandon_on_cancel=True)
+
+    def _measure(self, monitor: int) -> Usage | None:
+        """Reads the counters, in a thread: of a group with many processes, or that the kernel is busy with, it takes
+        long."""
         if self._group:
             figures = procfs.of_group(self._group)
             if figures and self._job.around:
                 figures = figures._replace(memory=self._job.around.figures().memory)
         else:
-            figures = await anyio.to_thread.run_sync(self._measure_tree, self._monitor, abandon_on_cancel=True)
+            figures = procfs.of_processes(procfs.descendants(monitor), self._footprint(monitor))
         init = self.status.get("child-pid")
         if figures is None or not init or self._job.proxy:  # what goes through the proxy is loopback's traffic inside
             return figures
         rx, tx = procfs.network(init)
         return figures._replace(rx=rx, tx=tx)
-
-    def _measure_tree(self, monitor: int) -> Usage | None:
-        return procfs.of_processes(procfs.descendants(monitor), self._footprint(monitor))
 
     def _footprint(self, monitor: int) -> int:
         folders = ("tmp", "dev/shm") if self._job.jail.workspace else ("tmp", "dev/shm", "workspace")
@@ -128,7 +130,7 @@ class NativeRun:
             listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", self._fds)
             join_files = job.group.join_files if job.group else ()
             line = jail.launcher(join_files, job.uid, job.jail.space.holder, job.namespace)
-            line += [job.bubblewrap, "--args", str(listing), "--", *job.prefix, *command]
+            line += [job.bubblewrap, "--args", str(listing), "--", *job.prefix, *process.hearing(), *command]
             passed = (*fds, listing, theirs["status"])
             try:
                 child = process.Child(line, stdin=stdin, stdout=theirs["stdout"], stderr=theirs["stderr"], fds=passed)

@@ -109,7 +109,10 @@ class WasmBox:
     async def measure(self) -> Usage | None:
         """Counts from the first look: to look before each guest would cost those that nobody looks at."""
         worker = self.worker
-        if not (self._running or self.session_is_open) or (now := worker.figures()) is None:
+        if not (self._running or self.session_is_open):
+            return None
+        now = await anyio.to_thread.run_sync(worker.figures, abandon_on_cancel=True)
+        if now is None or not (self._running or self.session_is_open):  # it may have ended meanwhile
             return None
         if self._before is None or self._before[0] is not worker:
             self._before = worker, now

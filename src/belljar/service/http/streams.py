@@ -6,8 +6,8 @@ Who listens for hours is asked again who they are: with each batch, and with the
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import anyio
@@ -15,6 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from belljar.core import errors
+from belljar.host.loops import lone_errors
 from belljar.protocol.records import Caller, LogLine
 from belljar.service.publisher import EVENTS
 from belljar.service.queries import sees
@@ -110,17 +111,29 @@ async def _concerns(event: dict[str, Any], service: Service, sessions: Sessions,
 async def watch(
     service: Service, id: str, caller: Caller, headers: Mapping[str, str], after: int, socket: WebSocket
 ) -> None:
-    """One line a message; closed with the run's state as the reason."""
-    with service.queries.listening(caller), suppress(WebSocketDisconnect):
-        await socket.accept(subprotocol=service.access.subprotocol(headers))
+    """One line a message; closed with the run's state as the reason. Who hangs up is no error, whenever it is."""
+    with service.queries.listening(caller), suppress(WebSocketDisconnect), lone_errors():
+        with _hang_up():
+            await socket.accept(subprotocol=service.access.subprotocol(headers))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_gone, socket, tasks.cancel_scope)
             async for batch in _lines(service, id, caller, headers, after):
                 for line in batch:
-                    await socket.send_text(line.model_dump_json())
+                    with _hang_up():
+                        await socket.send_text(line.model_dump_json())
             record = await service.queries.record(id, caller)
-            await socket.close(1000 if record.final else 1012, record.state)  # 1012: we go away, another tells the rest
+            with _hang_up():  # 1012: we go away, another tells the rest
+                await socket.close(1000 if record.final else 1012, record.state)
             tasks.cancel_scope.cancel()
+
+
+@contextmanager
+def _hang_up() -> Iterator[None]:
+    """Raises what a socket says of a client that is gone as one thing: there are three words for it."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise WebSocketDisconnect(1006, str(error)) from None
 
 
 async def _until_gone(socket: WebSocket, scope: anyio.CancelScope) -> None:
