@@ -26,13 +26,14 @@ _MODULES: dict[str, str] = {
     "control.callbacks": "Cancel",
     "control.stream": "Stream AsyncStream",
     "containers": (
+        "execute_code aexecute_code execute_file aexecute_file check_sandbox_health acheck_sandbox_health "
         "detect adetect Detected Detection run_in_container arun_in_container build_image abuild_image "
         "is_container_available ais_container_available"
     ),
     "images.build_log": "BuildReport",
     "core.options": "RunOptions SandboxOptions SessionOptions CommandOptions",
     "core.request": "Limits Egress Workspace Deterministic",
-    "core.result": "Result Status ErrorType Failure File Entry Event",
+    "core.result": "Result SandboxHealth Status ErrorType Failure File Entry Event",
     "core.capabilities": "Capabilities Guarantees Isolation LanguageSupport",
     "protocol.records": "LogLine RunRecord SandboxMetrics SessionRecord",
     "core.errors": (
@@ -93,6 +94,7 @@ __all__ = [
     "RunOptions",
     "RunRecord",
     "Sandbox",
+    "SandboxHealth",
     "SandboxMetrics",
     "SandboxOptions",
     "Session",
@@ -106,7 +108,10 @@ __all__ = [
     "Workspace",
     "__version__",
     "abuild_image",
+    "acheck_sandbox_health",
     "adetect",
+    "aexecute_code",
+    "aexecute_file",
     "ais_container_available",
     "alist_backends",
     "arun",
@@ -114,7 +119,10 @@ __all__ = [
     "astream",
     "asupported_languages",
     "build_image",
+    "check_sandbox_health",
     "detect",
+    "execute_code",
+    "execute_file",
     "is_container_available",
     "list_backends",
     "run",
@@ -134,11 +142,17 @@ if TYPE_CHECKING:
     from belljar.containers import Detected as Detected
     from belljar.containers import Detection as Detection
     from belljar.containers import abuild_image as abuild_image
+    from belljar.containers import acheck_sandbox_health as acheck_sandbox_health
     from belljar.containers import adetect as adetect
+    from belljar.containers import aexecute_code as aexecute_code
+    from belljar.containers import aexecute_file as aexecute_file
     from belljar.containers import ais_container_available as ais_container_available
     from belljar.containers import arun_in_container as arun_in_container
     from belljar.containers import build_image as build_image
+    from belljar.containers import check_sandbox_health as check_sandbox_health
     from belljar.containers import detect as detect
+    from belljar.containers import execute_code as execute_code
+    from belljar.containers import execute_file as execute_file
     from belljar.containers import is_container_available as is_container_available
     from belljar.containers import run_in_container as run_in_container
     from belljar.control.callbacks import Cancel as Cancel
@@ -180,6 +194,7 @@ if TYPE_CHECKING:
     from belljar.core.result import Failure as Failure
     from belljar.core.result import File as File
     from belljar.core.result import Result as Result
+    from belljar.core.result import SandboxHealth as SandboxHealth
     from belljar.core.result import Status as Status
     from belljar.engine.engine import Engine as Engine
     from belljar.images.build_log import BuildReport as BuildReport

@@ -1,22 +1,24 @@
-"""What works here (`detect`), and containers: run a command in one, build an image. Each has an async twin."""
+"""What works here (`detect`), containers and images, and `execute_code` for agents. Each has an async twin."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Unpack, runtime_checkable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack, runtime_checkable
 
+from belljar.backends.base import Backend
 from belljar.control.callbacks import Cancel, Listener, OutputCallback, control_for, listening
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
-from belljar.core.options import ContainerOptions, request
+from belljar.core.options import ContainerOptions, RunOptions, StrPath, request
 from belljar.core.policy import OTHER_BACKENDS
-from belljar.core.result import Result
+from belljar.core.result import ErrorType, Failure, Result, SandboxHealth, Status
 from belljar.core.settings import CONTAINER_ENGINES as CONTAINERS
 from belljar.core.values import parse_size
 from belljar.engine.engine import Engine
 from belljar.host import portal
-from belljar.sandbox import default_engine
+from belljar.sandbox import arun, default_engine
 
 if TYPE_CHECKING:
     from belljar.images.build_log import BuildReport
@@ -222,3 +224,99 @@ def build_image(
             on_progress=on_progress,
         )
     )  # fmt: skip
+
+
+# --- in an agent's words ---
+
+
+async def aexecute_code(
+    code: str, project_path: StrPath | None = None, require_libraries: bool | Iterable[str] = False, *,
+    context_files: Mapping[str, bytes | str] | Iterable[str] | None = None,
+    backend: str = "auto", engine: Engine | None = None, **options: Unpack[ContainerOptions],
+) -> Result:  # fmt: skip
+    """Runs code for a caller that wants no exceptions: whatever happens is a result.
+
+    It runs in WebAssembly unless the code needs what that has not: other packages, threads, another language.
+
+    Args:
+        code: the snippet to run.
+        project_path: a folder that the code finds at /workspace, read-only unless `write=True` is given.
+        require_libraries: names that must import, or True for all that the code imports: a backend that has them is
+            found, or the answer says which are missing.
+        context_files: name to content, or a list of files below `project_path`.
+        backend: "auto", or a backend's name.
+        engine: an engine with settings of its own.
+        **options: language, stdin, env, limits and more: see `ContainerOptions`.
+
+    Returns:
+        What happened: `success`, `error`, `timeout` (exit code 124) and the other statuses of a run; or
+        `system_failure` (exit code -1), when Belljar failed or refused to run it.
+    """
+    given: dict[str, Any] = {"workspace": project_path, "files": context_files} | dict(options)
+    try:
+        return await arun(code, backend=backend, engine=engine, require_libraries=require_libraries, **given)
+    except errors.BelljarError as error:
+        return _system_failure(error)
+
+
+def execute_code(
+    code: str, project_path: StrPath | None = None, require_libraries: bool | Iterable[str] = False, *,
+    context_files: Mapping[str, bytes | str] | Iterable[str] | None = None,
+    backend: str = "auto", engine: Engine | None = None, **options: Unpack[ContainerOptions],
+) -> Result:  # fmt: skip
+    """Runs code for a caller that wants no exceptions, and returns when it has ended: see `aexecute_code`."""
+    return portal.call(
+        lambda: aexecute_code(
+            code, project_path, require_libraries, context_files=context_files, backend=backend,
+            engine=engine, **options,
+        )
+    )  # fmt: skip
+
+
+def _system_failure(error: errors.BelljarError) -> Result:
+    """A failure or refusal of ours as a result, whose error says which of them it was."""
+    failure = Failure(
+        error_type=ErrorType.SYSTEM_FAILURE, message=error.message,
+        suggestion=error.fix or "run `belljar doctor`", context={"kind": error.kind, **error.context},
+    )  # fmt: skip
+    return Result(
+        status=Status.SYSTEM_FAILURE, exit_code=errors.SYSTEM_FAILURE_EXIT_CODE, stderr=f"{error}\n", error=failure
+    )
+
+
+async def aexecute_file(
+    path: StrPath, *, backend: str | Backend = "auto", engine: Engine | None = None, **options: Unpack[RunOptions]
+) -> Result:
+    """Runs a file, whose extension tells the language: `arun(path=...)` under the name that agents look for."""
+    return await arun(path=path, backend=backend, engine=engine, **options)
+
+
+def execute_file(
+    path: StrPath, *, backend: str | Backend = "auto", engine: Engine | None = None, **options: Unpack[RunOptions]
+) -> Result:
+    """Runs a file, whose extension tells the language: `run(path=...)` under the name that agents look for."""
+    return portal.call(lambda: aexecute_file(path, backend=backend, engine=engine, **options))
+
+
+async def acheck_sandbox_health(*, backend: str = "auto", engine: Engine | None = None) -> SandboxHealth:
+    """Runs a real snippet and tells whether it came to what it should. It never raises.
+
+    Args:
+        backend: "auto", or the name of the one to ask.
+        engine: an engine with settings of its own.
+    """
+    start = time.perf_counter()
+    result = await aexecute_code("print(6 * 7)", backend=backend, engine=engine, timeout=10)
+    spent = round((time.perf_counter() - start) * 1000, 1)
+    healthy = result.ok and result.stdout.strip() == "42"
+    failure = result.error
+    problem = "" if healthy else failure.message if failure else f"a tiny run came to {result.status}"
+    return SandboxHealth(
+        healthy=healthy, backend=result.backend, duration_ms=spent, problem=problem,
+        fix=failure.suggestion if failure else "",
+    )  # fmt: skip
+
+
+def check_sandbox_health(*, backend: str = "auto", engine: Engine | None = None) -> SandboxHealth:
+    """Runs a real snippet and tells whether it came to what it should: see `acheck_sandbox_health`."""
+    return portal.call(lambda: acheck_sandbox_health(backend=backend, engine=engine))

@@ -188,6 +188,25 @@ async def test_a_folder_and_packages_that_the_operator_grants_are_there_in_every
     assert (work / "b.txt").read_text() == "new"
 
 
+async def test_a_file_of_the_granted_folder_is_executed_and_none_from_outside(place: Server, open_folder: Path) -> None:
+    (open_folder / "main.py").write_text("import sys, utils\nprint(utils.word, sys.argv[1])\n")
+    (open_folder / "utils.py").write_text("word = 'found'\n")
+    (open_folder / "out.py").symlink_to("/etc/hostname")
+    async with on_stdio(place, "--workspace", str(open_folder)) as client:
+        told = data(await client.call_tool("execute_file", {"path": "main.py", "args": ["x"]}))
+        assert (told["stdout"], told["exit_code"]) == ("found x\n", 0), told["stderr"]
+        skill = {"language": "python", "code": "import utils\nprint(utils.word)", "context_files": ["utils.py"]}
+        assert data(await client.call_tool("execute_code", skill))["stdout"] == "found\n"
+        for path in ("out.py", "../main.py", "missing.py"):
+            assert (await client.call_tool("execute_file", {"path": path})).is_error
+        typo = await client.call_tool("execute_code", {"cod": "print(1)"})
+        assert typo.is_error and "did you mean code?" in str(typo.content)
+        code = {"code": "1", "require_libraries": ["belljar_no_such_package"], "backend": "wasm"}
+        missing = await client.call_tool("execute_code", code)
+        assert missing.is_error and missing.meta is not None
+        assert missing.meta["belljar/problem"]["outcome"] == "system_failure"
+
+
 async def test_a_command_runs_in_a_fresh_sandbox_or_in_an_open_one(listening: str) -> None:
     async with Client(listening) as client:
         given = {"command": ["sh", "-c", "cat; echo err >&2; exit 3"], "stdin": "in"}

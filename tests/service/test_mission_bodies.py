@@ -218,3 +218,81 @@ def test_a_misspelt_field_is_named_with_what_was_meant_and_what_to_write(http: h
         belljar.run(**{"cod": "print(1)"})  # type: ignore[arg-type]
     with pytest.raises(belljar.InvalidRequest, match=r"memroy: there is no such field; did you mean memory\?"):
         belljar.run("1", limits={"memroy": "1G"})
+
+
+# --- section 7: names ---
+
+
+def test_execute_code_runs_in_webassembly_unless_more_is_needed() -> None:
+    assert belljar.execute_code("import json\nprint(json.dumps([1]))").backend == "wasm"
+    assert belljar.execute_code("import subprocess\nprint(subprocess.run(['true']).returncode)").backend != "wasm"
+
+
+def test_execute_code_finds_the_project_and_its_files(project: Path) -> None:
+    code = "import utils\nprint(utils.greet('there'))"
+    assert belljar.execute_code(code, project, context_files=["utils.py"]).stdout == "hello there\n"
+
+
+def test_execute_code_answers_the_four_statuses_and_raises_nothing() -> None:
+    ran = belljar.execute_code("print(1)")
+    failed = belljar.execute_code("1 / 0")
+    late = belljar.execute_code("while True: pass", timeout=0.5)
+    broken = belljar.execute_code("print(1)", backend="docker", image="127.0.0.1:1/there/is/none:1")
+    refused = belljar.execute_code("print(1)", memory="64G")
+    assert [(one.status, one.exit_code) for one in (ran, failed, late, broken, refused)] == [
+        ("success", 0), ("error", 1), ("timeout", 124), ("system_failure", -1), ("system_failure", -1),
+    ]  # fmt: skip
+    assert refused.error is not None and refused.error.context["kind"] == "policy_denied"
+    assert json.loads(refused.model_dump_json())["status"] == "system_failure"
+
+
+def test_libraries_that_are_required_are_found_or_the_answer_says_which_is_missing(http: httpx2.Client) -> None:
+    code = "import numpy\nprint(numpy.arange(3).sum())"
+    found = belljar.execute_code(code, require_libraries=["numpy"])
+    assert (found.stdout, found.backend) == ("3\n", "wasm")
+    assert "numpy" in found.reasons[0]
+    every = belljar.execute_code(code, require_libraries=True)
+    assert every.stdout == "3\n"
+    none = belljar.execute_code("print(1)", require_libraries=["belljar_no_such_package"], backend="native")
+    assert none.status == "system_failure" and none.error is not None
+    assert none.error.context["missing"] == {"native": ["belljar_no_such_package"]}
+    body = {"code": "print(1)", "require_libraries": ["belljar_no_such_package"], "backend": "wasm"}
+    told = http.post("/api/sandbox/execute", json=body).json()
+    assert (told["outcome"], told["exit_code"], told["status"]) == ("system_failure", -1, 503)
+    assert told["context"]["missing"] == {"wasm": ["belljar_no_such_package"]}
+    body = {"code": code, "require_libraries": True}
+    assert execute(http, **body)["stdout"] == "3\n"
+
+
+def test_a_refusal_is_no_system_failure_in_json(http: httpx2.Client) -> None:
+    told = http.post("/api/sandbox/execute", json={"code": "1", "limits": {"memory": "64G"}}).json()
+    assert (told["kind"], told.get("outcome")) == ("policy_denied", None)
+
+
+def test_a_file_is_executed_by_its_path_everywhere(server: Server, http: httpx2.Client, project: Path) -> None:
+    script = project / "main.py"
+    assert belljar.execute_file(script, files={"utils.py": "greet = str.upper"}).stdout == "FILE\n"
+    with belljar.Client(server.url) as client:
+        assert client.execute_file(script, workspace=project).stdout == "hello file\n"
+    assert execute(http, path="main.py", project_path=str(project))["stdout"] == "hello file\n"
+
+
+def test_health_is_a_real_snippet_and_typed(server: Server) -> None:
+    health = belljar.check_sandbox_health()
+    assert (health.healthy, health.problem) == (True, "") and health.backend and health.duration_ms
+    sick = belljar.check_sandbox_health(backend="apple")
+    assert (sick.healthy, bool(sick.problem)) == (False, True)
+    with belljar.Client(server.url) as client:
+        assert client.check_sandbox_health().healthy
+
+
+def test_the_client_streams_the_logs_of_a_container_to_its_end(server: Server) -> None:
+    with belljar.Client(server.url) as client:
+        id = client.run("print('a'); print('b')").container_id
+        assert [line.message for line in client.stream_container_logs(id)] == ["a", "b"]
+
+
+def test_a_run_over_its_time_tells_exit_code_124_and_its_fuel(http: httpx2.Client) -> None:
+    told = execute(http, code="while True: pass", backend="wasm", timeout_seconds=1)
+    assert (told["status"], told["exit_code"]) == ("timeout", 124)
+    assert told["fuel_consumed"] > 10_000_000

@@ -20,7 +20,7 @@ from mcp.types import CallToolResult
 from serving import Server
 
 TOOLS = {
-    "execute_code", "run_command", "session_open", "session_run", "session_fork", "session_close",
+    "execute_code", "execute_file", "run_command", "session_open", "session_run", "session_fork", "session_close",
     "file_write", "file_read", "file_list", "list_languages",
 }  # fmt: skip
 PNG = base64.b64decode(

@@ -33,6 +33,9 @@ Deterministic = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Of a deterministic run's randomness.")]
 Profile = Annotated[str | None, typer.Option("--profile", help="Packages to find imported, such as numeric.")]
+Require = Annotated[
+    list[str] | None, typer.Option("--require-library", metavar="MODULE", help="Must import: finds who has it.")
+]
 Retry = Annotated[bool, typer.Option("--retry-stronger", help="If auto's choice lacks something, run it on another.")]
 Image = Annotated[str | None, typer.Option("--image", help="Of a container; by default the language's.")]
 Type = Annotated[str | None, typer.Option("--type", help="Kind of work, such as test-runner: image and limits.")]

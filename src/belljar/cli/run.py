@@ -41,8 +41,8 @@ def run(
     collect: opt.Collect = None, out: opt.Out = None, net: opt.Net = None, packages: opt.Packages = None,
     image: opt.Image = None, runtime: opt.Runtime = None, type: opt.Type = None, fuel: opt.Fuel = None,
     deterministic: opt.Deterministic = False, seed: opt.Seed = None, profile: opt.Profile = None,
-    retry_stronger: opt.Retry = False, as_json: opt.Json = False, server: remote.Server = None,
-    key: remote.Key = None, insecure: remote.Insecure = False,
+    retry_stronger: opt.Retry = False, require_library: opt.Require = None, as_json: opt.Json = False,
+    server: remote.Server = None, key: remote.Key = None, insecure: remote.Insecure = False,
 ) -> None:  # fmt: skip
     """Run a snippet or a file in a sandbox of its own."""
     remote.use(server, key, insecure)
@@ -66,7 +66,7 @@ def run(
         files=opt.read_files(in_files), env=opt.read_env(env), collect=tuple(collect or ()), net=net or (),
         packages=opt.absolute(packages), image=image, runtime=runtime, type=type, fuel=fuel, profile=profile,
         deterministic={"seed": seed} if seed is not None else deterministic,
-        retry="stronger" if retry_stronger else "never",
+        retry="stronger" if retry_stronger else "never", require_libraries=tuple(require_library or ()),
     )  # fmt: skip
     _execute(engine, asked, out, as_json)
 

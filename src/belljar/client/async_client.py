@@ -20,14 +20,15 @@ from belljar.client.transport import Transport
 from belljar.control.callbacks import Cancel, Listener, OutputCallback, control_for, listening
 from belljar.control.control import Control
 from belljar.control.stream import AsyncStream, streaming
+from belljar.core import errors
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.languages import Languages
 from belljar.core.options import IDLE_SECONDS, LIFETIME_SECONDS, RemoteOptions, RunOptions, StrPath, request
 from belljar.core.request import RunRequest
-from belljar.core.result import Result
+from belljar.core.result import Result, SandboxHealth
 from belljar.host.source import with_code
 from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
-from belljar.protocol.responses import BackendLanguage
+from belljar.protocol.responses import BackendLanguage, Readiness
 
 TIMEOUT_SECONDS, RETRIES = 30.0, 5
 _LANGUAGES = Languages()
@@ -112,6 +113,22 @@ class AsyncClient:
                 return result
         return await watch(self._transport, await sending.submit(), listener, control or Control())
 
+    async def execute_file(
+        self, path: StrPath, *, backend: str = "auto", cached: bool = False, **options: Unpack[RunOptions]
+    ) -> Result:
+        """Runs a file of this machine in a sandbox of the server: `run(path=...)`."""
+        return await self.run(path=path, backend=backend, cached=cached, **options)
+
+    async def check_sandbox_health(self) -> SandboxHealth:
+        """Tells what came of a real snippet that the server ran, some seconds ago at most. It never raises."""
+        try:
+            told = parse(Readiness, await self._transport.ask("GET", "/readyz"))
+        except errors.BelljarError as error:
+            return SandboxHealth(healthy=False, problem=error.message, fix=error.fix)
+        return SandboxHealth(
+            healthy=told.ready, backend=told.backend, duration_ms=told.run_ms, problem=told.problem
+        )  # fmt: skip
+
     @asynccontextmanager
     async def stream(
         self, code: str | None = None, *, path: StrPath | None = None, backend: str = "auto",
@@ -183,6 +200,10 @@ class AsyncClient:
         async with aclosing(LogFollower(self._transport, path_part(id), after).each()) as lines:
             async for line in lines:
                 yield line
+
+    def stream_container_logs(self, id: str, after: int = 0) -> AsyncGenerator[LogLine, None]:
+        """Follows the lines of a run to its end: `logs`, under the name that the specification has for it."""
+        return self.logs(id, after)
 
     async def metrics(self, id: str, after: float = 0) -> SandboxMetrics:
         """Returns what a sandbox used, second by second, since a time (seconds since 1970)."""

@@ -13,7 +13,7 @@ from belljar.control.callbacks import Cancel, Listener, OutputCallback
 from belljar.control.stream import Stream, blocking
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.options import IDLE_SECONDS, LIFETIME_SECONDS, RemoteOptions, RunOptions, StrPath
-from belljar.core.result import Result
+from belljar.core.result import Result, SandboxHealth
 from belljar.host import portal
 from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
 
@@ -85,6 +85,16 @@ class Client:
                 cancel=cancel, cached=cached, **options,
             )
         )  # fmt: skip
+
+    def execute_file(
+        self, path: StrPath, *, backend: str = "auto", cached: bool = False, **options: Unpack[RunOptions]
+    ) -> Result:
+        """Runs a file of this machine in a sandbox of the server: `run(path=...)`."""
+        return portal.call(lambda: self._core.execute_file(path, backend=backend, cached=cached, **options))
+
+    def check_sandbox_health(self) -> SandboxHealth:
+        """Tells what came of a real snippet that the server ran, some seconds ago at most. It never raises."""
+        return portal.call(self._core.check_sandbox_health)
 
     def stream(
         self, code: str | None = None, *, path: StrPath | None = None, backend: str = "auto",
@@ -160,6 +170,10 @@ class Client:
                 yield line
         finally:
             portal.call(lines.aclose)
+
+    def stream_container_logs(self, id: str, after: int = 0) -> Iterator[LogLine]:
+        """Follows the lines of a run to its end: `logs`, under the name that the specification has for it."""
+        return self.logs(id, after)
 
     def metrics(self, id: str, after: float = 0) -> SandboxMetrics:
         """Returns what a sandbox used, second by second, since a time (seconds since 1970)."""

@@ -64,7 +64,19 @@ def opening(asked: RunRequest) -> dict[str, Any]:
 def execution(asked: RunRequest) -> dict[str, Any]:
     """Returns the body that executes a run."""
     said = asked.model_dump(mode="json", exclude_unset=True)
-    rest = ("language", "code", "command", "args", "stdin", "collect", "packages", "profile", "retry", "deterministic")
+    rest = (
+        "language",
+        "code",
+        "command",
+        "args",
+        "stdin",
+        "collect",
+        "packages",
+        "profile",
+        "retry",
+        "deterministic",
+        "require_libraries",
+    )
     return _of_sandbox(asked, said) | {name: said[name] for name in rest if said.get(name) is not None}
 
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
+SYSTEM_FAILURE, SYSTEM_FAILURE_EXIT_CODE = "system_failure", -1  # in JSON, for callers that never see an exception
 FULL_DISK = "make room on the engine's disk (belljar images gc)"  # what helps against it, wherever it strikes
 
 
@@ -126,6 +127,10 @@ class BackendError(BelljarError):
 
     kind = "backend_error"
     http_status = 503
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the error as data, with the `outcome` that tells a failure of ours from a refusal."""
+        return {**super().as_dict(), "outcome": SYSTEM_FAILURE, "exit_code": SYSTEM_FAILURE_EXIT_CODE}
 
 
 class NotAvailable(BackendError):

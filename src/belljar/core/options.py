@@ -128,6 +128,8 @@ class RunOptions(ContainerOptions, total=False):
     """A command with its arguments, instead of code."""
     auto_remove: bool | None
     """False keeps the container of the run for inspection, on docker and podman; `warnings` say how to remove it."""
+    require_libraries: bool | Iterable[str]
+    """Libraries that must import, by name, or True for all that the code imports: a backend that has them is found."""
     retry: Literal["never", "stronger"]
     """ "stronger": run again on another backend if `auto` chose one that lacks what the code turned out to need."""
 

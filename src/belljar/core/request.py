@@ -47,6 +47,7 @@ ImageName = Annotated[Text, Field(min_length=1, max_length=512)]
 RuntimeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,128}$")]
 TypeName = Annotated[str, Field(min_length=1, max_length=64)]
 Folder = Annotated[Text, Field(min_length=1, max_length=4096)]
+ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,127}$")]
 ProfileName = Annotated[str, Field(max_length=64)]
 
 
@@ -171,6 +172,9 @@ class RunRequest(Model):
         None, description="fixes clock and randomness, so that the run can be repeated bit for bit; true, or the seed"
     )
     profile: ProfileName | None = Field(None, description="packages to find imported; by default by the code")
+    require_libraries: bool | Annotated[tuple[ModuleName, ...], Field(max_length=64)] = Field(
+        False, description="what must import, by name; true: all that the code imports. A backend that has it is found"
+    )
     retry: Literal["never", "stronger"] = Field(
         "never", description="stronger: run again if `auto` chose a backend that lacks what the code turned out to need"
     )

@@ -36,6 +36,8 @@ class Status(StrEnum):
     """It was ended from outside, and not by you."""
     ABORTED = "aborted"
     """You stopped it."""
+    SYSTEM_FAILURE = "system_failure"
+    """There is no outcome: Belljar failed or refused. Only `execute_code` answers so; others raise."""
 
 
 class ErrorType(StrEnum):
@@ -52,6 +54,7 @@ class ErrorType(StrEnum):
     OUTPUT_LIMIT = "OUTPUT_LIMIT"
     DISK_LIMIT = "DISK_LIMIT"
     PROCESS_LIMIT = "PROCESS_LIMIT"
+    SYSTEM_FAILURE = "SYSTEM_FAILURE"
 
 
 class Failure(Model):
@@ -168,6 +171,21 @@ class Result(Model):
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": self._repr_html_()}
+
+
+class SandboxHealth(Model):
+    """Whether code can be run, found out by running some."""
+
+    healthy: bool
+    """Whether a real snippet ran and printed what it should."""
+    backend: str = ""
+    """The backend that ran it."""
+    duration_ms: float | None = None
+    """Milliseconds that it took, the sandbox's start included."""
+    problem: str = ""
+    """What is wrong; empty if nothing is."""
+    fix: str = ""
+    """What to do about it."""
 
 
 EventKind = Literal["progress", "started", "stdout", "stderr", "display", "limit", "denied", "alert", "finished"]

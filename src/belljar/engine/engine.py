@@ -28,6 +28,7 @@ from belljar.engine.audit import Audit
 from belljar.engine.backends import NAMES, Backends
 from belljar.engine.capacity import Capacity
 from belljar.engine.lease import Lease
+from belljar.engine.libraries import LibrarySearch
 from belljar.engine.probe_cache import ProbeCache
 from belljar.engine.tracing import span
 from belljar.settings import load as load_settings
@@ -78,6 +79,7 @@ class Engine:
         self._on_box = on_box
         self._probes = probes
         self._recalled: set[str] = set()  # the backends that this process did not probe itself
+        self._libraries = LibrarySearch(self)
         self._capacity = Capacity(self.settings.max_containers)
         self._audit = Audit(self.settings.audit_log) if self.settings.audit_log else None
 
@@ -166,7 +168,12 @@ class Engine:
         return await self._run(request, listener, control, id)
 
     async def _run(self, request: RunRequest, listener: Listener | None, control: Control | None, id: str) -> Result:
+        because = ""
+        if request.require_libraries:
+            request, because = await self._libraries.settle(request)
         plan, choice = await self._choose(request, id=id)
+        if because:
+            choice = Choice(choice.backend, (because, *choice.reasons[1:]))
         if request.retry == "stronger" and plan.backend == "auto":
             return await self._run_or_retry(request, plan, choice, listener, control)
         async with self._lease(plan, choice) as lease:
@@ -206,6 +213,8 @@ class Engine:
             session: whether it is for one Python interpreter.
             id: its name; a new one unless given.
         """
+        if request.require_libraries:
+            raise errors.InvalidRequest("require_libraries: is asked of one run", fix="use `run`, or name a backend")
         if request.retry != "never":
             raise errors.InvalidRequest("retry: an open sandbox stays where it is", fix="use `run`, or name a backend")
         plan, choice = await self._choose(request, id=id, keep_files=keep_files, session=session)
@@ -226,6 +235,15 @@ class Engine:
             await self.record(kind, **about, error=error.kind, message=error.message, **audit.asked(request))
             raise
         return plan.model_copy(update={"id": id}) if id else plan, choice
+
+    async def suits(self, request: RunRequest) -> bool:
+        """Tells whether the backend that a request names can take it, and has all that its code seems to need.
+
+        Raises:
+            BelljarError: it cannot take it.
+        """
+        plan, choice = await self._weigh(request, keep_files=False, session=False, after=None)
+        return routing.suits(plan, await self.capabilities(choice.backend))
 
     async def _weigh(
         self, request: RunRequest, *, keep_files: bool, session: bool, after: Capabilities | None

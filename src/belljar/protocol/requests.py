@@ -26,6 +26,7 @@ from belljar.core.request import (
     Input,
     LanguageName,
     Limits,
+    ModuleName,
     Patterns,
     ProfileName,
     RunRequest,
@@ -139,6 +140,9 @@ class Execute(SandboxFields):
     packages: Folder | None = None
     deterministic: StrictBool | Deterministic = False
     profile: ProfileName | None = None
+    require_libraries: StrictBool | Annotated[tuple[ModuleName, ...], Field(max_length=64)] = Field(
+        False, description="what must import, by name; true: all that the code imports"
+    )
     retry: Literal["never", "stronger"] = "never"
     wait: StrictBool = Field(True, description="answer when it has ended; otherwise at once, with its id")
     cached: StrictBool = Field(False, description="the result of the same deterministic run will do, if there was one")
@@ -166,6 +170,7 @@ class Execute(SandboxFields):
             env=self.environment, limits=self._limits(), egress=_egress(self.net), collect=self.collect,
             backend=self.backend, isolation=Isolation(self.isolation or Isolation.WASM), image=self.image,
             runtime=self.runtime, type=self.type, packages=self.packages, profile=self.profile, retry=self.retry,
+            require_libraries=self.require_libraries,
             workspace=self.workspace(),
             deterministic=Deterministic() if self.deterministic is True else self.deterministic or None,
         )  # fmt: skip

@@ -92,3 +92,5 @@ class Problem(Model):
     kind: str
     fix: str = ""
     context: dict[str, Any] = Field(default_factory=dict)
+    outcome: str | None = Field(None, description="system_failure, where it is a failure of the service")
+    exit_code: int | None = Field(None, description="-1, where it is a failure of the service")

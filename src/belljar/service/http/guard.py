@@ -253,9 +253,10 @@ class _Answer:
 
 def problem(error: errors.BelljarError) -> dict[str, Any]:
     """An error as `application/problem+json`."""
+    told = error.as_dict()
     return {
         "type": "about:blank", "title": error.kind.replace("_", " "), "status": error.http_status,
-        "detail": error.message, "kind": error.kind, "fix": error.fix, "context": error.context,
+        "detail": told.pop("message"), **told,
     }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal, NamedTuple
 
 import anyio
+import anyio.to_thread
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, InputRequiredResult, Tool, ToolAnnotations
@@ -30,6 +31,7 @@ from belljar.core.result import Result
 from belljar.core.values import HostPattern, covers
 from belljar.core.version import __version__
 from belljar.engine import audit
+from belljar.host.source import decode_source, read_files, with_named_files
 from belljar.protocol.records import Caller, Scope, SessionRecord
 from belljar.protocol.responses import Executed
 from belljar.service.auth import gate
@@ -58,6 +60,14 @@ Backend = Annotated[str, Field(description="leave it at auto unless the user nam
 Session = Annotated[str, Field(description="the session_id that session_open or session_run answered")]
 MaybeSession = Annotated[str | None, Field(description="left out: a new session, whose id is in the answer")]
 MaybeBox = Annotated[str | None, Field(description='a session of kind "sandbox"; left out: a fresh sandbox')]
+ContextFiles = Annotated[
+    dict[str, str] | list[str] | None,
+    Field(description="files beside the program: name to text, or names of files of the folder that the user granted"),
+]
+Libraries = Annotated[
+    bool | list[str], Field(description="Python modules that must import; true: all that the code imports")
+]
+ProjectFile = Annotated[str, Field(description="relative to the folder that the user granted")]
 Path = Annotated[str, Field(description="relative to /workspace, or below it")]
 Ctx = Context[Any, Any]
 
@@ -104,14 +114,38 @@ class Tools:
 
     async def execute_code(
         self, ctx: Ctx, code: Code, language: Language = "python", stdin: Stdin = "", timeout: Timeout = None,
-        net: Net = None, backend: Backend = "auto", args: Arguments = None,
+        net: Net = None, backend: Backend = "auto", args: Arguments = None, context_files: ContextFiles = None,
+        require_libraries: Libraries = False,
     ) -> Ran:  # fmt: skip
         """Run a program in a fresh sandbox and return its output. Nothing it does outlives the call; it has no network,
         and no access to the user's files. Print what you want to see. To keep variables and files, use session_run."""
         caller = await self._caller(ctx, "run")
+        given = await with_named_files({"files": context_files, **self._folders})
         asked = request(
             code, args=args or (), language=language, stdin=stdin.encode(), timeout=timeout, net=self._net(net),
-            backend=backend, **self._folders,
+            backend=backend, require_libraries=require_libraries, **given,
+        )  # fmt: skip
+        run, result = await self._carry_out(ctx, lambda: self._service.submit(asked, caller))
+        return answer.of_run(result, run.id)
+
+    async def execute_file(
+        self, ctx: Ctx, path: ProjectFile, stdin: Stdin = "", timeout: Timeout = None, net: Net = None,
+        backend: Backend = "auto", args: Arguments = None,
+    ) -> Ran:  # fmt: skip
+        """Run a file of the folder that the user granted, in a fresh sandbox, and return its output. Its extension
+        tells the language."""
+        caller = await self._caller(ctx, "run")
+        folder = self._folders.get("workspace")
+        if folder is None:
+            raise errors.InvalidRequest(
+                "path: no folder was granted to this server",
+                fix="ask the user to start it with belljar mcp --workspace DIR, or send the code to execute_code",
+            )
+        found = await anyio.to_thread.run_sync(read_files, folder, [path], "path")
+        name, content = next(iter(found.items()))
+        asked = request(
+            decode_source(name, content), args=args or (), language=self._service.engine.languages.of_file(name).name,
+            stdin=stdin.encode(), timeout=timeout, net=self._net(net), backend=backend, **self._folders,
         )  # fmt: skip
         run, result = await self._carry_out(ctx, lambda: self._service.submit(asked, caller))
         return answer.of_run(result, run.id)
@@ -397,6 +431,7 @@ def _tools(tools: Tools, net: bool, once: ToolAnnotations) -> list[tuple[Callabl
     """What a session's code does, it may do to that session's files and variables: that is the environment meant."""
     return [
         (tools.execute_code, "Execute code", once),
+        (tools.execute_file, "Execute a file", once),
         (tools.run_command, "Run a command", _hints(destroys=True, net=net)),  # in a session, if one is named
         (tools.session_open, "Open a session", _hints()),
         (tools.session_run, "Run in a session", _hints(destroys=True, net=net)),
