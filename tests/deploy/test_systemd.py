@@ -31,7 +31,7 @@ RUN useradd --system --home-dir /var/lib/belljar --shell /usr/sbin/nologin bellj
     /opt/belljar/bin/pip install -q --no-index --find-links /wheels 'belljar-sandbox[service]' && rm -rf /wheels
 RUN cd /usr/lib/systemd/system && rm -rf /etc/systemd/system/*.wants && \
     for each in *.target.wants/*; do case $each in *journald*|*tmpfiles-setup.service) ;; *) rm -f $each ;; esac; done
-COPY deploy/belljar.service /etc/systemd/system/
+COPY deploy/belljar.service deploy/belljar-prune.service deploy/belljar-prune.timer /etc/systemd/system/
 """
 # systemd raises these two of the kernel as it starts, which are the host's too: it gets others to write to.
 RAISED = ("/proc/sys/fs/file-max", "/proc/sys/fs/nr_open")
@@ -117,6 +117,17 @@ def test_webassembly_is_compiled_code_and_runs_behind_these_walls_too(booted: Ho
     result = run(booted, backend="wasm")
     assert result.get("stdout") == "42\n", (result, journal(booted))
     assert result["guarantees"]["isolation"] == "namespace"  # the jail around it, too
+
+
+def test_the_timer_prunes_the_records_of_the_running_server(booted: Host) -> None:
+    systemctl(booted, "start", "belljar-prune.timer")
+    assert systemctl(booted, "is-active", "belljar-prune.timer").strip() == "active"
+    systemctl(booted, "start", "belljar-prune.service")
+    said = systemctl(booted, "show", "-p", "Result", "-p", "ExecMainStatus", "belljar-prune.service")
+    log = booted.docker("exec", NAME, "journalctl", "--no-pager", "-u", "belljar-prune", check=False)
+    assert {"Result=success", "ExecMainStatus=0"} <= set(said.split()), log
+    assert "remove" in log, log
+    assert json.loads(booted.ask_inside(NAME, "/readyz"))["ready"] is True, journal(booted)
 
 
 def test_killed_it_is_started_again_and_stopped_it_ends_in_good_order(booted: Host) -> None:
