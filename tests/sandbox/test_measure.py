@@ -208,7 +208,7 @@ async def test_a_run_over_nine_tenths_of_its_memory_is_told_while_it_runs(state_
         latest = sampler.latest(box.id)
         sampler.forget(box.id)
     assert latest
-    assert latest.cpu_percent > 20  # of one CPU, on a machine that may be busy
+    assert latest.cpu_percent > 10  # of one CPU, on a machine that may be busy
     assert [item.kind for item in heard if isinstance(item, Alert)] == ["memory", "memory"]  # raised, and over
 
 

@@ -175,9 +175,9 @@ def test_what_does_not_parse_needs_nothing_because_every_backend_reports_it(code
     ids=["dots", "dots on lines", "signs", "sums", "chain", "brackets", "lambdas", "32 kB", "16 MB"],
 )
 def test_a_hostile_text_takes_less_than_a_second(text: str) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()  # of CPU: the machine may be busy
     analyse(text)
-    assert time.perf_counter() - began < 1
+    assert time.thread_time() - began < 1
 
 
 def test_a_text_too_long_to_be_looked_at_counts_as_needing_a_system() -> None:
