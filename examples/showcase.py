@@ -16,7 +16,7 @@ from rich.syntax import Syntax
 
 import belljar
 from belljar import Result, Status
-from belljar.cli.terminal import doctor
+from belljar.cli.terminal import doctor, offered
 from belljar.core.display import neutralise
 
 console = Console(highlight=False, soft_wrap=True, emoji=False)  # a passwd line holds ":x:"
@@ -142,8 +142,9 @@ def main() -> int:
     try:
         broken = run_all(STEPS)
     except belljar.BackendError as error:
-        console.print(f"[red]No sandbox works here: {escape(str(error))}[/]\n")
-        doctor(anyio.run(belljar.Engine().backends))
+        console.print(f"[red]{escape(str(error))}[/]")
+        if not error.fix.startswith("belljar setup"):  # else one command is all it takes
+            doctor(anyio.run(belljar.Engine().backends))
         return 1
     if broken:
         console.print(f"\n[bold red]Not as claimed:[/] {'; '.join(broken)}")
@@ -151,6 +152,8 @@ def main() -> int:
     console.print(
         f"\nFour runs, four sandboxes, {time.perf_counter() - began:.1f} s. [bold]belljar --help[/] has the rest."
     )
+    for line in offered([anyio.run(belljar.Engine().capabilities, "wasm")]):
+        console.print(f"[dim]{escape(line)}[/]")
     return 0
 
 

@@ -208,6 +208,19 @@ def test_an_administrators_fuel_sends_nothing_away_and_a_callers_does() -> None:
         routing.choose(asked, [NATIVE])
 
 
+def test_where_only_wasm_can_work_the_refusal_is_one_line_with_one_command() -> None:
+    wasm = offer("wasm", available=False, why_not="not compiled", fix="belljar setup wasm", setup="compile it, once",
+                 commands=False, languages={"python"})  # fmt: skip
+    with pytest.raises(errors.NotAvailable) as told:
+        routing.choose(code("json"), [wasm, NO_NATIVE])
+    assert told.value.message == "no sandbox works here yet, but wasm will: compile it, once"
+    assert told.value.fix == "belljar setup wasm"
+    assert "native passed over: no bubblewrap" in told.value.context["reasons"], "the rest is there for who looks"
+    for plan in (Plan(command=True), Plan(language="go"), code(egress=LISTED)):
+        with pytest.raises(errors.NotAvailable, match="native passed over"):
+            routing.choose(plan, [wasm, NO_NATIVE])
+
+
 def test_all_doubts_are_told_at_once() -> None:
     reasons = routing.choose(code("requests", system=("may use sockets (x)",)), [WASM, NO_NATIVE]).reasons
     assert "imports requests, which wasm lacks; the code may use sockets (x), and wasm" in reasons[-1]

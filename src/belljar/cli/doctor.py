@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -22,7 +24,19 @@ def doctor(
         terminal.print_json({"backends": [_document(capabilities) for capabilities in found]})
     else:
         terminal.doctor(found)
+        _offer(found)
     raise typer.Exit(0 if any(capabilities.available for capabilities in found) else 1)
+
+
+def _offer(found: Sequence[Capabilities]) -> None:
+    """Says which backend only has to be set up; at a terminal, asks whether to do it now."""
+    for line in terminal.offered(found):
+        terminal.say(line)
+    waiting = [one.backend for one in found if one.setup and not one.available]
+    if waiting and remote.is_here() and sys.stdin.isatty() and sys.stdout.isatty():
+        for name in waiting:
+            if typer.confirm(f"Set up {name} now?", default=True):
+                setup(name)
 
 
 def setup(

@@ -52,6 +52,11 @@ Version = Annotated[
 ]
 
 
+def is_here() -> bool:
+    """Whether commands are done on this machine."""
+    return _place.server is None
+
+
 def choose(
     context: typer.Context, server: Server = None, key: Key = None, insecure: Insecure = False, version: Version = False
 ) -> None:

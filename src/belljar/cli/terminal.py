@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -17,6 +18,7 @@ from belljar.core.spelling import respell
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from belljar.cli.pace import SetupPace
     from belljar.core.capabilities import Capabilities, LanguageSupport
     from belljar.core.result import Event, Result
 
@@ -110,9 +112,19 @@ def doctor(found: Iterable[Capabilities]) -> None:
             say(f"  network  {promise.network}")
             for weakness in promise.weaker:
                 say(f"  [yellow]weaker   {escape(weakness)}[/]")
+            for note in backend.notes:
+                if note not in promise.weaker:
+                    say(f"  [yellow]note     {escape(note)}[/]")
         else:
             say(f"[red]✗ {backend.backend}[/] does not work here: {escape(backend.why_not)}")
             say(f"  [cyan]→[/] {escape(backend.fix)}")
+
+
+def offered(found: Iterable[Capabilities]) -> Iterator[str]:
+    """Yields a line for each backend that only has to be set up: what, how long, and the command."""
+    for backend in found:
+        if backend.setup and not backend.available:
+            yield f"{backend.backend} is not set up yet ({backend.setup}, once): belljar setup {backend.backend}"
 
 
 def languages(rows: Iterable[tuple[str, LanguageSupport]]) -> None:
@@ -145,23 +157,40 @@ def progress(title: str, total: int) -> Iterator[Any]:
 
 @contextmanager
 def steps() -> Iterator[Callable[[str], None]]:
-    """Shows the steps it is told, should there be any: a bar without an end on a terminal, lines elsewhere."""
+    """Shows the steps it is told, should there be any, and about how long is left: a bar, or lines elsewhere."""
+    from belljar.cli.pace import SetupPace, in_words
+
+    pace = SetupPace()
     with ExitStack() as stack:
         shown: list[Callable[[str], object]] = []
 
         def step(title: str) -> None:
             if not shown:
-                shown.append(stack.enter_context(_bar()) if console(stderr=True).is_terminal else warn)
-            shown[0](f"setting up, once: {title}")
+                shown.append(stack.enter_context(_bar(pace)) if console(stderr=True).is_terminal else warn)
+            pace.begin(title, time.monotonic())
+            left = "" if console(stderr=True).is_terminal else in_words(pace.left(time.monotonic()))
+            shown[0](f"setting up, once: {title}" + (f", {left}" if left else ""))
 
         yield step
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[str], None]]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+def _bar(pace: SetupPace) -> Iterator[Callable[[str], None]]:
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    from belljar.cli.pace import in_words
+
+    class TimeLeft(ProgressColumn):
+        """Moves the bar, and says about how long is left, at each refresh."""
+
+        def render(self, task: Task) -> Text:
+            now = time.monotonic()
+            known = pace.left(now) is not None
+            task.total, task.completed = (1.0, pace.share(now)) if known else (None, 0.0)
+            return Text(in_words(pace.left(now)))
+
+    columns = (TextColumn("{task.description}"), TimeLeft(), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bars:
         task = bars.add_task("", total=None)
         yield lambda title: bars.update(task, description=title)

@@ -58,6 +58,12 @@ def choose(plan: Plan, candidates: Sequence[Capabilities]) -> Choice:
     if doubtful:
         backend, doubt = doubtful[0]
         return Choice(backend, (*passed_over, f"{backend} chosen for want of another, though {doubt}"))
+    if only := _only_to_set_up(plan, candidates):
+        raise errors.NotAvailable(
+            f"no sandbox works here yet, but {only.backend} will: {only.setup}",
+            fix=f"belljar setup {only.backend}",
+            context={"reasons": passed_over},
+        )
     fixes = [f"{candidate.backend}: {fix}" for candidate in candidates if (fix := _fix(plan, candidate))]
     # There is a sandbox, but none as strict or as able as asked; a language that is not installed is another matter.
     refused = any(candidate.available and not _lacks_toolchain(plan, candidate) for candidate in candidates)
@@ -66,6 +72,19 @@ def choose(plan: Plan, candidates: Sequence[Capabilities]) -> Choice:
         fix="; ".join(fixes) or "ask for less, or run `belljar doctor`",
         context={"reasons": passed_over},
     )
+
+
+def _only_to_set_up(plan: Plan, candidates: Sequence[Capabilities]) -> Capabilities | None:
+    """The backend that could take the plan if it were set up, where no other works at all."""
+    if any(candidate.available for candidate in candidates):
+        return None
+    return next((one for one in candidates if one.setup and _could_take(plan, one)), None)
+
+
+def _could_take(plan: Plan, candidate: Capabilities) -> bool:
+    spoken = candidate.languages is None or plan.language is None or plan.language in candidate.languages
+    named = (plan.command and not candidate.commands) or (plan.image and not candidate.images)
+    return spoken and not named and plan.egress.mode in candidate.egress and (not plan.packages or candidate.packages)
 
 
 def _merit(plan: Plan, candidate: Capabilities) -> str:

@@ -75,7 +75,10 @@ class Wasm:
             self._store.check()
             return await self._probe(version)
         except errors.BelljarError as error:
-            return Capabilities(backend=self.name, available=False, why_not=error.message, fix=error.fix, setup=setup)
+            return Capabilities(
+                backend=self.name, available=False, why_not=error.message, fix=error.fix, setup=setup, commands=False,
+                languages=frozenset({"python", *_SCRIPTS}), sessions=frozenset({"python"}), workspace=True,
+            )  # fmt: skip
         except (OSError, TimeoutError) as error:
             return Capabilities(backend=self.name, available=False, why_not=str(error), fix="run `belljar doctor`")
 
