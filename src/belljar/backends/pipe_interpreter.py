@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _AGENT = f"{AGENT_FOLDER}/session_agent.py"  # among the read-only inputs
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 1.0  # that a turn has after its timeout to end by itself, before the interpreter is ended
+_INTERRUPT_SECONDS = 3.0  # that a turn has to end after it was interrupted; a call into a library may take its time
 # Between turns a guest is heard only so that its prints do not block it: at most this much, then a pause.
 _UNHEARD_CHARACTERS = MIB
 _PAUSE_SECONDS = 0.1
@@ -109,7 +110,7 @@ class PipeInterpreter:
         except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             return False
         turn.interrupted = True
-        self._clock.deadline = min(self._clock.deadline, anyio.current_time() + _GRACE_SECONDS)
+        self._clock.deadline = min(self._clock.deadline, anyio.current_time() + _INTERRUPT_SECONDS)
         return True
 
     def stop(self, reason: Status) -> None:

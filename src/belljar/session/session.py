@@ -122,7 +122,7 @@ class AsyncSession(Openable):
     def interrupt(self) -> bool:
         """Interrupts the turn under way, as Ctrl-C does: it ends with status `aborted`, and the session goes on.
 
-        A turn that does not react within a second ends the session.
+        A turn that does not react within three seconds ends the session.
 
         Returns:
             False where the backend cannot do this (wasm), or no turn is under way: nothing has happened then.
