@@ -182,6 +182,11 @@ def _check_shapes(given: Mapping[str, Any]) -> None:
         raise errors.InvalidRequest(
             "packages: takes the folder of a Python environment of this machine, not names of packages", fix=_MAKE_VENV
         )
+    libraries = given.get("require_libraries", False)
+    if isinstance(libraries, str | bytes) or not isinstance(libraries, bool | Iterable):
+        raise errors.InvalidRequest(
+            "require_libraries: must be true, or a list of names", fix='write require_libraries=["numpy"]'
+        )
     if not isinstance(given.get("files", {}), Mapping):
         raise errors.InvalidRequest("files: must map names to contents", fix='write files={"a.txt": b"..."}')
 
