@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 import tempfile
@@ -46,6 +47,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> lanes.Lanes:
     return lanes.Lanes(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    """Collects what a file of tests left open, there and not while CPython 3.11 makes a syntax tree, which breaks it."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

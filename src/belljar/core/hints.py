@@ -118,6 +118,8 @@ def _parse(text: str) -> ast.Module | None:
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
         return None
+    except SystemError:  # CPython 3.11 loses count of the depth when the collector formats a traceback meanwhile
+        return None
 
 
 def _local(files: Mapping[str, bytes]) -> set[str]:
