@@ -51,7 +51,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> lanes.Lanes:
 
 @pytest.fixture(scope="module", autouse=True)
 def _collected() -> Iterator[None]:
-    """Collects what a file of tests left open, there and not while CPython 3.11 makes a syntax tree, which breaks it."""
+    """Collects what a file of tests left open: in the middle of making a syntax tree, CPython 3.11 cannot take it."""
     yield
     gc.collect()
 
