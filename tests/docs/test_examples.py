@@ -83,5 +83,5 @@ def test_the_showcase_says_what_doctor_says_and_exits_1_where_no_sandbox_works(
     finally:
         sandbox._engine = None
     said = capsys.readouterr().out
-    assert "No sandbox works here" in said
+    assert "no sandbox here can run this" in said
     assert "✗ native does not work here: bubblewrap is not installed" in said

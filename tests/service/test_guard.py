@@ -287,7 +287,7 @@ async def test_a_page_of_our_own_may_say_more_about_its_content() -> None:
 
 def test_a_problem_has_the_words_of_the_contract() -> None:
     told = problem(errors.Aborted("gone", fix="again"))
-    assert list(told) == ["type", "title", "status", "detail", "kind", "fix", "context"]
+    assert list(told) == ["type", "title", "status", "detail", "kind", "fix", "context", "outcome", "exit_code"]
     assert (told["status"], told["title"], told["kind"]) == (499, "aborted", "aborted")
     assert problem(errors.Busy("no", retry_after=3))["context"] == {"retry_after": 3}
 

@@ -109,7 +109,9 @@ def _node_place(lines: Sequence[str], at: int) -> dict[str, Any]:
 
 _BASH = re.compile(r"(?P<file>[^: ]{1,200}): line (?P<line>\d{1,9}): (?P<text>.+)$")
 _BASH_FORK = re.compile(r"(?P<file>[^: ]{1,200}): (?P<text>fork: .+)$")
-_EXEC = re.compile(r"(?:bwrap: execvp|prlimit: failed to execute) (?P<text>.{1,500})$")
+_EXEC = re.compile(
+    r"(?:bwrap: execvp |prlimit: failed to execute |/usr/bin/env: [‘'])(?P<program>.{1,400}?)[’']?: (?P<why>.{1,100})$"
+)
 
 
 def _bash(lines: Sequence[str]) -> ReportedError | None:
@@ -117,7 +119,8 @@ def _bash(lines: Sequence[str]) -> ReportedError | None:
     source = ""
     for number in reversed(range(len(lines))):
         if started := _EXEC.match(lines[number]):
-            return ReportedError(number, started["text"], "bash", {}, started["text"], READ_OUTPUT)
+            text = f"{started['program']}: {started['why']}"
+            return ReportedError(number, text, "bash", {}, text, READ_OUTPUT)
         said = _BASH.match(lines[number]) or _BASH_FORK.match(lines[number])
         if said and said["text"].startswith("`"):
             source = said["text"].strip("`'")
