@@ -180,6 +180,30 @@ def test_a_key_can_do_what_its_scopes_say_and_no_more(keyed: Server) -> None:
         assert told(http.post("/api/sandbox/sessions", json={})) == (403, "policy_denied")
 
 
+@pytest.mark.parametrize(("listener", "hears"), [("bob", ["bob"]), ("admin", ["ada", "bob"])])
+def test_events_are_told_to_who_asked_for_the_run_and_to_administrators(
+    keyed: Server, listener: str, hears: list[str]
+) -> None:
+    def run(name: str) -> str:
+        with of(keyed, name) as http:
+            body = {"code": "while True: print(1)", "backend": "native", "timeout_seconds": 0.5}
+            return str(http.post("/api/sandbox/execute", json=body).json()["container_id"])
+
+    heard: list[str] = []
+    event_stream = {"Accept": "text/event-stream"}
+    with of(keyed, listener) as http, http.stream("GET", "/api/events", headers=event_stream) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == ": listening"
+        ids = {name: run(name) for name in ("ada", "bob")}
+        for line in lines:
+            if line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                heard.append(event["container_id"])
+                if (event["kind"], event["container_id"]) == ("ended", ids["bob"]):
+                    break
+    assert list(dict.fromkeys(heard)) == [ids[name] for name in hears]
+
+
 def test_a_key_may_ask_for_the_hosts_that_the_administrator_lists_or_for_its_own(keyed: Server) -> None:
     def ask(name: str, host: str, path: str = "execute", **body: Any) -> httpx2.Response:
         with of(keyed, name) as http:
