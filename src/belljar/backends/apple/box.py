@@ -122,9 +122,6 @@ class AppleBox:
         with suppress(errors.BelljarError):
             await self._cli.call(["delete", "--force", self.id], deadline=_INSIDE_SECONDS)
 
-    async def _terminate(self) -> None:
-        await self._inside("kill -s TERM -- -1", uid=self._uid)
-
     async def sweep(self) -> MachineFigures:
         """Ends all that the guest's uid runs, and reads what was counted so far."""
         said = await self._inside(shell_script("apple/sweep"), uid=self._uid)
@@ -172,7 +169,7 @@ class AppleBox:
                 self.id, self._uid, watch, limits.pids, argv=command.argv, env=command.env, cwd=command.cwd, stdin=fed
             )
 
-        job = AppleJob(self.id, words, command.stdin, limits, self._seen, self._terminate, self.sweep, self.destroy)
+        job = AppleJob(self.id, words, command.stdin, limits, self._seen, self.sweep, self.destroy)
         result = await AppleRun(self._cli, job, emit, control).go()
         if self._used:  # the peak is the machine's, and an earlier command may have reached it
             result = result.model_copy(update={"memory_used_mb": None})

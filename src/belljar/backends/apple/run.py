@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import anyio
@@ -22,7 +22,7 @@ from belljar.core.result import Result, Status, StreamName
 from belljar.host.loops import lone_errors
 
 _START_SECONDS = 60.0
-_ENDING_SECONDS = 10.0  # for a call whose guest was ended; then the whole machine goes
+_GRACE_SECONDS = 10.0  # for a call whose guest was ended; then the whole machine goes
 _PREAMBLE_BYTES = 1 << 16
 _NOT_STARTED_EXIT_CODE = 125  # of the shell inside, before it has printed its mark
 
@@ -43,7 +43,6 @@ class AppleJob(NamedTuple):
     stdin: bytes
     limits: Limits
     before: MachineFigures
-    terminate: Callable[[], Awaitable[object]]  # sends SIGTERM to whatever the guest's uid runs
     sweep: Callable[[], Awaitable[MachineFigures]]  # ends whatever the guest's uid runs
     destroy: Callable[[], Awaitable[None]]  # ends the machine
 
@@ -151,23 +150,17 @@ class AppleRun:
 
     def _end(self, verdict: Status, tasks: TaskGroup) -> None:
         if self._outcome.end(verdict):
-            grace = 0.0 if verdict is Status.OUTPUT_LIMIT else self._job.limits.grace
-            tasks.start_soon(self._finish, grace)
+            tasks.start_soon(self._finish)
 
-    async def _finish(self, grace: float) -> None:
+    async def _finish(self) -> None:
         """The guest and all it started are ended; if the call does not end then, neither is the machine kept.
 
-        A guest that has not begun yet is ended when it has: a signal sent before would miss it. One that ends itself
-        in its grace ends the call, and this with it.
+        A guest that has not begun yet is ended when it has: a signal sent before would miss it.
         """
-        with anyio.move_on_after(_ENDING_SECONDS):
+        with anyio.move_on_after(_GRACE_SECONDS):
             await self._began.wait()
-        if grace and self._began.is_set():
-            with suppress(errors.BelljarError):
-                await self._job.terminate()
-                await anyio.sleep(grace)
         await self._stop()
-        await anyio.sleep(_ENDING_SECONDS)
+        await anyio.sleep(_GRACE_SECONDS)
         await self._job.destroy()
 
     async def _stop(self) -> None:
