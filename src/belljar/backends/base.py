@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from anyio.abc import TaskGroup
+from anyio.abc import ByteStream, TaskGroup
 
 from belljar.backends.snapshot import Snapshot
 from belljar.backends.turn import TurnRequest
 from belljar.control.control import Control
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.plan import Command, Plan
+from belljar.core.process import BoxProcess, FileChange, FileStat
 from belljar.core.result import Collected, Entry, EventKind, File, Result, Status
 
 Emit = Callable[[EventKind, str], Awaitable[None]]
@@ -183,6 +184,85 @@ class Drawing(Box, Protocol):
 
     async def figures(self, limit: int) -> Collected:
         """Reads the pictures that it left, in the order in which they were drawn; `limit`: bytes in all."""
+        ...
+
+
+class BoxTree(Protocol):
+    """The files of a living box, by whole paths as the guest names them, and with the guest's rights.
+
+    No link is followed. Each method raises the OSError that the guest would get.
+    """
+
+    async def stat(self, path: str) -> FileStat:
+        """Tells what is there; of a link, the link itself."""
+        ...
+
+    async def list(self, path: str, depth: int) -> tuple[FileStat, ...]:
+        """Lists a folder, sorted by path: its entries (`depth` 1), those below them (2), and so on."""
+        ...
+
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Opens a regular file, and gives its content piece by piece."""
+        ...
+
+    async def write(self, path: str, content: bytes, mode: int | None = None) -> None:
+        """Writes a file whole, and makes the folders above it. One that was there keeps its permissions."""
+        ...
+
+    async def make_dir(self, path: str) -> bool:
+        """Makes a folder and those above it; False: it was there."""
+        ...
+
+    async def move(self, path: str, to: str) -> None:
+        """Renames a file or a folder; a file that was there is replaced."""
+        ...
+
+    async def copy(self, path: str, to: str) -> None:
+        """Copies a file, a folder with all that it holds, or a link as such."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Removes a file, or a folder with all that it holds."""
+        ...
+
+    def watch(self, path: str, *, recursive: bool = False) -> AbstractAsyncContextManager[AsyncIterator[FileChange]]:
+        """Tells changes below a folder as they happen (`watch` in `Capabilities.living`)."""
+        ...
+
+
+@runtime_checkable
+class Living(Box, Protocol):
+    """A box that is one machine for all its commands (`Capabilities.living`, asked for by `Plan.living`).
+
+    `run` may be called any number of times at once. Commands see each other's processes and ports, and what a command
+    leaves in the background goes on after its end. `run` calls `Control.begin` when the command runs, and
+    `Control.hear` with its output; where `Command.pty` is given, that is a terminal's, all of it stdout.
+    """
+
+    tree: BoxTree
+
+    async def processes(self) -> tuple[BoxProcess, ...]:
+        """Lists what runs in the box now, without what is ours."""
+        ...
+
+    async def listens(self, port: int) -> bool:
+        """Whether something in the box listens on a TCP port, by the kernel's word."""
+        ...
+
+    async def dial(self, port: int) -> ByteStream:
+        """Connects to a TCP port of the box's own loopback, without a route from outside.
+
+        Raises:
+            OSError: as a program inside would get it: ConnectionRefusedError.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Stops all processes of the box where they are (`pause` in `Capabilities.living`)."""
+        ...
+
+    async def resume(self) -> None:
+        """Lets them go on."""
         ...
 
 

@@ -83,6 +83,9 @@ class Capabilities(Model):
     commands: bool = Field(True, description="can it run programs, or only code?")
     processes: bool = Field(True, description="can a guest start processes and threads, get signals, open sockets?")
     fuel: bool = Field(False, description="can it count instructions, and fix clock and seed?")
+    living: frozenset[str] | None = Field(
+        None, description="what its living sandboxes can do beside starting processes; None: it has none"
+    )
     checkpoints: bool = Field(False, description="can a session be copied, forked and rolled back?")
     profiles: frozenset[str] = Field(frozenset(), description="what a run can find imported")
     setup: str = Field("", description="what must be done once before it is available, if it can be done here")

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
+from belljar.core.process import PtySize
 from belljar.core.request import Deterministic, Egress, Limits, Workspace
 from belljar.core.values import WORKSPACE, Bytes, EnvName, GuestPath, Text
 
@@ -40,6 +41,9 @@ class Plan(Model):
     workspace: Workspace | None = None
     packages: str | None = None
     keep_files: bool = Field(False, description="files will be put or got, or more than one command run")
+    living: bool = Field(
+        False, description="its commands share one machine: any number at once, and what they leave lives on"
+    )
     isolation: Isolation = Isolation.WASM
     image: str | None = None
     runtime: str | None = None
@@ -65,7 +69,7 @@ class Plan(Model):
     @property
     def inputs(self) -> str:
         """The folder in which the guest finds its read-only files."""
-        return INPUTS if self.workspace else WORKSPACE
+        return INPUTS if self.workspace or self.living else WORKSPACE
 
 
 class Command(Model):
@@ -81,6 +85,7 @@ class Command(Model):
     deterministic: Deterministic | None = Field(None, description="run it with a fixed clock and seed")
     limits: Limits | None = Field(None, description="instead of the plan's, for this command")
     files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, description="read-only, for this command only")
+    pty: PtySize | None = Field(None, description="give it a terminal of this size, where the box can")
 
     @property
     def main(self) -> str:
