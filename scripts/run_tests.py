@@ -3,8 +3,9 @@
 Usage: run_tests.py [PYTEST_ARGUMENT ...]
 
 Three processes share two cores, engines and the kernel's tables, so a test can fail for what runs beside it. A failure
-that does not repeat itself alone is printed and counted, and is not fatal. These are fatal at once: an attack that got
-through, more failures than `MAX_ALONE`, and a run that did not end (exit codes other than 1).
+that does not repeat itself alone is not fatal: the last line counts those, by name. (What is known to fail at times
+carries the marker `second_try` with its reason, and pytest's own line counts it as rerun.) These are fatal at once: an
+attack that got through, more failures than `MAX_ALONE`, and a run that did not end (exit codes other than 1).
 """
 
 from __future__ import annotations
@@ -13,16 +14,12 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 LANES = ["-n", "3", "--dist", "loadscope", "--no-loadscope-reorder"]
 MAX_ALONE = 6
 TESTS_FAILED = 1  # pytest's exit code
-
-
-def pytest(*arguments: str) -> int:
-    """Runs pytest and returns its exit code."""
-    return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
 
 
 def fatal(failures: dict[str, bool]) -> str | None:
@@ -36,23 +33,42 @@ def fatal(failures: dict[str, bool]) -> str | None:
     return None
 
 
+def run(report: Path, *arguments: str) -> tuple[int, dict[str, bool]]:
+    """Runs pytest and returns its exit code and its failures: each test, and whether its failure is final."""
+    report.unlink(missing_ok=True)
+    line = [sys.executable, "-m", "pytest", "--failures-to", str(report), *arguments]
+    code = subprocess.run(line, check=False).returncode
+    return code, json.loads(report.read_text()) if report.exists() else {}
+
+
+def last_line(failures: Collection[str], again: Collection[str]) -> str:
+    """Returns how many of the failures were none alone, by name: nobody has written a reason beside those."""
+    passed = [test for test in failures if test not in again]
+    failed = [test for test in failures if test in again]
+    parts = [f"FAILED ALONE TOO ({len(failed)}): {', '.join(failed)}"] if failed else []
+    if passed:
+        parts.append(f"PASSED ONLY ALONE, to be mended ({len(passed)}): {', '.join(passed)}")
+    return "; ".join(parts)
+
+
 def main(arguments: list[str]) -> int:
     """Runs the tests and returns the exit code for make."""
     with tempfile.TemporaryDirectory(prefix="belljar-failures-") as folder:
         report = Path(folder) / "failures.json"
-        code = pytest(*LANES, "--failures-to", str(report), *arguments)
+        code, failures = run(report, *LANES, *arguments)
         if code != TESTS_FAILED:
             return code
-        failures: dict[str, bool] = json.loads(report.read_text()) if report.exists() else {}
-    if why := fatal(failures):
-        print(f"FAILED: {why}")
+        if why := fatal(failures):
+            print(f"FAILED: {why}")
+            return code
+        print(f"\nOnce more, alone: what failed beside others ({len(failures)})", flush=True)
+        tier = [word for word in arguments if word == "--exhaustive"]
+        code, again = run(report, *tier, *failures)
+    if code not in (0, TESTS_FAILED):
+        print(f"FAILED: the run alone of {', '.join(failures)} did not end (exit code {code})")
         return code
-    print(f"\nOnce more, alone: what failed beside others ({len(failures)})", flush=True)
-    tier = [word for word in arguments if word == "--exhaustive"]
-    again = pytest(*tier, *failures)
-    word = "FAILED ALONE TOO" if again else "PASSED ALONE, failed beside other tests (see its failure above)"
-    print(*(f"{word}: {test}" for test in failures), sep="\n")
-    return again
+    print(last_line(failures, again))
+    return code
 
 
 if __name__ == "__main__":

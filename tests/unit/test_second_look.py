@@ -40,15 +40,20 @@ def test_what_fails_only_beside_others_is_named_and_not_fatal(tmp_path: Path) ->
     done = outcome_of(tmp_path, FAILS_BESIDE_OTHERS)
     assert done.returncode == 0, done.stdout
     assert "1 failed" in done.stdout
-    assert done.stdout.endswith(
-        "PASSED ALONE, failed beside other tests (see its failure above): test_it.py::test_one\n"
-    )
+    assert done.stdout.endswith("\nPASSED ONLY ALONE, to be mended (1): test_it.py::test_one\n")
+
+
+def test_the_last_line_tells_what_passed_alone_from_what_failed_twice(tmp_path: Path) -> None:
+    done = outcome_of(tmp_path, FAILS_BESIDE_OTHERS + "def test_two(): assert 1 == 2\n")
+    assert done.returncode == 1, done.stdout
+    said = "FAILED ALONE TOO (1): test_it.py::test_two; PASSED ONLY ALONE, to be mended (1): test_it.py::test_one"
+    assert done.stdout.splitlines()[-1] == said
 
 
 @pytest.mark.parametrize(
     ("tests", "said"),
     [
-        ("def test_one(): assert 1 == 2\n", "FAILED ALONE TOO: test_it.py::test_one"),
+        ("def test_one(): assert 1 == 2\n", "FAILED ALONE TOO (1): test_it.py::test_one"),
         (
             FAILS_BESIDE_OTHERS + "def test_two(): assert 0, 'inodes: through: a file'\n",
             "FAILED: an attack got through",
