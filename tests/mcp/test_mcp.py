@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
-import signal
-import subprocess
-import sys
-import time
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -20,30 +15,11 @@ import pytest
 from mcp import Client, MCPError
 from mcp.types import ImageContent
 
-from mcp_clients import PNG, TOOLS, data, http_server, on_stdio, text, with_key
+from mcp_clients import PNG, TOOLS, data, on_stdio, text
 from serving import Server, served
-from witness import Traces, descendants, eventually
+from witness import Traces, eventually
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture
-def place() -> Iterator[Server]:
-    """Folders and an environment for servers that tests start by themselves."""
-    with served(start=False) as server:
-        yield server
-
-
-@pytest.fixture
-def traces(place: Server, counting: None) -> Traces:
-    return Traces(place.state_dir)
-
-
-@pytest.fixture(scope="module")
-def listening() -> Iterator[str]:
-    """One server over HTTP for the tests that leave nothing in it."""
-    with served(start=False) as place, http_server(place) as url:
-        yield url
 
 
 Connect = Callable[[], AbstractAsyncContextManager[Client]]
@@ -351,165 +327,6 @@ async def test_a_call_that_the_client_cancels_ends_the_guest(connect: Connect, t
         assert await anyio.to_thread.run_sync(lambda: eventually(lambda: not traces.processes())), traces.processes()
         told = data(await client.call_tool("execute_code", {"code": "print('alive')"}))
         assert told["stdout"] == "alive\n", "the server goes on"
-
-
-# --- the end ---
-
-
-def _speak(process: subprocess.Popen[bytes], *messages: dict[str, Any]) -> None:
-    assert process.stdin is not None
-    process.stdin.write(b"".join(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n" for message in messages))
-    process.stdin.flush()
-
-
-def _begin(place: Server, command: list[str], before: str = "") -> subprocess.Popen[bytes]:
-    """A server on stdio with a run under way, by hand: no client that ends it nicely."""
-    started = ["sh", "-c", f'{before} exec "$@"', "sh", sys.executable, "-m", "belljar", "mcp"]
-    with (place.folder / "stderr").open("ab") as log:
-        process = subprocess.Popen(
-            started, env=place._environ, cwd=place.folder, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=log,
-        )  # fmt: skip
-    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "by hand", "version": "1"}}
-    given = {"command": command, "backend": "native", "timeout": 99}
-    _speak(
-        process,
-        {"id": 1, "method": "initialize", "params": hello},
-        {"method": "notifications/initialized"},
-        {"id": 2, "method": "tools/call", "params": {"name": "run_command", "arguments": given}},
-        {"id": 3, "method": "tools/call", "params": {"name": "session_run", "arguments": {"code": "x = 1"}}},
-    )
-    return process
-
-
-@pytest.mark.parametrize("how, before", [("stdin", ""), ("SIGTERM", ""), ("SIGINT", ""), ("SIGTERM", "trap '' INT;")])
-def test_a_server_that_is_ended_in_mid_run_leaves_nothing(how: str, before: str, place: Server, traces: Traces) -> None:
-    process = _begin(place, ["sh", "-c", "sleep 100; true", traces.word], before)  # `&` of a shell's ignores SIGINT
-    try:
-        assert eventually(traces.processes, 60), place.log
-        assert process.stdin is not None
-        below = descendants(process.pid)
-        assert below
-        if how == "stdin":
-            process.stdin.close()
-        else:  # with stdin still open, as from a terminal or a service manager
-            process.send_signal(getattr(signal, how))
-        process.wait(40)
-        assert eventually(lambda: not traces.processes()), traces.processes()
-        assert eventually(lambda: not [pid for pid in below if Path(f"/proc/{pid}").exists()])
-        assert not [name for name in traces.files() if not name.endswith(".owner")], traces.files()
-        assert not traces.groups() and not traces.mounts()
-        if how == "stdin":
-            assert process.returncode == 0, place.log
-        assert "Traceback" not in place.log, place.log
-    finally:
-        process.kill()
-        process.wait(10)
-        process.stdin.close()  # type: ignore[union-attr]
-        process.stdout.close()  # type: ignore[union-attr]
-
-
-def test_stdout_carries_nothing_but_the_protocol(place: Server) -> None:
-    messages = (
-        {"id": 1, "method": "initialize", "params": {
-            "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "by hand", "version": "1"}}},
-        {"method": "notifications/initialized"},
-        {"id": 2, "method": "tools/call", "params": {"name": "execute_code", "arguments": {"code": "print('out')"}}},
-        {"id": 3, "method": "tools/call", "params": {"name": "nothing", "arguments": {}}},
-        {"id": 4, "method": "nonsense"},
-    )  # fmt: skip
-    with (place.folder / "stderr").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "belljar", "mcp"], env=place._environ, cwd=place.folder, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=log,
-        )  # fmt: skip
-    try:
-        _speak(process, *messages)
-        process.stdin.write(b"this is not JSON\n")  # type: ignore[union-attr]
-        process.stdin.flush()  # type: ignore[union-attr]
-        assert process.stdout is not None
-        told: dict[Any, Any] = {}
-        deadline = time.monotonic() + 60
-        while not {1, 2, 3, 4} <= told.keys() and time.monotonic() < deadline:
-            line = json.loads(process.stdout.readline())
-            assert line["jsonrpc"] == "2.0"
-            told[line.get("id")] = line
-        assert told[2]["result"]["structuredContent"]["stdout"] == "out\n"
-        process.stdin.close()  # type: ignore[union-attr]
-        rest = process.stdout.read()
-        assert all(json.loads(line)["jsonrpc"] == "2.0" for line in rest.splitlines())
-        assert process.wait(15) == 0
-    finally:
-        process.kill()
-        process.wait(10)
-        process.stdout.close()  # type: ignore[union-attr]
-
-
-# --- who may ---
-
-
-def _key(place: Server, name: str, *scopes: str) -> str:
-    words = [word for scope in scopes for word in ("--scope", scope)]
-    made = place.belljar("keys", "create", name, *words, "--json")
-    assert made.returncode == 0, made.stderr + made.stdout
-    return str(json.loads(made.stdout)["key"])
-
-
-async def test_over_http_a_key_is_needed_once_there_is_one_and_says_what_its_holder_may(place: Server) -> None:
-    runner, holder = _key(place, "runner", "run"), _key(place, "holder", "sessions", "files")
-    with anyio.fail_after(120), http_server(place) as url:
-        async with httpx2.AsyncClient(timeout=30) as http:
-            hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-            accept = {"Accept": "application/json, text/event-stream"}
-            for headers in ({}, {"Authorization": "Bearer bj_nonsense"}):
-                answer = await http.post(url, json=hello, headers=accept | headers)
-                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-                assert answer.json()["kind"] == "unauthorized"
-        async with with_key(url, runner) as client:
-            assert data(await client.call_tool("execute_code", {"code": "print(1)"}))["stdout"] == "1\n"
-            refused = await client.call_tool("session_open", {})
-            assert refused.is_error and "scope 'sessions'" in text(refused)
-            refused = await client.call_tool("file_list", {"session_id": "bs-x"})
-            assert refused.is_error and "scope 'files'" in text(refused)
-        async with with_key(url, holder) as client:
-            refused = await client.call_tool("execute_code", {"code": "1"})
-            assert refused.is_error and "scope 'run'" in text(refused)
-            id = data(await client.call_tool("session_open", {}))["id"]
-            data(await client.call_tool("file_write", {"session_id": id, "path": "a", "content": "1"}))
-            data(await client.call_tool("session_close", {"session_id": id}))
-
-
-async def test_an_mcp_session_belongs_to_the_key_that_began_it(place: Server) -> None:
-    one, other = _key(place, "one", "run"), _key(place, "other", "run")
-    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "by hand", "version": "1"}}
-    accept = {"Accept": "application/json, text/event-stream"}
-    with anyio.fail_after(120), http_server(place) as url:
-        async with httpx2.AsyncClient(timeout=30, headers=accept) as http:
-            begun = await http.post(
-                url, json={"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello},
-                headers={"X-API-Key": one},
-            )  # fmt: skip
-            session = {"Mcp-Session-Id": begun.headers["mcp-session-id"]}
-            ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
-            assert (await http.post(url, json=ping, headers=session | {"X-API-Key": one})).status_code == 200
-            assert (await http.post(url, json=ping, headers=session | {"X-API-Key": other})).status_code == 404
-
-
-async def test_pages_of_other_sites_cannot_ask(listening: str) -> None:
-    async with httpx2.AsyncClient(timeout=30) as http:
-        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
-        for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
-            answer = await http.post(listening, json=ping, headers=headers)
-            assert answer.status_code == 403, headers
-
-
-async def test_a_client_that_only_listens_does_not_hold_up_a_server_that_leaves(place: Server) -> None:
-    """`http_server` asserts that it ends in time, with code 0."""
-    began = time.monotonic()
-    with anyio.fail_after(120), http_server(place) as url:
-        async with Client(url, mode="legacy"):  # opens a stream of its own for what the server has to say
-            began = time.monotonic()
-    assert time.monotonic() - began < 15
 
 
 async def test_the_whole_service_offers_mcp_too() -> None:

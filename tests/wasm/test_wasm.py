@@ -1,72 +1,25 @@
-"""What is special about the wasm backend: its store, its workers, its profiles, what a guest can and cannot see."""
+"""What is special about the wasm backend: its workers, its profiles, what a guest can and cannot see."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
 import belljar
-from belljar.backends.wasm import bytecode
-from belljar.backends.wasm import store as wasm_store
 from belljar.backends.wasm.backend import Wasm
 from belljar.core import errors
-from belljar.core.capabilities import Capabilities
 from belljar.core.plan import Plan
-from belljar.engine.backends import Backends
 from belljar.engine.engine import Engine
-from witness import Traces, descendants, eventually
+from witness import Traces, descendants, eventually, give
 
 pytestmark = pytest.mark.anyio
 PNG = b"\x89PNG\r\n\x1a\n"
 HIDDEN = "numpy = __import__('num' + 'py')"  # an import that the analysis cannot see, so no profile is chosen
-
-
-@pytest.fixture
-def store(engine: Engine) -> wasm_store.CompiledStore:
-    """The real one, which takes minutes to build."""
-    found = wasm_store.CompiledStore.of(engine.settings.cache_dir)
-    try:
-        found.check()
-    except errors.NotAvailable as error:
-        pytest.skip(f"{error}: run `belljar setup wasm`, as `make test` does")
-    return found
-
-
-@pytest.fixture
-def wasm(engine: Engine, store: wasm_store.CompiledStore) -> Iterator[Wasm]:
-    """The real backend with a state directory of its own; the compiled interpreter is shared."""
-    backend = Wasm(Backends(engine.settings).native(), store)
-    yield backend
-    backend.close()
-
-
-async def _no_jail() -> Capabilities:
-    return Capabilities(backend="native", available=False, why_not="no jail on this machine")
-
-
-@pytest.fixture
-def plain(engine: Engine, store: wasm_store.CompiledStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wasm]:
-    """The same where there is no native jail, as on macOS: its workers are plain processes."""
-    native = Backends(engine.settings).native()
-    monkeypatch.setattr(native, "probe", _no_jail)
-    backend = Wasm(native, store)
-    yield backend
-    backend.close()
-
-
-@pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch, open_folder: Path) -> wasm_store.CompiledStore:
-    """A store of our own whose parts are built in a moment; nothing in it can be run."""
-    monkeypatch.setattr(wasm_store, "_compiled", lambda path: b"native code of " + path.name.encode())
-    return wasm_store.CompiledStore(open_folder / "cache")
 
 
 # --- a run ---
@@ -225,20 +178,13 @@ async def test_workers_that_make_room_for_others_leave_no_descriptor_and_no_proc
 # --- a granted folder ---
 
 
-def _give(owner: int, *paths: Path) -> None:
-    if os.geteuid() not in (0, owner):
-        pytest.skip("only root can give files away: run the tests as root")
-    for path in paths:
-        os.chown(path, owner, owner)
-
-
 @pytest.mark.parametrize("owner", [0, 12345], ids=["root", "somebody"])
 async def test_a_granted_folder_is_at_mnt_project_and_can_only_be_read(
     wasm: Wasm, open_folder: Path, owner: int
 ) -> None:
     (open_folder / "in.txt").write_text("theirs")
     (open_folder / "out").symlink_to("/etc/passwd")
-    _give(owner, open_folder, open_folder / "in.txt")
+    give(owner, open_folder, open_folder / "in.txt")
     code = (
         "import os\nprint(open('/mnt/project/in.txt').read(), open('in.txt').read())\n"
         "for attempt in (lambda: open('/mnt/project/in.txt', 'w'), lambda: open('/mnt/project/new', 'w'),\n"
@@ -260,7 +206,7 @@ async def test_a_granted_folder_is_at_mnt_project_and_can_only_be_read(
 @pytest.mark.parametrize("owner", [0, 12345], ids=["root", "somebody"])
 async def test_a_folder_granted_for_writing_is_changed(wasm: Wasm, open_folder: Path, owner: int) -> None:
     (open_folder / "gone.txt").write_text("old")
-    _give(owner, open_folder, open_folder / "gone.txt")
+    give(owner, open_folder, open_folder / "gone.txt")
     code = "import os; os.mkdir('d'); open('d/new.txt', 'w').write('n'); os.remove('/mnt/project/gone.txt')"
     result = await belljar.arun(code, backend=wasm, workspace=open_folder, write=True)
     assert result.ok, result.stderr
@@ -358,140 +304,6 @@ async def test_limits_hold_in_a_plain_worker_and_nothing_is_left(
     assert eventually(lambda: not descendants(os.getpid()) - before, 5)
 
 
-# --- the store ---
-
-
-async def test_until_it_is_compiled_it_says_how_and_nothing_waits(engine: Engine, tmp_path: Path) -> None:
-    offer = await Wasm(Backends(engine.settings).native(), wasm_store.CompiledStore(tmp_path)).probe()
-    assert not offer.available
-    assert offer.fix == "belljar setup wasm"
-    assert offer.setup
-
-
-def _make_link(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
-
-HARM: dict[str, Callable[[Path], object]] = {
-    "damaged": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "open to all": lambda path: path.chmod(0o666),
-    "given away": lambda path: _give(12345, path),
-    "a link": _make_link,
-    "missing": Path.unlink,
-}
-
-
-@pytest.mark.parametrize("harm", HARM)
-@pytest.mark.parametrize("part", ["python.cwasm", "javascript.cwasm", "lib/python315.zip", "parts.json"])
-def test_a_part_that_is_damaged_foreign_or_missing_is_refused_and_rebuilt(
-    toy: wasm_store.CompiledStore, part: str, harm: str
-) -> None:
-    assert toy.build()
-    toy.check()
-    assert not toy.build(), "nothing to do"
-    HARM[harm](toy.folder / part)
-    with pytest.raises(errors.NotAvailable) as refused:
-        toy.check()
-    assert refused.value.fix == "belljar setup wasm"
-    assert toy.build()
-    toy.check()
-    assert sorted(os.listdir(toy.root)) == sorted(["build.lock", toy.folder.name]), "no draft is left"
-
-
-def test_a_store_without_the_data_of_matplotlib_is_not_whole(toy: wasm_store.CompiledStore) -> None:
-    toy.build()
-    (toy.folder / "mpl-data").rename(toy.root / "elsewhere")
-    with pytest.raises(errors.NotAvailable):
-        toy.check()
-
-
-def test_a_folder_that_others_may_write_to_is_made_safe_or_refused_before_anything_is_compiled(
-    toy: wasm_store.CompiledStore,
-) -> None:
-    toy.root.mkdir()
-    toy.root.chmod(0o777)
-    steps: list[str] = []
-    try:
-        toy.build(steps.append)
-    except errors.NotAvailable:
-        assert not steps, "minutes of work for nothing"
-    else:
-        toy.check()
-
-
-def test_builders_at_once_build_once(toy: wasm_store.CompiledStore) -> None:
-    steps: list[str] = []
-    built: list[bool] = []
-    builders = [threading.Thread(target=lambda: built.append(toy.build(steps.append))) for _ in range(4)]
-    for builder in builders:
-        builder.start()
-    for builder in builders:
-        builder.join(60)
-    assert sorted(built) == [False, False, False, True]
-    assert len(steps) == len(set(steps)), steps
-    toy.check()
-
-
-async def test_auto_does_not_wait_and_an_explicit_request_builds_and_tells_its_steps(
-    engine: Engine, store: wasm_store.CompiledStore, monkeypatch: pytest.MonkeyPatch, open_folder: Path
-) -> None:
-    ready = {path: (store.folder / f"{name}.cwasm") for name, path in wasm_store.sources().items()}
-    steps: list[str] = []
-    backend = Wasm(Backends(engine.settings).native(), wasm_store.CompiledStore(open_folder / "cache"))
-    own = Engine(engine.settings, on_setup=steps.append)
-    own._backends._made["wasm"] = backend  # in its usual place among the others
-    monkeypatch.setattr(wasm_store, "_compiled", lambda path: pytest.fail("auto compiled it"))
-    result = await belljar.arun("print(1)", engine=own)
-    assert (result.stdout, result.backend, steps) == ("1\n", "native", [])
-    assert "not compiled yet" in result.reasons[0]
-    monkeypatch.setattr(wasm_store, "_compiled", lambda path: ready[path].read_bytes())
-    result = await belljar.arun("import numpy; print(1)", engine=own, backend="wasm")
-    assert (result.stdout, result.backend) == ("1\n", "wasm"), result.stderr
-    assert [step.split()[0] for step in steps[:3]] == ["compiling", "compiling", "unpacking"]
-    assert any("numpy" in step for step in steps[3:]), "and the profiles"
-    assert {"bytecode", "fresh"} <= set(backend._store.places()), "and what workers start faster with"
-    assert (await belljar.arun("print(2)", engine=own)).backend == "wasm", "now auto takes it"
-    backend.close()
-
-
-async def test_a_worker_starts_without_what_setup_kept_for_a_faster_start(
-    wasm: Wasm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wasm_store.CompiledStore, "_quick_parts", lambda store: {})
-    result = await belljar.arun("print(1)", backend=wasm)
-    assert result.stdout == "1\n", result.stderr
-
-
-async def test_the_worker_runs_its_source_where_the_bytecode_is_of_another(
-    open_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = open_folder / "worker"
-    package.mkdir()
-    script = Path(bytecode.__file__).with_name("worker") / "start.py"
-    (package / "start.py").write_bytes(script.read_bytes())
-    main, compiled = package / "main.py", open_folder / "bytecode"
-    main.write_text("def main(): print('as it was compiled')\n")
-    monkeypatch.setattr(bytecode, "own_modules", lambda: {str(main): main})
-    await bytecode.build(compiled, sys.executable)
-
-    def start(code: bytes) -> str:
-        for found in compiled.rglob("main.*.pyc"):  # what tells that it was used
-            found.write_bytes(found.read_bytes().replace(b"as it was compiled", code))
-        argv = [sys.executable, "-I", "-S", str(package / "start.py"), "{}", str(open_folder), str(compiled)]
-        return subprocess.run(argv, capture_output=True, check=True, text=True).stdout
-
-    assert start(b"from its bytecode!") == "from its bytecode!\n"
-    main.write_text("def main(): print('after a change')\n")
-    assert start(b"") == "after a change\n"
-
-
-def test_versions_it_was_never_tried_with_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wasm_store, "installed", lambda name: "99.0")
-    with pytest.raises(errors.NotAvailable, match="never tried"):
-        wasm_store.check_versions()
-
-
 async def test_a_kept_sandbox_does_not_find_the_full_disk_of_the_guest_before_it(engine: Engine) -> None:
     fill = "from pathlib import Path\nfor i in range(2000): Path(str(i)).write_bytes(bytes(4096))"  # slow to remove
     for _ in range(5):
@@ -499,68 +311,3 @@ async def test_a_kept_sandbox_does_not_find_the_full_disk_of_the_guest_before_it
         async with belljar.AsyncSandbox(backend="wasm", engine=engine, disk="4M") as box:
             result = await box.run("print(1)")
         assert (full.status, result.stdout) == ("disk_limit", "1\n")
-
-
-# --- printing: unbuffered in the guest, gathered by the worker ----------------------------------
-
-
-async def test_printing_costs_no_call_of_ours_for_each_piece(wasm: Wasm) -> None:
-    """By the time the worker itself computes, so that a busy machine does not matter: it was 11 s, and is below 1."""
-    result = await belljar.arun("for i in range(100_000): print('line', i)", backend=wasm, timeout=120)
-    assert result.ok and result.stdout.splitlines()[-1] == "line 99999"
-    assert len(result.stdout.splitlines()) == 100_000
-    assert result.cpu_ms is not None and result.cpu_ms < 5000
-
-
-@pytest.mark.parametrize("limit", [{"timeout": 1}, {"fuel": 200_000_000}])
-async def test_what_was_printed_is_there_when_a_limit_ends_the_guest_whole_line_or_not(
-    wasm: Wasm, limit: dict[str, Any]
-) -> None:
-    code = "import sys\nprint('a line')\nsys.stderr.write('error')\nprint('no line', end='')\nwhile True: pass"
-    result = await belljar.arun(code, backend=wasm, **limit)
-    assert result.status in ("timeout", "fuel_exhausted")
-    assert (result.stdout, result.stderr) == ("a line\nno line", "error")
-
-
-async def test_a_line_without_its_end_is_heard_while_the_guest_computes(wasm: Wasm) -> None:
-    heard, stop = list[str](), belljar.Cancel()
-
-    def hear(text: str) -> None:
-        heard.append(text)
-        stop.cancel()
-
-    result = await belljar.arun("print('so far', end='')\nwhile True: pass", backend=wasm, on_stdout=hear, cancel=stop)
-    assert (result.status, heard) == ("aborted", ["so far"]), "neither a flush nor the end of a line was needed"
-
-
-async def test_stdout_and_stderr_come_in_the_order_in_which_they_were_written(wasm: Wasm) -> None:
-    told = list[str]()
-    code = "import sys\nfor i in range(20):\n  print('out', i)\n  print('err', i, file=sys.stderr)"
-    await belljar.arun(
-        code, backend=wasm, on_event=lambda e: told.append(e.text) if e.kind in ("stdout", "stderr") else None
-    )
-    assert "".join(told) == "".join(f"out {i}\nerr {i}\n" for i in range(20))
-
-
-async def test_output_of_a_guest_never_reaches_the_next_one(wasm: Wasm) -> None:
-    for _ in range(3):
-        ended = await belljar.arun("import os\nprint('x' * 200_000, end='')\nos._exit(3)", backend=wasm)
-        assert len(ended.stdout) == 200_000
-        assert (await belljar.arun("print('mine')", backend=wasm)).stdout == "mine\n"
-
-
-async def test_a_turn_of_a_session_prints_as_a_program_does(wasm: Wasm) -> None:
-    async with belljar.AsyncSession(backend=wasm) as session:
-        turn = await session.run("for i in range(1000): print(i)\n'shown'")
-        assert len(turn.stdout.splitlines()) == 1000 and turn.results == ({"text/plain": "'shown'"},)
-        ended = await session.run("print('part', end='')\nwhile True: pass", timeout=1)
-        assert (ended.status, ended.stdout) == ("timeout", "part")
-
-
-async def test_a_store_whose_profiles_are_of_another_version_says_so_and_is_made_anew_in_seconds(
-    wasm: Wasm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert (await wasm.probe()).notes == ()
-    monkeypatch.setattr("belljar.backends.wasm.store.start", lambda: "another")
-    found = await wasm.probe()
-    assert found.available and "belljar setup wasm" in found.notes[0]
