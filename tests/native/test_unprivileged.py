@@ -28,6 +28,14 @@ pytestmark = pytest.mark.skipif(
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def _link(source: str, target: str) -> None:
+    """A second name for a file that only root may write, or a copy on another disk."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 @pytest.fixture(scope="module")
 def as_nobody() -> Iterator[Run]:
     """Runs `python -m belljar …` as the unused uid, from a copy that it can read."""
@@ -35,11 +43,10 @@ def as_nobody() -> Iterator[Run]:
         folder = Path(name)
         folder.chmod(0o755)
         packages = folder / "packages"
-        shutil.copytree(site.getsitepackages()[0], packages, ignore=shutil.ignore_patterns(*_HEAVY, "*.dist-info"))
-        shutil.copytree(
-            Path(belljar.__file__).parent, packages / "belljar", ignore=shutil.ignore_patterns("__pycache__"),
-            dirs_exist_ok=True,  # an editable install leaves a folder of that name
-        )  # fmt: skip
+        left_out = shutil.ignore_patterns(*_HEAVY, "*.dist-info", "belljar")
+        shutil.copytree(site.getsitepackages()[0], packages, ignore=left_out, copy_function=_link)
+        own = Path(belljar.__file__).parent
+        shutil.copytree(own, packages / "belljar", ignore=shutil.ignore_patterns("__pycache__"))
         home = folder / "home"
         home.mkdir()
         os.chown(home, UID, UID)

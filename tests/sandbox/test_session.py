@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import anyio
@@ -165,9 +166,11 @@ def plotting() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="belljar-venv-") as folder:
         Path(folder).chmod(0o755)
         venv = Path(folder, "venv")
-        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-        pip = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "matplotlib"]
-        subprocess.run(pip, check=True, stderr=subprocess.DEVNULL)
+        ours = ["--without-pip"] if find_spec("pip") else []  # which takes longer to install than matplotlib
+        subprocess.run([sys.executable, "-m", "venv", *ours, str(venv)], check=True)
+        pip = ["pip", "--python", str(venv / "bin/python")] if ours else ["pip"]
+        line = [sys.executable if ours else str(venv / "bin/python"), "-m", *pip, "install", "--quiet"]
+        subprocess.run([*line, "--disable-pip-version-check", "matplotlib"], check=True, stderr=subprocess.DEVNULL)
         yield str(venv)
 
 

@@ -61,7 +61,7 @@ def podman_service() -> Iterator[str]:
         (folder / "registries.conf").write_text(_WITHOUT_TLS)
         places = [word for place in ("root", "runroot", "tmpdir") for word in (f"--{place}", f"{folder}/{place}")]
         words = ["--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", runtime]
-        env = {**os.environ, "CONTAINERS_REGISTRIES_CONF": str(folder / "registries.conf")}
+        env = {**os.environ, "CONTAINERS_REGISTRIES_CONF": str(folder / "registries.conf"), "GOGC": "400"}
         with (folder / "log").open("wb") as log:
             service = subprocess.Popen(
                 ["podman", *places, *words, "system", "service", "--time=0", f"unix://{folder}/socket"],

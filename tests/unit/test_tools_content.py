@@ -85,7 +85,7 @@ def test_images_have_their_places_in_the_data_and_are_bounded_together() -> None
 
 
 def test_the_worst_answer_is_smaller_than_what_a_client_takes() -> None:
-    flood = "\x00" * 10_000_000
+    flood = "\x00" * (2 * TAKEN)  # each alone is too much
     bundles = ({"text/plain": flood, "image/png": base64.b64encode(PNG + bytes(440_000)).decode()},) * 64
     failure = Failure(
         error_type=ErrorType.RUNTIME_ERROR, message=flood, suggestion=flood, context=dict.fromkeys("abcdefghij", flood)
