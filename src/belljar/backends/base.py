@@ -70,7 +70,7 @@ class Box(Protocol):
 
 
 class Interpreter(Protocol):
-    """A Python interpreter that lives in a box and keeps its variables from turn to turn. One turn at a time."""
+    """An interpreter that lives in a box and keeps its variables from turn to turn. One turn at a time."""
 
     @property
     def ended(self) -> str:
@@ -126,12 +126,13 @@ class Interpreter(Protocol):
 class Interpreting(Box, Protocol):
     """A box that can hold a live interpreter: `Capabilities.sessions`."""
 
-    def interpreter(self, env: Mapping[str, str], lifetime: float) -> Interpreter:
-        """Returns an interpreter that is not open yet.
+    def interpreter(self, env: Mapping[str, str], lifetime: float, language: str = "python") -> Interpreter:
+        """Returns an interpreter that is not open yet; a living box may have any number of them.
 
         Args:
             env: variables that its code finds.
             lifetime: seconds after which the caller will stop it; it may end by itself then.
+            language: one of `Capabilities.sessions`.
         """
         ...
 
@@ -229,6 +230,21 @@ class BoxTree(Protocol):
         """Tells changes below a folder as they happen (`watch` in `Capabilities.living`)."""
         ...
 
+    def packing(self, paths: Sequence[str]) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Gives folders and files with all that they hold as one tar archive, piece by piece.
+
+        Its names are whole paths without the leading slash. Links are kept as such; pipes, sockets and devices are
+        left out. It is as hostile as the guest that wrote the files.
+        """
+        ...
+
+    async def unpack(self, path: str, archive: AsyncIterator[bytes]) -> None:
+        """Lays the files of a tar archive below a folder, with their modes and times, as the guest's own.
+
+        A name that leads out of the folder, a device or a pipe is refused with the error of a bad archive (ValueError).
+        """
+        ...
+
 
 @runtime_checkable
 class Living(Box, Protocol):
@@ -236,10 +252,16 @@ class Living(Box, Protocol):
 
     `run` may be called any number of times at once. Commands see each other's processes and ports, and what a command
     leaves in the background goes on after its end. `run` calls `Control.begin` when the command runs, and
-    `Control.hear` with its output; where `Command.pty` is given, that is a terminal's, all of it stdout.
+    `Control.hear` with its output; where `Command.pty` is given, that is a terminal's, all of it stdout. Where there is
+    a `Control.hear`, the result keeps no output and no output limit ends the command.
     """
 
     tree: BoxTree
+
+    @property
+    def own_folders(self) -> tuple[str, ...]:
+        """The folders that are the guest's own, by whole paths: what a snapshot keeps, and no granted folder."""
+        ...
 
     async def processes(self) -> tuple[BoxProcess, ...]:
         """Lists what runs in the box now, without what is ours."""

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
-from belljar.core.process import PtySize
+from belljar.core.process import HOME, PtySize, User
 from belljar.core.request import Deterministic, Egress, Limits, Workspace
 from belljar.core.values import WORKSPACE, Bytes, EnvName, GuestPath, Text
 
@@ -44,6 +44,8 @@ class Plan(Model):
     living: bool = Field(
         False, description="its commands share one machine: any number at once, and what they leave lives on"
     )
+    home: str = Field(HOME, description="the guest's home in a living sandbox")
+    user: User = Field("user", description="as whom a living sandbox runs its programs")
     isolation: Isolation = Isolation.WASM
     image: str | None = None
     runtime: str | None = None

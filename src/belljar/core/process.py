@@ -9,7 +9,8 @@ from belljar.core.result import StreamName
 from belljar.core.values import Bytes, Moment
 
 HOME = "/home/user"  # the guest's, in a living sandbox
-Feature = Literal["pty", "dial", "pause", "watch", "snapshot", "home"]
+Feature = Literal["pty", "dial", "pause", "watch", "snapshot", "root"]  # "root": its user may be called root inside
+User = Literal["user", "root"]  # who a living sandbox' programs are inside; to the host it is the same uid
 
 
 class PtySize(Model):
