@@ -33,7 +33,7 @@ _MODULES: dict[str, str] = {
     "images.build_log": "BuildReport",
     "core.options": "RunOptions SandboxOptions SessionOptions CommandOptions",
     "core.request": "Limits Egress Workspace Deterministic",
-    "core.result": "Result SandboxHealth Status ErrorType Failure File Entry Event",
+    "core.result": "Result SandboxHealth Status ErrorType Failure GuestException File Entry Event",
     "core.capabilities": "Capabilities Guarantees Isolation LanguageSupport",
     "protocol.records": "LogLine RunRecord SandboxMetrics SessionRecord",
     "core.errors": (
@@ -76,6 +76,7 @@ __all__ = [
     "Failure",
     "File",
     "Guarantees",
+    "GuestException",
     "ImageNotFound",
     "ImageRefused",
     "InvalidRequest",
@@ -193,6 +194,7 @@ if TYPE_CHECKING:
     from belljar.core.result import Event as Event
     from belljar.core.result import Failure as Failure
     from belljar.core.result import File as File
+    from belljar.core.result import GuestException as GuestException
     from belljar.core.result import Result as Result
     from belljar.core.result import SandboxHealth as SandboxHealth
     from belljar.core.result import Status as Status

@@ -102,10 +102,10 @@ async def test_names_are_completed_by_what_the_session_has_and_no_code_of_it_run
 async def test_what_a_hostile_guest_says_its_names_are_is_checked(engine: Engine) -> None:
     lies = "['good_name', 'good name', '\\x1b[2J', 'good_\\n', 5, None, 'good_' + 'x' * 1000] + ['good_a'] * 10**5"
     async with belljar.AsyncSession(engine=engine, backend="native") as session:
-        assert (await session.run(f"import sys\nsys.modules['__main__'].names = lambda *a: {lies}")).ok
+        assert (await session.run(f"import sys\nsys.modules['__main__'].part('names').names = lambda *a: {lies}")).ok
         said = await session.complete("good")
         assert set(said) == {"good_name", "good_a"} and len(said) <= 1000
-        await session.run("sys.modules['__main__'].names = lambda *a: 1 / 0")
+        await session.run("sys.modules['__main__'].part('names').names = lambda *a: 1 / 0")
         assert await session.complete("good") == ()
         assert (await session.run("2 + 2")).results == ({"text/plain": "4"},)
 

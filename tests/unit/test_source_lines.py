@@ -64,3 +64,10 @@ def test_a_figure_is_what_it_claims_to_be_and_gets_a_name_of_its_own(tmp_path: P
     paths = {figures.save(tmp_path / "figures", ending, content) for _ in range(3)}
     assert len(paths) == 3 and all(path.read_bytes() == content and path.suffix == ".png" for path in paths)
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in paths)
+
+
+def test_what_notebooks_write_is_whole_when_it_could_run() -> None:
+    assert is_whole("!ls") and is_whole("x = !ls -l") and is_whole("%pip install x") and is_whole("await f()")
+    assert not is_whole("async with f():\n    await g()", typed=False)
+    assert is_whole("async with f():\n    await g()\n", typed=False)
+    assert not is_whole("%%bash\nfor i in 1 2; do") and is_whole("%%bash\nls\n")

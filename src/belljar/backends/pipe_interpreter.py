@@ -1,4 +1,4 @@
-"""A Python interpreter behind the stdin and stdout of `guest/session_agent.py`, on any box that can run a command.
+"""A Python interpreter behind the stdin and stdout of `guest/session/agent.py`, on any box that can run a command.
 
 The agent's side of the protocol is described in its docstring: one line of JSON for each turn in, frames out. Every
 frame comes from the guest and is parsed as hostile. What it sends between turns is thrown away unread.

@@ -9,13 +9,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from importlib.resources import files as package_files
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio.to_thread
 
+from belljar.backends import guest_text
 from belljar.core.request import Limits
-from belljar.core.result import STREAMS, TIMEOUT_EXIT_CODE, MimeBundle, Result, Status, StreamName
+from belljar.core.result import (
+    STREAMS,
+    TIMEOUT_EXIT_CODE,
+    ErrorType,
+    Failure,
+    GuestException,
+    MimeBundle,
+    Result,
+    Status,
+    StreamName,
+)
 from belljar.core.values import MIB
 from belljar.host.capture import FLOOD_BYTES, Capture, scrub
 from belljar.host.egress import DENIALS
@@ -25,17 +36,22 @@ if TYPE_CHECKING:
 
 AGENT_FOLDER = ".belljar"  # where the agent lies, among the read-only inputs
 AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib"}
+_MESSAGE_CHARACTERS = 500
+_PARTS = ("awaiting", "magics", "names", "values")
 MAX_RESULTS = 64
 MAX_NAMES = 1000  # that a half-typed name may become
 _MAX_NAME_CHARACTERS = 100
+_MOST_CHARACTERS = {"name": 200, "value": 10_000, "traceback": 100_001}  # of an exception; the agent cuts them so
 _FLOOD_FACTOR = 16  # times what is kept: a turn that says more ends its session, so it may say much
 _FRAME_BYTES = 256  # that a frame counts for at least: an empty one is work, too
 MAX_RESULTS_BYTES = 32 * MIB  # of all results of a turn together, as the guest sent them
 
 
+@cache
 def agent_source() -> bytes:
-    """Returns the program that runs turns inside the sandbox."""
-    return package_files("belljar.guest").joinpath("session_agent.py").read_bytes()
+    """Returns the program that runs turns inside the sandbox; its parts are put before it as text."""
+    parts = {name: guest_text.python_program(f"session/{name}") for name in _PARTS}
+    return f"PARTS = {parts!r}\n{guest_text.python_program('session/agent')}".encode()
 
 
 def is_name(value: object) -> bool:
@@ -67,13 +83,25 @@ class TurnVerdict(NamedTuple):
     ok: bool
     exit_code: int
     timed_out: bool
+    exception: GuestException | None = None
 
     @classmethod
     def read(cls, frame: Mapping[str, Any]) -> TurnVerdict:
         """Reads the agent's last frame of a turn; what makes no sense counts as a failure."""
         code = frame.get("exit_code")
         exit_code = code if type(code) is int and 0 <= code <= 255 else 1
-        return cls(frame.get("ok") is True and exit_code == 0, exit_code, frame.get("timeout") is True)
+        ok = frame.get("ok") is True and exit_code == 0
+        return cls(ok, exit_code, frame.get("timeout") is True, None if ok else _exception(frame.get("exception")))
+
+
+def _exception(told: object) -> GuestException | None:
+    """What the guest says of its exception, cut to lengths that are enough."""
+    if not isinstance(told, dict):
+        return None
+    words = {name: word for name in _MOST_CHARACTERS if isinstance(word := told.get(name), str)}
+    if len(words) < len(_MOST_CHARACTERS) or not words["name"]:
+        return None
+    return GuestException(**{name: scrub(word[-_MOST_CHARACTERS[name] :]) for name, word in words.items()})
 
 
 class TurnRecord:
@@ -158,8 +186,16 @@ class TurnRecord:
         return Result(
             status=interrupted, exit_code=exit_code, stdout=out.text, stderr=err.text, truncated=cut,
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), results=tuple(self._results),
-            container_id=self._box, denied=tuple(self._denied),
+            container_id=self._box, denied=tuple(self._denied), error=self._failure(),
         )  # fmt: skip
+
+    def _failure(self) -> Failure | None:
+        """The exception, for whoever diagnoses the turn."""
+        exception = self.verdict.exception if self.verdict else None
+        if exception is None:
+            return None
+        message = f"{exception.name}: {exception.value}"[:_MESSAGE_CHARACTERS]
+        return Failure(error_type=ErrorType.RUNTIME_ERROR, message=message, suggestion="", exception=exception)
 
     def _judge(self, verdict: TurnVerdict, cut: bool) -> Status:
         if verdict.timed_out:

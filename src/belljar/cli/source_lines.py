@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import codeop
 import sys
 import warnings
@@ -10,7 +11,8 @@ import warnings
 def is_whole(source: str, *, typed: bool = True) -> bool:
     """Says whether text can be run: a command, a statement that is complete, or one that never will be.
 
-    What is wrong with the latter says the guest's interpreter. A block ends with a line that is not indented.
+    What is wrong with the latter says the guest's interpreter. A block ends with a line that is not indented, and what
+    begins with `%%bash` with an empty one.
 
     Args:
         source: all lines so far.
@@ -20,13 +22,21 @@ def is_whole(source: str, *, typed: bool = True) -> bool:
     if not source.strip() or (source.startswith(":") and "\n" not in source):
         return True
     lines = source.split("\n")
+    if source.startswith("%%"):  # a cell for another program: an empty line ends it
+        return not lines[-1].strip()
     indented = lines[-1].startswith((" ", "\t")) and not (typed and not lines[-1].strip())
     try:
         with warnings.catch_warnings(action="ignore"):
-            made = codeop.compile_command(source, symbol="single" if len(lines) == 1 else "exec")
+            made = _compiler()(source, symbol="single" if len(lines) == 1 else "exec")
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         return not (typed and (indented or lines[-1].rstrip().endswith(":")))
     return made is not None and (len(lines) == 1 or not indented)
+
+
+def _compiler() -> codeop.CommandCompiler:
+    compiler = codeop.CommandCompiler()
+    compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    return compiler
 
 
 def indentation(before: str) -> str:

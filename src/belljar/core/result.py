@@ -57,6 +57,17 @@ class ErrorType(StrEnum):
     SYSTEM_FAILURE = "SYSTEM_FAILURE"
 
 
+class GuestException(Model):
+    """An exception that ended a turn of a session, as its interpreter tells it."""
+
+    name: str
+    """Its class, such as "ZeroDivisionError"."""
+    value: str = ""
+    """What it says."""
+    traceback: str = ""
+    """Where it came from, as it is printed: the guest's own frames."""
+
+
 class Failure(Model):
     """A guest's failure, described so that an agent can act on it."""
 
@@ -68,6 +79,8 @@ class Failure(Model):
     """What to change so that the next run succeeds."""
     context: dict[str, Any] = Field(default_factory=dict)
     """Facts about it, such as the line, the exception or the missing package."""
+    exception: GuestException | None = None
+    """The exception that ended a session's turn; None where another thing did."""
 
 
 class File(Model):

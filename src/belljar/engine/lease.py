@@ -225,9 +225,11 @@ class Lease:
             way, modules = await self.engine.way_to_wasm(self.plan)
             around = around._replace(wasm=way, wasm_modules=modules)
         language, limits = self._language(request), self.limits(request)
-        return diagnose.diagnose(
+        failure = diagnose.diagnose(
             result, language=language, limits=limits, processes=capabilities.processes, around=around
         )
+        told = result.error.exception if result.error else None
+        return failure.model_copy(update={"exception": told}) if told else failure
 
     def _language(self, request: RunRequest) -> str:
         return "" if request.command else self.engine.languages.get(request.language).name

@@ -128,7 +128,11 @@ def _short_failure(result: Result) -> Any:
         cut(name, 100): plain if (plain := _plain(value, 2000)) is not None else "(left out)"
         for name, value in list(result.error.context.items())[:_FACTS]
     }
-    short = {"message": cut(result.error.message, 4000), "suggestion": _suggestion(result.error)}
+    short: dict[str, Any] = {"message": cut(result.error.message, 4000), "suggestion": _suggestion(result.error)}
+    told = result.error.exception
+    if told is not None:
+        cuts = {"value": cut(told.value, 2000), "traceback": cut(told.traceback, 4000)}
+        short["exception"] = told.model_copy(update=cuts)
     return result.error.model_copy(update=short | {"context": context})
 
 

@@ -2,8 +2,8 @@
 
     in   {"turn": 1, "code": "x + 1", "timeout": 30.0}
     out  {"stream": "stdout", "text": "..."}                 as it is printed, by this process or a child
-    out  {"display": {"text/plain": "2"}}                    the last expression, and each open figure
-    out  {"done": 1, "ok": true, "exit_code": 0, "timeout": false}
+    out  {"display": {"text/plain": "2"}}                    what `display` is given, the last expression, open figures
+    out  {"done": 1, "ok": true, "exit_code": 0, "timeout": false, "exception": {"name", "value", "traceback"} or null}
     in   {"interrupt": 1}                                    while that turn runs: it gets a KeyboardInterrupt
     in   {"turn": 0, "complete": "os.pa", "timeout": 1.0}    nothing is run: {"names": ["path", ...]}, then done
 
@@ -11,13 +11,14 @@ It runs as the guest, so whatever it says is the guest's claim: the host believe
 
 On wasm there is no stdin: the worker calls `take_turn`, which asks the host for its request by `_host.call`, and what
 is printed goes to the worker directly.
+
+The other files of this folder are parts that few turns need: the host puts their text in front of this one as `PARTS`,
+and they are loaded when they are needed.
 """
 
 import ast
-import base64
 import builtins
 import codecs
-import io
 import json
 import linecache
 import os
@@ -25,28 +26,17 @@ import signal
 import sys
 import threading
 import traceback
+import types
 import warnings
-from itertools import islice
 
 TYPE_CHECKING = False  # to import `typing` would slow down every session; and turns would inherit a `__future__` import
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any, BinaryIO
 
-TEXT_LIMIT = 1_000_000
-DEPTH_LIMIT = 64  # of a JSON form; the host reads little more than this
-VALUE_LIMIT = 100_000
-NAME_LIMIT = 1000  # names that a half-typed one may become
+PARTS: "dict[str, str]" = globals().get("PARTS") or {}
 INTERRUPTED = 130  # exit code of a turn that was interrupted, as a shell has it
-_HOOKS = {
-    "_repr_html_": "text/html",
-    "_repr_markdown_": "text/markdown",
-    "_repr_latex_": "text/latex",
-    "_repr_svg_": "image/svg+xml",
-    "_repr_png_": "image/png",
-    "_repr_jpeg_": "image/jpeg",
-    "_repr_json_": "application/json",
-}
+VALUE_LIMIT, TRACEBACK_LIMIT = 10_000, 100_000  # characters of an exception
+_COROUTINE = 0x80  # of a code object's flags: it awaits
 
 
 class TurnTimeout(BaseException):
@@ -164,102 +154,61 @@ def _overlap(data: bytes, mark: bytes) -> int:
     return 0
 
 
-def bundle(value: object) -> "dict[str, Any]":
-    """Returns a value as a MIME bundle: its repr, and whatever richer forms it offers."""
-    data: dict[str, Any] = {}
-    try:
-        data["text/plain"] = repr(value)[:TEXT_LIMIT]
-    except Exception as error:
-        data["text/plain"] = f"<repr failed: {type(error).__name__}>"
-    for hook, mime in _HOOKS.items():
-        try:
-            method = getattr(value, hook, None)
-            shown = method() if callable(method) and not isinstance(value, type) else None
-        except Exception:
-            continue
-        if shown is not None:
-            shown = shown[0] if isinstance(shown, tuple) else shown
-            data[mime] = base64.b64encode(shown).decode() if isinstance(shown, bytes) else shown
-    if isinstance(value, (dict, list)) and "application/json" not in data:
-        text = json_text(value)
-        if text and len(text) <= TEXT_LIMIT:
-            data["application/json"] = json.loads(text)
-    return {mime: shown for mime, shown in data.items() if isinstance(shown, str) or json_text(shown)}
+_loaded: "dict[str, Any]" = {}
 
 
-def json_text(value: object) -> str:
-    """Returns a value as JSON; nothing for what JSON cannot say, or what is too deep or too much for the host."""
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        return ""
-    small = sum(map(text.count, ",[{")) <= VALUE_LIMIT
-    return text if small and is_shallow(value, DEPTH_LIMIT) else ""
-
-
-def is_shallow(value: object, depth: int) -> bool:
-    """Says whether no more than so many lists and dicts are in each other."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return depth > 0 and all(is_shallow(item, depth - 1) for item in inner)
-
-
-def figures() -> "Iterator[dict[str, str]]":
-    """Yields every open matplotlib figure as a PNG; then they are closed, so that the next turn starts clean."""
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    if pyplot is None:
-        return
-    for number in pyplot.get_fignums():
-        figure, image = pyplot.figure(number), io.BytesIO()
-        figure.savefig(image, format="png", bbox_inches="tight")
-        yield {"image/png": base64.b64encode(image.getvalue()).decode(), "text/plain": repr(figure)}
-    pyplot.close("all")
+def part(name: str) -> "Any":
+    """Returns one of the agent's parts as a module."""
+    if name not in _loaded:
+        module = types.ModuleType(f"_belljar_{name}")
+        exec(compile(PARTS[name], part.__code__.co_filename, "exec"), module.__dict__)
+        _loaded[name] = module
+    return _loaded[name]
 
 
 def evaluate(code: str, name: str, scope: "dict[str, Any]") -> "tuple[Any, ...]":
     """Runs the code; the value of a last expression is returned in a tuple, so that None can be told from nothing."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-    tree = ast.parse(code, name)
+    tree = parsed(code, name, scope)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, name, "exec"), scope)
-    if last is None:
-        return ()
-    value = eval(compile(ast.Expression(last.value), name, "eval"), scope)
-    return (value,) if value is not None else ()
+    codes = [compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
+    if last is not None:
+        codes.append(compile(ast.Expression(last.value), name, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+    if any(code.co_flags & _COROUTINE for code in codes):
+        value = part("awaiting").run(codes, scope)
+    else:
+        value = [eval(code, scope) for code in codes][-1]
+    return (value,) if value is not None and last is not None else ()
 
 
-def names(text: str, scope: "dict[str, Any]") -> "list[str]":
-    """Returns what a half-typed name may become: names of the scope, or of what is before its last dot.
+def parsed(code: str, name: str, scope: "dict[str, Any]") -> ast.Module:
+    """Returns the code's tree. What Python does not understand may be a notebook's `!ls` or `%pip install`."""
+    try:
+        return ast.parse(code, name)
+    except SyntaxError:
+        if "!" not in code and "%" not in code:
+            raise
+    magics = part("magics")
+    tree = ast.parse(magics.plain(code, name), name)
+    magics.Magics(scope)
+    return tree
 
-    It looks at what is there and runs no code of the guest: no property, no `__getattr__`, no `__dir__`.
+
+_channels: "list[Channel | HostCalls]" = []  # that of the turn under way
+
+
+def display(*values: "Any", raw: bool = False) -> None:
+    """Shows values as results of the turn, each in all the forms it has.
+
+    Args:
+        *values: What to show.
+        raw: They are dictionaries from MIME types to forms already, such as {"text/html": "<b>bold</b>"}.
     """
-    *path, last = text.split(".")
-    spaces = [scope, vars(builtins)]
-    for number, name in enumerate(path):
-        place = next((place for place, space in enumerate(spaces) if name in space), None)
-        if place is None:
-            return []
-        value = spaces[place][name]
-        if number and place and any("__get__" in owner.__dict__ for owner in type.mro(type(value))):
-            return []  # a property of the class, say: what it would come to is not known without calling it
-        spaces = _spaces(value)
-    found = {name for space in spaces for name in islice(space, 100_000) if type(name) is str}
-    wanted = {name for name in found if name.startswith(last) and name.isidentifier() and len(name) <= 100}
-    if not last.startswith("_"):
-        wanted = {name for name in wanted if not name.startswith("_")}
-    return sorted(wanted)[:NAME_LIMIT]
-
-
-def _spaces(value: object) -> "list[dict[str, Any]]":
-    """Returns the dictionaries in which the attributes of a value are found."""
-    spaces = []
-    classes = type.mro(value) if issubclass(type(value), type) else ()
-    for owner in (value, *classes, *type.mro(type(value))):
-        try:
-            space = object.__getattribute__(owner, "__dict__")
-        except AttributeError:
-            continue
-        spaces.append(dict(islice(space.items(), 100_000)))
-    return spaces
+    for value in values:
+        forms = part("values")
+        shown = forms.sendable(value) if raw else forms.bundle(value)
+        if _channels:
+            _channels[0].send(display=shown)
 
 
 def _set_alarm(seconds: float) -> None:
@@ -275,45 +224,56 @@ def end_turn(signum: int, frame: object) -> None:
 def turn(channel: "Channel | HostCalls", request: "dict[str, Any]", scope: "dict[str, Any]") -> "dict[str, Any]":
     """Runs one turn, sends what it displays, and returns how it ended. Tracebacks show the guest's frames only."""
     name = f"turn-{request['turn']}.py"
-    verdict = {"ok": True, "exit_code": 0, "timeout": False}
+    _channels[:] = [channel]
     try:
         _set_alarm(request["timeout"])
         try:
             if "complete" in request:
-                channel.send(names=names(request["complete"], scope))
-                return verdict
+                channel.send(names=part("names").names(request["complete"], scope))
+                return _verdict(0)
             for value in evaluate(request["code"], name, scope):
                 scope["_"] = value
-                channel.send(display=bundle(value))
-            for picture in figures():
-                channel.send(display=picture)
+                display(value)
+            if "matplotlib.pyplot" in sys.modules:
+                display(*part("values").figures(), raw=True)
         finally:
             _set_alarm(0)
     except TurnTimeout:
-        verdict = {"ok": False, "exit_code": 124, "timeout": True}
+        return _verdict(124, timeout=True)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
         if not isinstance(stop.code, (int, type(None))):
             print(stop.code, file=sys.stderr)
-        verdict = {"ok": code == 0, "exit_code": code & 0xFF, "timeout": False}
+        return _verdict(code)
     except BaseException as error:
-        show(error, name)
-        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-        verdict = {"ok": False, "exit_code": code, "timeout": False}
-    return verdict
+        exception = show(error, name)
+        return _verdict(INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1, exception)
+    return _verdict(0)
 
 
-def show(error: BaseException, name: str) -> None:
-    """Prints a traceback that begins at the turn's own code."""
+def _verdict(code: int, exception: "dict[str, str] | None" = None, *, timeout: bool = False) -> "dict[str, Any]":
+    return {"ok": code == 0, "exit_code": code & 0xFF, "timeout": timeout, "exception": exception}
+
+
+def show(error: BaseException, name: str) -> "dict[str, str]":
+    """Prints a traceback that begins at the turn's own code, and returns it with the exception's name and value."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next
-    last = trace
-    while last and last.tb_next and last.tb_next.tb_frame.f_code is not Requests._interrupt.__code__:
-        last = last.tb_next
+    last = step = trace
+    while step:  # how an interrupt comes, or a `!ls` is run, is none of the guest's code
+        last = step if step.tb_frame.f_code.co_filename != show.__code__.co_filename else last
+        step = step.tb_next
     if last:
-        last.tb_next = None  # how an interrupt comes is none of the guest's code
-    traceback.print_exception(type(error), error.with_traceback(trace), trace)
+        last.tb_next = None
+    text = "".join(traceback.format_exception(type(error), error.with_traceback(trace), trace))
+    print(text, end="", file=sys.stderr)
+    try:
+        value = str(error)
+    except Exception:
+        value = "<its text cannot be told>"
+    kept = text if len(text) <= TRACEBACK_LIMIT else f"…{text[-TRACEBACK_LIMIT:]}"
+    return {"name": type(error).__name__, "value": value[:VALUE_LIMIT], "traceback": kept}
 
 
 class HostCalls:
@@ -331,6 +291,7 @@ class HostCalls:
         return json.loads(self._call(b"turn?"))
 
 
+builtins.display = display  # type: ignore[attr-defined]
 _scope: "dict[str, Any]" = {"__name__": "__main__", "__builtins__": __builtins__}
 
 
@@ -367,9 +328,9 @@ def main() -> None:
             verdict = turn(channel, request, _scope)
             requests.over()
         except TurnTimeout:  # the alarm came between the end of the turn and the stopping of the clock
-            verdict = {"ok": False, "exit_code": 124, "timeout": True}
+            verdict = _verdict(124, timeout=True)
         except KeyboardInterrupt:  # it came after the turn's last instruction
-            verdict = {"ok": False, "exit_code": INTERRUPTED, "timeout": False}
+            verdict = _verdict(INTERRUPTED)
         requests.over()
         if os.getpid() != home:  # the turn forked, and this is the child: the pipe is not its own
             os._exit(verdict["exit_code"])
