@@ -26,6 +26,7 @@ from belljar.backends.containers.box import ContainerHost, DockerBox
 from belljar.backends.containers.cleanup import Cleanup
 from belljar.backends.containers.facts import EngineFacts, ask_facts, has_own_kernel
 from belljar.backends.containers.images_for import ImagesFor
+from belljar.backends.containers.living.box import LivingBox
 from belljar.backends.containers.pool import Pool
 from belljar.backends.containers.probe import Knowledge, Probe, image_missing, own_network_stack
 from belljar.core import errors
@@ -187,6 +188,11 @@ class Containers:
                     f"{self.name}: {own_network_stack(host.runtime or knowledge.facts.default)}",
                     fix="ask for listed hosts on another runtime or backend",
                 )
+            if plan.living:
+                living = LivingBox(host, plan, uid)
+                await stack.enter_async_context(living.living())
+                yield living
+                return
             box = DockerBox(host, plan, uid)
             if plan.keep_files or box.copies or await box.needs_holder():
                 await stack.enter_async_context(box.holding())

@@ -233,7 +233,7 @@ class DockerBox:
 
     # --- running ---
 
-    def interpreter(self, env: Mapping[str, str], lifetime: float) -> PipeInterpreter:
+    def interpreter(self, env: Mapping[str, str], lifetime: float, language: str = "python") -> PipeInterpreter:
         return PipeInterpreter(self, self.plan, env, lifetime)
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:

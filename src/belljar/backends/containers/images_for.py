@@ -31,6 +31,7 @@ class _Found(NamedTuple):
     volumes: tuple[str, ...] = ()
     built_as: str = ""  # the name that Belljar built it as
     has_workspace: bool = False  # does it have a /workspace of its own, as its working directory?
+    path: str = ""  # where its programs are, as PATH says it
 
 
 class ImagesFor:
@@ -198,6 +199,10 @@ class ImagesFor:
         """Says whether an image has a /workspace of its own, as far as it tells: its working directory is there."""
         return (await self._look(client, image)).has_workspace
 
+    async def path_of(self, client: Docker, image: str) -> str:
+        """Returns an image's PATH; empty if it says none."""
+        return (await self._look(client, image)).path
+
     async def id_of(self, client: Docker, image: str) -> str:
         """Returns the id of what the engine has under an image's name; empty if it has nothing."""
         return (await self._look(client, image)).id
@@ -213,6 +218,7 @@ class ImagesFor:
                 volumes = tuple(sorted({os.path.normpath(path) for path in config.get("Volumes") or {}}))
                 built_as = str((config.get("Labels") or {}).get(TAG_LABEL, ""))
                 inside = f"{config.get('WorkingDir') or ''}/".startswith(f"{WORKSPACE}/")
-                known = _Found(str(facts.get("Id") or ""), volumes, built_as, inside)
+                said = dict(str(each).partition("=")[::2] for each in config.get("Env") or ())
+                known = _Found(str(facts.get("Id") or ""), volumes, built_as, inside, said.get("PATH", ""))
                 self._found[image] = (time.monotonic() + _REMEMBERED_SECONDS, known)
         return known

@@ -64,6 +64,14 @@ class Options(NamedTuple):
     security: tuple[str, ...] = ()  # AppArmor's profile and SELinux's label, as the engine wants them
 
 
+class Place(NamedTuple):
+    """One fresh folder in memory of a living box."""
+
+    uid: int  # whose it is
+    size: int  # bytes
+    mode: int = 0o755
+
+
 class ContainerSpec(NamedTuple):
     """All that differs from one container to the next."""
 
@@ -87,6 +95,7 @@ class ContainerSpec(NamedTuple):
     shown: Mapping[str, str] = {}  # sockets of the host -> where it finds them
     options: Options = Options()
     kept: bool = False  # is it to be kept when it has ended?
+    places: Mapping[str, Place] = {}  # of a living box: there are no other writable folders then
 
 
 def container(guest: ContainerSpec) -> dict[str, Any]:
@@ -197,7 +206,15 @@ def _folders(guest: ContainerSpec) -> dict[str, str]:
     # it (`guest/shell/files/lay_and_say.sh`).
     options += f",uid={KEEPER},gid={KEEPER}" if guest.flavour.owned_folders else ""
     options += f",nr_inodes={guest.limits.kept_inodes}" if guest.flavour.counts_files else ""
-    return {path: options for path in wanted if path not in taken} | dict(guest.flavour.folders)
+    fresh = {path: options for path in wanted if path not in taken} | dict(guest.flavour.folders)
+    fresh |= {path: _tmpfs(guest, place) for path, place in guest.places.items()}
+    return {path: options for path, options in fresh.items() if path not in taken}
+
+
+def _tmpfs(guest: ContainerSpec, place: Place) -> str:
+    options = f"rw,nosuid,nodev,exec,mode={place.mode:o},size={place.size}"
+    options += f",uid={place.uid},gid={place.uid}" if guest.flavour.owned_folders else ""
+    return options + (f",nr_inodes={guest.limits.kept_inodes}" if guest.flavour.counts_files else "")
 
 
 def _mount(path: str, place: str, *, read_only: bool) -> dict[str, Any]:
@@ -208,13 +225,17 @@ def _mount(path: str, place: str, *, read_only: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def volume(name: str, limits: Limits, owner: str, run: str, *, kept: bool = False) -> dict[str, Any]:
+def volume(
+    name: str, limits: Limits, owner: str, run: str, *, kept: bool = False, place: Place | None = None
+) -> dict[str, Any]:
     """Returns the request body for a folder in memory that several containers share, as large as a box may fill."""
+    place = place or Place(KEEPER, limits.kept_bytes, 0o1777)
     # Podman takes `size` for a quota of its own, which hardly any disk has; the kernel counts blocks just as well.
-    blocks = -(-limits.kept_bytes // os.sysconf("SC_PAGE_SIZE"))
-    options = f"nr_blocks={blocks},nr_inodes={limits.kept_inodes},mode=1777,uid={KEEPER},gid={KEEPER},nosuid,nodev"
+    blocks = -(-place.size // os.sysconf("SC_PAGE_SIZE"))
+    options = f"nr_blocks={blocks},nr_inodes={limits.kept_inodes},mode={place.mode:o},uid={place.uid},gid={place.uid}"
     return {
-        "Name": name, "Driver": "local", "DriverOpts": {"type": "tmpfs", "device": "tmpfs", "o": options},
+        "Name": name, "Driver": "local",
+        "DriverOpts": {"type": "tmpfs", "device": "tmpfs", "o": f"{options},nosuid,nodev"},
         "Labels": labels(owner, run, kept=kept),
     }  # fmt: skip
 

@@ -1,0 +1,316 @@
+"""One command of a living box: started by the engine in the box's container, fed, heard, signalled, and ended.
+
+Its exit code is what our launcher beside it tells, and where that was killed, what the engine tells.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import signal as signals
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from belljar.backends.base import Emit
+from belljar.backends.containers import inside
+from belljar.backends.containers.living.marks import Marks
+from belljar.backends.guest_text import shell_script
+from belljar.backends.outcome import KILLED_EXIT_CODE, Ending, Outcome
+from belljar.control.control import Control, StartedGuest
+from belljar.core import errors
+from belljar.core.plan import Command
+from belljar.core.process import PtySize
+from belljar.core.request import Limits
+from belljar.core.result import STREAMS, Result, Status, StreamName
+from belljar.host import cgroups, procfs
+from belljar.host.docker_api import EngineRefusal, ProgramStreams, asking, refusals
+from belljar.host.loops import lone_errors
+
+if TYPE_CHECKING:
+    from aiodocker.containers import DockerContainer
+    from aiodocker.execs import Exec
+
+_START_SECONDS = 60.0  # for the launcher to say its first word
+_LAST_OUTPUT_SECONDS = 1.0  # after the end of what was heard last
+_KILL_SECONDS = 10.0  # for the launcher to tell the end of what was killed
+_LOOK_SECONDS = 2.0  # between questions to the engine whether the command still runs
+_RESIZE_TRIES = 20
+_RESIZE_PAUSE_SECONDS = 0.05
+_UNKNOWN_EXIT_CODE = 255
+_GONE = 3  # what the signalling program ends with if nobody is there
+_END_OF_INPUT = b"\x04"  # what Ctrl-D sends
+_LAUNCH = shell_script("containers/command")
+_SIGNAL = shell_script("containers/signal")
+
+
+class Machine(NamedTuple):
+    """The container that a command is started in, and what is known of it."""
+
+    container: DockerContainer
+    uid: int
+    ended: anyio.Event  # of the container
+    how: Callable[[], str]  # in words, once it has
+    oom_kills: Callable[[], int]  # as far as the host's kernel tells
+    full: Callable[[], bool]  # was it killed for memory, as a whole?
+    group: cgroups.Group | None = None  # where the host sees the guest's processes
+
+
+class LivingCommand:
+    """Runs one command. What it starts may go on after its end."""
+
+    def __init__(
+        self, box: str, machine: Machine, command: Command, limits: Limits, emit: Emit, control: Control
+    ) -> None:
+        self._machine = machine
+        self._command = command
+        self._control = control
+        self._limits = limits
+        keep = control.feed is None and control.hear is None
+        self.outcome: Outcome = Outcome(box, limits, emit, keep_output=keep)
+        word = f"belljar-{secrets.token_hex(8)}".encode()
+        self._word = word
+        first: StreamName = "stdout" if command.pty else "stderr"
+        self._marks = {name: Marks(word, begun=name != first) for name in STREAMS}
+        self._teller = self._marks[first]
+        self._begun = anyio.Event()
+        self._fed = False  # was the launcher told to go on?
+        self._over = anyio.Event()  # the launcher told its end, or the engine hung up
+        self._listening = anyio.CancelScope()
+        self._silent_since = time.perf_counter()
+        self._call: Exec
+        self._streams: ProgramStreams
+
+    @property
+    def launcher(self) -> int:
+        """The number inside of our process beside the command; 0: not known yet."""
+        return self._teller.said.get(b"ready", 0)
+
+    async def go(self, argv: list[str], cwd: str, env: Mapping[str, str]) -> Result:
+        """Runs it to its end.
+
+        Raises:
+            InvalidRequest: its folder is not there.
+            ExecutionFailed: the sandbox has ended, or the engine failed.
+        """
+        if self._control.stopping:
+            self.outcome.end(self._control.reason)
+            return self.outcome.result(Ending(None))
+        pty = self._command.pty
+        words = ["/bin/sh", "-c", _LAUNCH, self._word.decode(), cwd, "terminal" if pty else "", *argv]
+        before = self._machine.oom_kills()
+        with anyio.CancelScope(shield=True):
+            async with asking("the command could not be started", errors.StartFailed):
+                self._call = await self._machine.container.exec(
+                    words, user=f"{self._machine.uid}:{self._machine.uid}", environment=env, stdin=True,
+                    tty=pty is not None, workdir="/",
+                )  # fmt: skip
+        try:
+            stream = self._call.start(detach=False)
+            async with ProgramStreams.open(stream, "the command could not be started") as self._streams:
+                with lone_errors():
+                    await self._attend()
+            return await self._result(before)
+        finally:
+            if not self._over.is_set():
+                with anyio.move_on_after(_KILL_SECONDS, shield=True):
+                    await self._kill()
+
+    async def _attend(self) -> None:
+        async with anyio.create_task_group() as watchers:
+            for watch in (self._clock, self._obey, self._watch_start, self._watch_end, self._watch_machine):
+                watchers.start_soon(watch)
+            await self._listen(watchers.start_soon)
+            watchers.cancel_scope.cancel()
+
+    # --- streams ---
+
+    async def _listen(self, start_soon: Callable[..., object]) -> None:
+        with self._listening:
+            async for name, data in self._streams.parts():
+                self._silent_since = math.inf
+                if heard := self._marks[name].take(data):
+                    await self._take(name, heard, start_soon)
+                await self._follow(start_soon)
+                self._silent_since = time.perf_counter()
+                if self._told_end():
+                    break
+        self._over.set()
+        with anyio.CancelScope(shield=False):
+            for each in STREAMS:
+                if held := self._marks[each].rest():
+                    await self._take(each, held, start_soon)
+            await self.outcome.close_streams()
+
+    async def _take(self, name: StreamName, heard: bytes, start_soon: Callable[..., object]) -> None:
+        if self._control.hear is not None:
+            self._control.hear(name, heard)
+        flooded = await self.outcome.take(name, heard)
+        if flooded and self.outcome.verdict is None:
+            start_soon(self._end, Status.OUTPUT_LIMIT)
+
+    async def _follow(self, start_soon: Callable[..., object]) -> None:
+        """Does what the launcher's lines ask for."""
+        if self._begun.is_set():
+            return
+        if number := self._teller.said.get(b"runs"):
+            self._begun.set()
+            await self.outcome.begin()
+            self._control.begin(StartedGuest(number, self._signal, self._resize))
+        elif self.launcher and not self._fed:
+            self._fed = True
+            start_soon(self._feed)
+
+    def _told_end(self) -> bool:
+        ended = b"ended" in self._teller.said
+        return ended and (self._command.pty is not None or bool(self._marks["stdout"].said))
+
+    async def _feed(self) -> None:
+        """Gives a terminal its size, lets the launcher start the command, and gives that its input."""
+        if self._command.pty:
+            await self._resize(self._command.pty)
+        if self.outcome.verdict is None:
+            await self._streams.send(b"\n")
+        if self._command.pty:
+            await self._begun.wait()  # else the terminal would show the input before the command is there
+        await self._streams.send(self._command.stdin)
+        if self._control.feed is not None:
+            async for data in self._control.feed:
+                await self._streams.send(data)
+        if not self._command.pty:
+            self._streams.end()
+        elif self._control.feed is not None or self._command.stdin:
+            await self._streams.send(_END_OF_INPUT)
+
+    async def _resize(self, size: PtySize) -> None:
+        """An engine may not know the program yet that it has just started."""
+        for attempt in range(_RESIZE_TRIES):
+            try:
+                with refusals():
+                    async with asking("the terminal's size"):
+                        await self._call.resize(h=size.rows, w=size.columns)
+                return
+            except (errors.BelljarError, EngineRefusal):
+                if attempt == _RESIZE_TRIES - 1 or self._over.is_set():
+                    return
+            await anyio.sleep(_RESIZE_PAUSE_SECONDS)
+
+    # --- its end ---
+
+    async def _watch_start(self) -> None:
+        with anyio.move_on_after(_START_SECONDS):
+            await self._begun.wait()
+            return
+        self._listening.cancel()
+
+    async def _clock(self) -> None:
+        await self.outcome.time_out()
+        await self._stop(Status.TIMEOUT)
+
+    async def _obey(self) -> None:
+        await self._stop(await self._control.stopped())
+
+    async def _watch_machine(self) -> None:
+        await self._machine.ended.wait()
+        self._listening.deadline = anyio.current_time() + _LAST_OUTPUT_SECONDS
+
+    async def _watch_end(self) -> None:
+        """Asks the engine now and then: it may forget to hang up, and the launcher may have been killed."""
+        while True:
+            await anyio.sleep(_LOOK_SECONDS)
+            with suppress(Exception):
+                if (await self._call.inspect()).get("Running") is False:
+                    break
+        rest = _LAST_OUTPUT_SECONDS
+        while rest > 0:
+            await anyio.sleep(rest)
+            rest = min(_LAST_OUTPUT_SECONDS, _LAST_OUTPUT_SECONDS - (time.perf_counter() - self._silent_since))
+        self._listening.cancel()
+
+    async def _stop(self, verdict: Status) -> None:
+        """Asks the command to end, and ends it when its grace is over; what it prints meanwhile is kept."""
+        first, grace = self.outcome.end(verdict), self._limits.grace
+        if first and grace and self._begun.is_set():
+            with anyio.move_on_after(grace):
+                await self._tell_tree("TERM")
+                await self._over.wait()
+        await self._end(verdict)
+
+    async def _end(self, verdict: Status) -> None:
+        self.outcome.end(verdict)
+        await self._kill()
+        self._listening.deadline = anyio.current_time() + _KILL_SECONDS
+
+    async def _kill(self) -> None:
+        """Ends all that it started. What is not begun never will be: it waits for a line of ours."""
+        if self._begun.is_set() or self._fed:
+            await self._tell_tree("KILL")
+        else:
+            self._listening.cancel()
+
+    async def _tell_tree(self, name: str) -> None:
+        """By the host's own hand where it sees them: a box that is full of processes lets no other one start."""
+        if self._machine.group and await self._tell_from_host(self._machine.group, getattr(signals, f"SIG{name}")):
+            return
+        with suppress(errors.BelljarError):
+            await self._send(name, "tree", str(self.launcher))
+
+    async def _tell_from_host(self, group: cgroups.Group, number: int) -> bool:
+        with suppress(errors.BelljarError):
+            async with asking("the command's process"):
+                first = (await self._call.inspect()).get("Pid")
+            if isinstance(first, int) and first in group.pids():
+                return await anyio.to_thread.run_sync(procfs.signal_family, first, group.pids, number)
+        return False
+
+    async def _signal(self, number: int) -> None:
+        if self._over.is_set():
+            raise ProcessLookupError(3, "it has ended")
+        name = signals.Signals(number).name.removeprefix("SIG")
+        try:
+            await self._send(name, str(self._teller.said[b"runs"]))
+        except inside.FailedInside as failure:
+            if failure.code == _GONE:
+                raise ProcessLookupError(3, "it has ended") from None
+            raise
+
+    async def _send(self, *words: str) -> None:
+        argv = ["/bin/sh", "-c", _SIGNAL, *words]
+        await inside.execute(self._machine.container, argv, self._machine.uid, b"", what="the signal")
+
+    # --- its result ---
+
+    async def _result(self, oom_before: int) -> Result:
+        if b"no" in self._marks["stderr"].said or b"no" in self._marks["stdout"].said:
+            raise errors.InvalidRequest(
+                f"cwd: {self._command.cwd} is no folder in the sandbox", fix="make it first, or leave cwd out"
+            )
+        code = self._teller.said.get(b"ended")
+        if self._machine.ended.is_set() and code is None:
+            if self._machine.full():
+                return self.outcome.result(Ending(KILLED_EXIT_CODE, oom_killed=True))
+            if self.outcome.verdict is None:
+                raise errors.SessionEnded(f"the sandbox ended while the command ran: {self._machine.how()}")
+            return self.outcome.result(Ending(None))
+        if not self._begun.is_set() and self.outcome.verdict is None:
+            said = self._teller.preamble.decode("utf-8", "replace").strip()
+            raise errors.StartFailed(f"the command could not be started: {said[-500:] or 'its launcher said nothing'}")
+        if code is None:
+            code = await self._code_of_engine()
+        code = min(code, _UNKNOWN_EXIT_CODE)
+        killed = code == KILLED_EXIT_CODE and self._machine.oom_kills() > oom_before
+        return self.outcome.result(Ending(None if self.outcome.verdict else code, killed))
+
+    async def _code_of_engine(self) -> int:
+        """The launcher's own, who was killed together with the command."""
+        if self.outcome.verdict:
+            return KILLED_EXIT_CODE
+        with suppress(errors.BelljarError):
+            async with asking("the command's end"):
+                code = (await self._call.inspect()).get("ExitCode")
+            return code if isinstance(code, int) else _UNKNOWN_EXIT_CODE
+        return _UNKNOWN_EXIT_CODE
