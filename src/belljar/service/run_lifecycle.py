@@ -30,6 +30,7 @@ from belljar.protocol.records import Alert, Caller, RunRecord, now
 from belljar.service.admission.queue import Admission
 from belljar.service.budget import ByteBudget, Share
 from belljar.service.instances import ServerInstance
+from belljar.service.pace import Pace
 from belljar.service.publisher import Publisher
 from belljar.service.refusals import Refusals
 from belljar.service.store.result_text import LargeText, ResultText, parse, result_text
@@ -58,11 +59,13 @@ class Demand(NamedTuple):
 class Run:
     """One run, as the process that carries it out knows it."""
 
-    def __init__(self, record: RunRecord, live: Live, request: Share, output: Share) -> None:
+    def __init__(self, record: RunRecord, live: Live, request: Share, output: Share, pace: Pace) -> None:
         self.record: RunRecord = record
         self.live = live
         self.request = request  # what it holds of memory to be run
         self.output = output  # and by what it printed, until that is in a file or was small
+        self._pace = pace
+        self._printed = 0
         self.warnings: tuple[str, ...] = ()  # of ours, for its result
         self.control: Control = Control()
         self.scope: anyio.CancelScope = anyio.CancelScope()
@@ -131,6 +134,9 @@ class Run:
                 self.control.stop(Status.OUTPUT_LIMIT)
             return
         await self.live.hear(event)
+        if event.kind in STREAMS:
+            self._printed += len(event.text)
+            await self._pace.passed(len(event.text), self._printed)
 
     # --- how it ended
 
@@ -180,6 +186,7 @@ class RunLifecycle:
         self._log_memory = settings.log_memory
         self._ends: set[anyio.CancelScope] = set()  # of runs whose end is being recorded
         self._ends_until = math.inf
+        self._pace = Pace()
         self._requests = ByteBudget("requests that run or wait", 2 * settings.request_size, 3 * settings.request_size)
         self._outputs = ByteBudget("outputs of runs", settings.output_memory, 4 * settings.output_memory)
 
@@ -187,7 +194,7 @@ class RunLifecycle:
         """Returns a run for a record, which is not started yet."""
         room = self._log_memory if log_memory is None else log_memory
         live = Live(record.id, self._store, self._publisher.line, room)
-        return Run(record, live, self._requests.share(record.caller), self._outputs.share(record.caller))
+        return Run(record, live, self._requests.share(record.caller), self._outputs.share(record.caller), self._pace)
 
     def alert(self, alert: Alert) -> None:
         """Tells an alert among the lines of the run that its sandbox works on."""
