@@ -5,7 +5,9 @@ Usage: run_tests.py [PYTEST_ARGUMENT ...]
 Three processes share two cores, engines and the kernel's tables, so a test can fail for what runs beside it. A failure
 that does not repeat itself alone is not fatal: the last line counts those, by name. (What is known to fail at times
 carries the marker `second_try` with its reason, and pytest's own line counts it as rerun.) These are fatal at once: an
-attack that got through, more failures than `MAX_ALONE`, and a run that did not end (exit codes other than 1).
+attack that got through, more failures than `MAX_ALONE`, and a run that did not end (exit codes other than 1). The
+tests that look up verdicts of one suite on one backend count as one failure: the suite is run once, and falls with its
+engine. While the tests run, what failed so far lies in `belljar-failures-*/failures.txt` among the temporary files.
 """
 
 from __future__ import annotations
@@ -16,29 +18,38 @@ import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 LANES = ["-n", "3", "--dist", "loadscope", "--no-loadscope-reorder"]
 MAX_ALONE = 6
 TESTS_FAILED = 1  # pytest's exit code
 
 
-def fatal(failures: dict[str, bool]) -> str | None:
-    """Returns why these failures (test and whether it is final) need no second look, or None."""
-    if final := [test for test, is_final in failures.items() if is_final]:
+class Failure(NamedTuple):
+    """A test that failed."""
+
+    ran: str  # the suite on its backend, or the test itself
+    final: bool  # it is not tried twice
+
+
+def fatal(failures: dict[str, Failure]) -> str | None:
+    """Returns why these failures, by test, need no second look, or None."""
+    if final := [test for test, failure in failures.items() if failure.final]:
         return f"an attack got through, which is never tried twice: {', '.join(final)}"
     if not failures:
         return "nothing is known of what failed"
-    if len(failures) > MAX_ALONE:
-        return f"{len(failures)} tests failed, and at most {MAX_ALONE} are looked at once more"
+    if (many := len({failure.ran for failure in failures.values()})) > MAX_ALONE:
+        return f"{many} tests failed, and at most {MAX_ALONE} are looked at once more"
     return None
 
 
-def run(report: Path, *arguments: str) -> tuple[int, dict[str, bool]]:
-    """Runs pytest and returns its exit code and its failures: each test, and whether its failure is final."""
+def run(report: Path, *arguments: str) -> tuple[int, dict[str, Failure]]:
+    """Runs pytest and returns its exit code and its failures, by test."""
     report.unlink(missing_ok=True)
     line = [sys.executable, "-m", "pytest", "--failures-to", str(report), *arguments]
     code = subprocess.run(line, check=False).returncode
-    return code, json.loads(report.read_text()) if report.exists() else {}
+    found = json.loads(report.read_text()) if report.exists() else {}
+    return code, {test: Failure(*failure) for test, failure in found.items()}
 
 
 def last_line(failures: Collection[str], again: Collection[str]) -> str:

@@ -7,18 +7,27 @@ from pathlib import Path
 
 import pytest
 
+from lanes import suite_of
+
 
 class Failures:
-    """Collects the failed tests of a session, and whether a failure is final: an attack that got through."""
+    """Collects the failed tests of a session: what was run for each, and whether it is final (an attack got through).
+
+    Each is written down when it fails, its traceback into a file beside: a long run can be looked at while it goes on.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._failed: dict[str, bool] = {}
+        self._failed: dict[str, tuple[str, bool]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            final = ": through: " in report.longreprtext
-            self._failed[report.nodeid] = self._failed.get(report.nodeid, False) or final
+            before = report.nodeid in self._failed and self._failed[report.nodeid][1]
+            final = before or ": through: " in report.longreprtext
+            self._failed[report.nodeid] = suite_of(report.nodeid) or report.nodeid, final
+            self._path.write_text(json.dumps(self._failed))
+            with self._path.with_suffix(".txt").open("a") as tracebacks:
+                tracebacks.write(f"{report.nodeid} ({report.when})\n{report.longreprtext}\n\n")
 
     def pytest_sessionfinish(self) -> None:
         self._path.write_text(json.dumps(self._failed))

@@ -67,13 +67,17 @@ _ON_APPLE = {
 }
 
 
-def group_of(nodeid: str) -> str:
-    """The name of what a test must share a process with: the suite on its backend, else its file."""
-    file, _, rest = nodeid.partition("::")
-    function, _, parameters = rest.partition("[")
+def suite_of(nodeid: str) -> str | None:
+    """The name of the suite whose verdict a test looks up, with its backend; None: it runs something of its own."""
+    function, _, parameters = nodeid.partition("::")[2].partition("[")
     if suite := _SUITES.get(function):
         return f"{suite} on {parameters.rpartition('-')[2].removesuffix(']')}"
-    return _ON_APPLE.get(function) or file.removeprefix("tests/")
+    return _ON_APPLE.get(function)
+
+
+def group_of(nodeid: str) -> str:
+    """The name of what a test must share a process with: the suite on its backend, else its file."""
+    return suite_of(nodeid) or nodeid.partition("::")[0].removeprefix("tests/")
 
 
 class Lanes(LoadScopeScheduling):

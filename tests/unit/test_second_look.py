@@ -65,3 +65,11 @@ def test_what_fails_alone_too_is_fatal_and_so_are_attacks_and_many(tmp_path: Pat
     done = outcome_of(tmp_path, tests)
     assert done.returncode != 0
     assert said in done.stdout
+
+
+def test_a_suite_that_fell_as_one_is_looked_at_once_more(tmp_path: Path) -> None:
+    checks = "import os, pytest\n@pytest.mark.parametrize('name', [f'check {n}-gvisor' for n in range(9)])\n"
+    checks += "def test_containers_hold_against(name): assert 'PYTEST_XDIST_WORKER' not in os.environ\n"
+    done = outcome_of(tmp_path, checks)
+    assert done.returncode == 0, done.stdout
+    assert "PASSED ONLY ALONE, to be mended (9)" in done.stdout
