@@ -58,23 +58,36 @@ def put(root: int, given: Sequence[File], *, owner: int | None = None) -> None:
 
 
 def _put(folder: int, name: str, file: File) -> None:
-    """Writes a file whole or not at all; one of several names in place, so that they stay names of one file."""
+    put_one(folder, name, file.content, mode=None, executable=file.executable)
+
+
+def put_one(folder: int, name: str, content: bytes, *, mode: int | None, executable: bool = False) -> None:
+    """Writes a file whole or not at all; one of several names in place, so that they stay names of one file.
+
+    Args:
+        folder: the open folder that holds it.
+        name: of the file.
+        content: its bytes.
+        mode: its permissions; None: those that it has, and of a new one the usual.
+        executable: whether it can be run by all who may read it, where there is no `mode`.
+    """
     try:
         fd = _open_regular(folder, name, os.O_WRONLY)
     except FileNotFoundError:
-        files.replace(folder, name, file.content, mode=0o755 if file.executable else 0o644)
+        usual = 0o755 if executable else 0o644
+        files.replace(folder, name, content, mode=usual if mode is None else mode, exactly=mode is not None)
         return
     try:
         facts = os.fstat(fd)
-        mode = _mode(facts, file.executable)
+        wanted = _mode(facts, executable) if mode is None else mode
         if facts.st_nlink > 1:
-            _overwrite(fd, file.content)
-            if mode != stat.S_IMODE(facts.st_mode):
-                os.fchmod(fd, mode)
+            _overwrite(fd, content)
+            if wanted != stat.S_IMODE(facts.st_mode):
+                os.fchmod(fd, wanted)
             return
     finally:
         os.close(fd)
-    files.replace(folder, name, file.content, mode=mode, exactly=True)
+    files.replace(folder, name, content, mode=wanted, exactly=True)
 
 
 def _overwrite(fd: int, content: bytes) -> None:

@@ -24,7 +24,7 @@ from belljar.core.values import MIB
 PREFIX = "belljar-"
 _LEAF = "belljar.own"  # not PREFIX: nobody's sandbox
 _PERIOD_US = 100_000
-_CONTROLLERS = {1: ("memory", "pids", "cpu", "cpuacct", "blkio"), 2: ("memory", "pids", "cpu", "io")}
+_CONTROLLERS = {1: ("memory", "pids", "cpu", "cpuacct", "blkio", "freezer"), 2: ("memory", "pids", "cpu", "io")}
 RESERVE_BYTES = 32 * MIB  # that a command has however full its box is, so that a full one can be cleared
 _NO_LIMIT = (9223372036854771712, 9223372036854710272, 9223372036854775807)  # bytes, by the size of a page
 _LIMIT_OF = {"memory": "memory", "pids": "pids", "cpu": "cpus", "blkio": "io", "io": "io"}
@@ -86,6 +86,52 @@ class Group:
         for controller, name, value in rows if is_new else reversed(rows):
             if name != "memory.oom.group":  # the command is to die, and not what keeps its files
                 self._set(controller, name, value)
+
+    def bound(self, limits: Limits, more_pids: int) -> None:
+        """Limits what all groups inside use together: memory as `hold` does, processors, and processes.
+
+        Args:
+            limits: of the sandbox.
+            more_pids: processes of ours among its own.
+
+        Raises:
+            OSError: the kernel refused it.
+        """
+        self.hold(limits.memory)
+        for controller, name, value in _limit_rows(self.version, limits, None):
+            if controller == "cpu":
+                self._set(controller, name, value)
+        self._set("pids", "pids.max", str(limits.pids + more_pids))
+
+    def freeze(self, seconds: float = 10.0) -> None:
+        """Stops everything in it and in groups inside, until `thaw`.
+
+        Raises:
+            TimeoutError: a process could not be stopped in time; nothing is stopped then.
+        """
+        self._set_frozen(True)
+        deadline = time.monotonic() + seconds
+        while not self.is_frozen():
+            if time.monotonic() > deadline:
+                self.thaw()
+                raise TimeoutError("a process of the sandbox could not be stopped")
+            time.sleep(0.002)
+
+    def thaw(self) -> None:
+        """Lets what was stopped go on."""
+        self._set_frozen(False)
+
+    def is_frozen(self) -> bool:
+        """Whether everything in it is stopped."""
+        if self.version == 2:
+            return self._table("memory", "cgroup.events").get("frozen") == 1
+        return (self._text("freezer", "freezer.state") or "").strip() == "FROZEN"
+
+    def _set_frozen(self, frozen: bool) -> None:
+        if self.version == 2:
+            self._set("memory", "cgroup.freeze", "1" if frozen else "0")
+        else:
+            self._set("freezer", "freezer.state", "FROZEN" if frozen else "THAWED")
 
     def inside(self, name: str, limits: Limits, device: str | None = None) -> Group:
         """Makes a group inside this one, with limits of its own.
@@ -186,9 +232,20 @@ class Group:
             if self.version == 2 and (switch := self.paths[0] / "cgroup.kill").exists():
                 switch.write_text("1")
                 return
+        is_frozen = "freezer" in self._dirs and (self._text("freezer", "freezer.state") or "").strip() != "THAWED"
         for pid in self.pids():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+            if is_frozen:  # on version 1 it would not die as long as it is stopped
+                with suppress(OSError):
+                    _write(f"{self._outside(self._dirs['freezer'])}/tasks", str(pid))
+
+    @staticmethod
+    def _outside(folder: Path) -> Path:
+        """The folder in which the outermost group of ours was made."""
+        while folder.name.startswith(PREFIX) or folder.parent.name.startswith(PREFIX):
+            folder = folder.parent
+        return folder
 
     def remove(self) -> bool:
         """Removes the group; False: something in it has not died yet, and it is to be tried again."""
@@ -235,27 +292,31 @@ class Cgroups:
         """The limits that are really enforced: memory, pids, cpus, io."""
         return frozenset(_LIMIT_OF[name] for name in self.bases if name in _LIMIT_OF)
 
-    def create(self, name: str, limits: Limits | None, device: str | None = None) -> Group:
+    def create(
+        self, name: str, limits: Limits | None, device: str | None = None, *, freezer: bool = False
+    ) -> Group:  # fmt: skip
         """Makes a group with its limits.
 
         Args:
             name: the owner's name, a dash, and what tells its groups apart.
             limits: of the sandbox; None: it is one for groups inside, to be limited by `hold`.
             device: the disk (`major:minor`) whose traffic is limited, if any.
+            freezer: whether it may be stopped and go on.
 
         Raises:
             OSError: it could not be made, or could not be given its limits; then nothing of it is left.
         """
         try:
-            return self._create(name, limits, device)
+            return self._create(name, limits, device, freezer)
         except OSError:
             if not self._line:
                 raise
             _hand_down(self._line)  # systemd takes back what none of its own units asked for
-            return self._create(name, limits, device)
+            return self._create(name, limits, device, freezer)
 
-    def _create(self, name: str, limits: Limits | None, device: str | None) -> Group:
-        bases = self.bases if device else {k: base for k, base in self.bases.items() if k != "blkio"}
+    def _create(self, name: str, limits: Limits | None, device: str | None, freezer: bool) -> Group:
+        unused = {name for name, used in (("blkio", device), ("freezer", freezer)) if not used}
+        bases = {kind: base for kind, base in self.bases.items() if kind not in unused}
         group = Group(self.version, {controller: base / (PREFIX + name) for controller, base in bases.items()})
         return group.made(limits, device)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from belljar.backends.native import jail
 from belljar.backends.native.box import NativeBox, NativeHost
+from belljar.backends.native.living.box import LivingBox
 from belljar.backends.native.toolchains import Toolchains, find_bubblewrap
 from belljar.control.control import Control
 from belljar.core import errors
@@ -107,7 +108,7 @@ class Native:
             return Capabilities(
                 backend=self.name, available=True, version=f"bubblewrap {version}", guarantees=self._guarantees,
                 egress=frozenset({"none", "listed"}), sessions=frozenset({"python"}), workspace=True, packages=True,
-                figures=True,
+                figures=True, living=self._living(),
                 notes=(self.no_groups,) if self.no_groups else (),
             )  # fmt: skip
         if problems:
@@ -121,7 +122,7 @@ class Native:
         self.prepare()
         scripts = Path(__file__).parents[2] / "guest" / "shell" / "native"
         sources = (
-            *Path(__file__).parent.glob("*.py"),
+            *Path(__file__).parent.rglob("*.py"),
             *Path(process.__file__).parent.rglob("*.*"),
             *scripts.glob("*.sh"),
         )
@@ -229,6 +230,13 @@ class Native:
             isolation=Isolation.NAMESPACE, walls=walls, limits=limits, network="none", weaker=tuple(weaker)
         )
 
+    def _living(self) -> frozenset[str]:
+        """What its living sandboxes can do."""
+        able = {"pty", "dial", "watch", "snapshot", "root"}
+        if self.groups and (self.groups.version == 2 or "freezer" in self.groups.bases):
+            able.add("pause")
+        return frozenset(able)
+
     def _throttles(self) -> bool:
         """Whether the disk below /usr really takes a limit: not every disk and kernel does."""
         try:
@@ -264,12 +272,12 @@ class Native:
                 self.bubblewrap, self.state_dir, self.place, self.toolchains, self.group_for, self.group_to_keep,
                 *self._network,
             )  # fmt: skip
-            box = NativeBox(host, plan, uid)
+            box = LivingBox(host, plan, uid) if plan.living else NativeBox(host, plan, uid)
             if plan.packages:
                 box.packages = self.toolchains.environment(plan.packages)
             if plan.workspace:
                 await stack.enter_async_context(box.granted(plan.workspace))
-            if plan.keep_files:
+            if plan.keep_files or plan.living:
                 await stack.enter_async_context(box.holding())
             yield box
 
@@ -292,13 +300,13 @@ class Native:
         name = self._owner.next_name()
         return around.inside(name, own, device) if around else self.groups.create(name, own, device)
 
-    def group_to_keep(self, limits: Limits) -> cgroups.Group | None:
-        """Makes the control group of a box that is kept, for those of its commands."""
+    def group_to_keep(self, limits: Limits, freezer: bool = False) -> cgroups.Group | None:
+        """Makes the control group of a box that is kept, for those of its commands; `freezer`: it may be paused."""
         if self.groups is None:
             return None
         assert self._owner is not None
         device = cgroups.disk_of("/usr") if limits.io_bps or limits.io_iops else None
-        group = self.groups.create(self._owner.next_name(), None, device)
+        group = self.groups.create(self._owner.next_name(), None, device, freezer=freezer)
         group.hold(limits.memory)
         return group
 

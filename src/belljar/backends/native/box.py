@@ -7,7 +7,6 @@ with it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
@@ -20,6 +19,7 @@ import anyio.to_thread
 from belljar.backends import inputs
 from belljar.backends.base import Emit
 from belljar.backends.native import jail
+from belljar.backends.native.holder import held
 from belljar.backends.native.run import NativeJob, NativeRun
 from belljar.backends.native.toolchains import Grant, Tool, Toolchains
 from belljar.backends.pipe_interpreter import PipeInterpreter
@@ -30,7 +30,7 @@ from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Collected, Entry, File, Result, Usage
 from belljar.core.values import WORKSPACE
-from belljar.host import box_files, cgroups, egress, files, lending, process
+from belljar.host import box_files, cgroups, egress, files, lending
 from belljar.host.egress import Proxy, Resolve, Told
 from belljar.host.lending import LentFolder
 
@@ -47,7 +47,7 @@ class NativeHost(NamedTuple):
     place: str
     toolchains: Toolchains
     group_for: Callable[[Limits, cgroups.Group | None], cgroups.Group | None]  # limits, and the group to be inside of
-    group_to_keep: Callable[[Limits], cgroups.Group | None]
+    group_to_keep: Callable[[Limits, bool], cgroups.Group | None]  # limits, and whether it may be paused
     resolver: Resolve
     private: Sequence[Endpoint]  # what listed hosts may lead to in private networks
 
@@ -84,7 +84,7 @@ class NativeBox:
     async def holding(self) -> AsyncIterator[None]:
         """Keeps /workspace and /tmp, and one control group for all that the box has in memory, while the block runs."""
         limits = self.plan.limits
-        self._group = group = self._host.group_to_keep(limits)
+        self._group = group = self._host.group_to_keep(limits, False)
         try:
             inner = self._host.group_for(limits.model_copy(update={"pids": _HOLDER_PIDS}), group) if group else None
             async with self._folders_held(inner):
@@ -100,44 +100,25 @@ class NativeBox:
         """Starts the process that keeps /workspace and /tmp mounted, and opens both for us."""
         kept = "" if self.plan.workspace else self._host.place
         space = jail.Space(workspace=kept, tmp=str(self._host.state_dir / "tmp"))
-        ready_read, ready_write = os.pipe()
-        status_read, status_write = os.pipe()
-        hold_read, hold_write = os.pipe()
-        with ExitStack() as fds:
-            for fd in (ready_read, status_read, hold_write):
-                fds.callback(os.close, fd)
-            try:
-                args = ["--json-status-fd", str(status_write), *jail.holder_arguments(self.plan.limits, space)]
-                join_files = group.join_files if group else ()
-                line = [*jail.unkillable(), *jail.launcher(join_files, self.uid, 0, self._namespace)]
-                child = process.Child(
-                    [*line, self._host.bubblewrap, *args],
-                    stdin=hold_read, stdout=ready_write, stderr=ready_write, fds=(status_write,),
-                )  # fmt: skip
-            finally:
-                for fd in (ready_write, status_write, hold_read):
-                    os.close(fd)
-            try:
-                # Shielded: bubblewrap that is killed before it has let its child go leaves the child waiting for ever.
-                with anyio.fail_after(10, shield=True):
-                    said = await process.read_some(ready_read)
-                    status = await process.read_some(status_read)
-                if not said.startswith(b"ready"):
-                    raise errors.StartFailed(
-                        f"the sandbox's folders could not be made: {said.decode(errors='replace')}"
-                    )
-                self._space = space._replace(holder=json.loads(status.splitlines()[0])["child-pid"])
-                inside = f"/proc/{self._space.holder}/root"
+        args = jail.holder_arguments(self.plan.limits, space)
+        before = self._before_holder(group)
+        async with held(before, self._host.bubblewrap, args) as pid:
+            with ExitStack() as fds:
+                self._space = space._replace(holder=pid)
+                inside = f"/proc/{pid}/root"
                 if kept:
                     self._root = fds.enter_context(files.opened(inside + kept))
                 self._tmp = fds.enter_context(files.opened(inside + space.tmp))
-                yield
-            finally:
-                child.kill()
-                with anyio.CancelScope(shield=True):
-                    await child.wait()
-                self._space, self._tmp = jail.Space(), -1
-                self._root = self._root if self.plan.workspace else -1
+                try:
+                    yield
+                finally:
+                    self._space, self._tmp = jail.Space(), -1
+                    self._root = self._root if self.plan.workspace else -1
+
+    def _before_holder(self, group: cgroups.Group | None) -> list[str]:
+        """The command line before a holder's bubblewrap."""
+        join_files = group.join_files if group else ()
+        return [*jail.unkillable(), *jail.launcher(join_files, self.uid, 0, self._namespace)]
 
     # --- files ---
 
@@ -165,7 +146,7 @@ class NativeBox:
 
     # --- running ---
 
-    def interpreter(self, env: Mapping[str, str], lifetime: float) -> PipeInterpreter:
+    def interpreter(self, env: Mapping[str, str], lifetime: float, language: str = "python") -> PipeInterpreter:
         return PipeInterpreter(self, self.plan, env, lifetime)
 
     async def run(
@@ -190,7 +171,7 @@ class NativeBox:
             self._group.hold(limits.memory)
         group = self._host.group_for(limits, self._group)  # last: from here on the run removes it, whatever happens
         job = NativeJob(
-            id=self.id, jail=walls, prefix=_rlimits(limits) if group is None else (), argv=self._argv(command.argv),
+            id=self.id, jail=walls, prefix=rlimits(limits) if group is None else (), argv=self._argv(command.argv),
             stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
             around=self._group, namespace="" if self._space.holder else self._namespace,
             proxy=self._proxy if self.plan.egress.mode == "listed" else None,
@@ -263,7 +244,7 @@ class NativeBox:
         return inputs.listed(self.plan, found)
 
 
-def _rlimits(limits: Limits) -> Sequence[str]:
+def rlimits(limits: Limits) -> Sequence[str]:
     """The command that sets rlimits. Inside its own user namespace the guest's processes are counted from zero."""
     return ["prlimit", f"--nproc={limits.pids + 1}", f"--data={limits.memory}", "--"]
 

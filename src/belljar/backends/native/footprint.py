@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def footprint(monitor: int, folders: Sequence[str], limit: int) -> int:
     if total > limit and len(guests) > 1:  # forked processes share most pages: ask again, dearly and exactly
         total = sum(map(_fair_share, guests))
     for guest in guests[:1]:
-        total += sum(_in_folder(f"/proc/{guest}/root/{folder}") for folder in folders)
+        total += held_in_folders(f"/proc/{guest}/root/{folder}" for folder in folders)
         if _has_sockets(f"/proc/{guest}/net/sockstat"):
             total += sum(_in_sockets(f"/proc/{guest}/net/{kind}") for kind in ("tcp", "tcp6"))
     return total
@@ -44,6 +44,11 @@ def _fair_share(pid: int) -> int:
         rows = re.findall(r"^Pss_Anon:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
         return sum(map(int, rows)) * 1024
     return 0
+
+
+def held_in_folders(paths: Iterable[str]) -> int:
+    """Adds up the bytes that folders in memory take, each the root of its file system."""
+    return sum(map(_in_folder, paths))
 
 
 def _in_folder(path: str) -> int:

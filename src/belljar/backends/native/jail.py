@@ -20,7 +20,7 @@ from belljar.host.seccomp import PROFILES
 GUEST_ID = 1000
 MINIMUM_BUBBLEWRAP = (0, 8)  # the first with --disable-userns and --size
 NEEDED_OPTION = "--ro-bind-fd"  # 0.10 has it, and so have distributions' older ones that were repaired
-_SHM_BYTES = 64 * MIB
+SHM_BYTES = 64 * MIB
 
 _NAMESPACES = (
     "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
@@ -32,8 +32,8 @@ _WALLS = (
 
 # Never /etc wholesale: what programs need to start, and nothing that says who uses this machine.
 _ETC = ("alternatives", "fonts")  # folders, mounted
-_CERTIFICATES = "/etc/ssl/certs"  # for guests that may reach hosts
-_ETC_COPIED = ("ld.so.cache", "localtime")  # small files: copying is cheaper than mounting
+CERTIFICATES = "/etc/ssl/certs"  # for guests that may reach hosts
+ETC_COPIED = ("ld.so.cache", "localtime")  # small files: copying is cheaper than mounting
 _ETC_FILES = {
     "passwd": f"guest:x:{GUEST_ID}:{GUEST_ID}:guest:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "group": f"guest:x:{GUEST_ID}:\nnogroup:x:65534:\n",
@@ -123,14 +123,14 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
         return str(fds[-1])
 
     args = [*_WALLS, *(part for name, value in jail.env.items() for part in ("--setenv", name, value))]
-    args += ["--perms", "0755", "--dir", "/etc", *_root()]
+    args += ["--perms", "0755", "--dir", "/etc", *root_mounts()]
     for name, content in _etc().items():
         args += ["--perms", "0444", "--file", data(content), f"/etc/{name}"]
-    if jail.online and os.path.isdir(_CERTIFICATES):
-        args += ["--ro-bind", _CERTIFICATES, _CERTIFICATES]
-    args += ["--proc", "/proc", *_proc_masks(), *_INIT_MASKS]
-    args += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
-    args += [*_writable(jail), *_git_walls(jail, fds, stack)]
+    if jail.online and os.path.isdir(CERTIFICATES):
+        args += ["--ro-bind", CERTIFICATES, CERTIFICATES]
+    args += ["--proc", "/proc", *proc_masks(), *_INIT_MASKS]
+    args += ["--dev", "/dev", "--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]
+    args += [*_writable(jail), *git_walls(jail, fds, stack)]
     for folder in jail.grants:  # after /tmp, below which one may lie
         args += ["--ro-bind", folder, folder]
     for inside, source in jail.binds.items():
@@ -142,10 +142,15 @@ def arguments(jail: Jail, stack: ExitStack) -> tuple[list[str], list[int]]:
     if not jail.space.holder and not jail.workspace and jail.cwd != "/":
         args += ["--perms", "0755", "--dir", jail.cwd]
     args += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", jail.cwd]
+    return [*args, *filtered(fds, stack)], fds
+
+
+def filtered(fds: list[int], stack: ExitStack) -> list[str]:
+    """The arguments that install the seccomp filter; its descriptor is added to those that are passed."""
     seccomp = os.open(seccomp_filter(), os.O_RDONLY | os.O_CLOEXEC)
     stack.callback(os.close, seccomp)
     fds.append(seccomp)
-    return [*args, "--seccomp", str(seccomp)], fds
+    return ["--seccomp", str(seccomp)]
 
 
 def _writable(jail: Jail) -> list[str]:
@@ -160,7 +165,7 @@ def _writable(jail: Jail) -> list[str]:
     return tmp + workspace
 
 
-def _git_walls(jail: Jail, fds: list[int], stack: ExitStack) -> Iterator[str]:
+def git_walls(jail: Jail, fds: list[int], stack: ExitStack) -> Iterator[str]:
     """Mounts over itself what tells git in a writable workspace which programs to run.
 
     What is mounted on can be neither moved nor removed. By descriptors: bubblewrap gives up if it finds something else
@@ -174,40 +179,42 @@ def _git_walls(jail: Jail, fds: list[int], stack: ExitStack) -> Iterator[str]:
 
 @cache
 def _etc() -> dict[str, bytes]:
-    copied = {name: Path("/etc", name) for name in _ETC_COPIED}
+    copied = {name: Path("/etc", name) for name in ETC_COPIED}
     return {name: text.encode() for name, text in _ETC_FILES.items()} | {
         name: path.read_bytes() for name, path in copied.items() if path.is_file()
     }
 
 
 @cache
-def _root() -> tuple[str, ...]:
-    """The host's runtime directories, read-only, and the few files of /etc that programs need."""
+def root_mounts(at: str = "") -> tuple[str, ...]:
+    """The host's runtime directories, read-only, and the folders of /etc that programs need; `at`: below which path."""
 
     def parts() -> Iterator[str]:
-        yield from ("--ro-bind", "/usr", "/usr")
+        yield from ("--ro-bind", "/usr", f"{at}/usr")
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             path = Path("/", name)
             if path.is_symlink():
-                yield from ("--symlink", os.readlink(path), str(path))
+                yield from ("--symlink", os.readlink(path), f"{at}{path}")
             elif path.is_dir():
-                yield from ("--ro-bind", str(path), str(path))
+                yield from ("--ro-bind", str(path), f"{at}{path}")
         for name in _ETC:
             if Path("/etc", name).exists():
-                yield from ("--ro-bind", f"/etc/{name}", f"/etc/{name}")
+                yield from ("--ro-bind", f"/etc/{name}", f"{at}/etc/{name}")
 
     return tuple(parts())
 
 
 @cache
-def _proc_masks() -> tuple[str, ...]:
+def proc_masks(at: str = "") -> tuple[str, ...]:
+    """What hides the parts of /proc that tell of the host; `at`: below which path it is."""
+
     def parts() -> Iterator[str]:
         for name in _MASKED_FILES:
             if Path("/proc", name).exists():
-                yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
+                yield from ("--ro-bind", "/dev/null", f"{at}/proc/{name}")
         for name in _MASKED_FOLDERS:
             if Path("/proc", name).is_dir():
-                yield from ("--perms", "0555", "--size", "4096", "--tmpfs", f"/proc/{name}")
+                yield from ("--perms", "0555", "--size", "4096", "--tmpfs", f"{at}/proc/{name}")
 
     return tuple(parts())
 

@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
@@ -56,7 +56,8 @@ class NativeRun:
         self._limits = job.limits
         self._group = job.group
         self._control = control
-        self._outcome = Outcome(job.id, job.limits, emit, keep_output=control.feed is None)
+        keep = control.feed is None and control.hear is None
+        self._outcome = Outcome(job.id, job.limits, emit, keep_output=keep)
         self.status: dict[str, Any] = {}  # what bubblewrap tells of the guest: its pid, its namespaces, its exit code
         self._fds = ExitStack()
         self._monitor = 0  # bubblewrap's pid, while it lives
@@ -109,34 +110,53 @@ class NativeRun:
         folders = ("tmp", "dev/shm") if self._job.jail.workspace else ("tmp", "dev/shm", "workspace")
         return footprint(monitor, folders, self._limits.memory)
 
+    async def deny(self, words: str) -> None:
+        """Tells of a connection that the guest was refused."""
+        await self._outcome.deny(words)
+
     # --- starting ---
 
     def _start(self) -> tuple[process.Child, dict[str, int]]:
         """Starts bubblewrap; returns it with our ends of its pipes."""
-        job, ours, theirs = self._job, dict[str, int](), dict[str, int]()
-        args, fds = jail.arguments(job.jail, self._fds)
+        job, ours = self._job, dict[str, int]()
+        args, fds = self._arguments()
         with ExitStack() as child_side:
-            for name in ("stdout", "stderr", "status"):
-                ours[name], theirs[name] = os.pipe()
-                self._fds.callback(os.close, ours[name])
-                child_side.callback(os.close, theirs[name])
-            if job.uid is not None:  # so that the guest may open /dev/stdout again
-                os.fchown(theirs["stdout"], job.uid, job.uid)
-                os.fchown(theirs["stderr"], job.uid, job.uid)
-            stdin = self._stdin(ours, child_side)
+            stdin, stdout, stderr = self._streams(ours, child_side)
+            status = self._pipe("status", ours, child_side)
             command = [*self._listener(ours, fds, child_side), *job.argv]
-            args += ["--json-status-fd", str(theirs["status"])]
+            args += ["--json-status-fd", str(status)]
             # In a file of its own, not on the command line, where every user of the host could read the environment.
             listing = jail.memory_file(b"\0".join(arg.encode() for arg in args) + b"\0", self._fds)
-            join_files = job.group.join_files if job.group else ()
-            line = jail.launcher(join_files, job.uid, job.jail.space.holder, job.namespace)
-            line += [job.bubblewrap, "--args", str(listing), "--", *job.prefix, *process.hearing(), *command]
-            passed = (*fds, listing, theirs["status"])
+            line = [*self._launcher(), job.bubblewrap, "--args", str(listing), "--", *job.prefix, *process.hearing()]
             try:
-                child = process.Child(line, stdin=stdin, stdout=theirs["stdout"], stderr=theirs["stderr"], fds=passed)
+                child = process.Child(
+                    [*line, *command], stdin=stdin, stdout=stdout, stderr=stderr, fds=(*fds, listing, status)
+                )
             except OSError as error:
                 raise errors.StartFailed(f"bubblewrap could not be started: {error}") from None
         return child, ours
+
+    def _arguments(self) -> tuple[list[str], list[int]]:
+        return jail.arguments(self._job.jail, self._fds)
+
+    def _launcher(self) -> list[str]:
+        join_files = self._group.join_files if self._group else ()
+        return jail.launcher(join_files, self._job.uid, self._job.jail.space.holder, self._job.namespace)
+
+    def _streams(self, ours: dict[str, int], child_side: ExitStack) -> tuple[int, int, int]:
+        """Makes the guest's stdin, stdout and stderr."""
+        stdout, stderr = (self._pipe(name, ours, child_side) for name in STREAMS)
+        if self._job.uid is not None:  # so that the guest may open /dev/stdout again
+            os.fchown(stdout, self._job.uid, self._job.uid)
+            os.fchown(stderr, self._job.uid, self._job.uid)
+        return self._stdin(ours, child_side), stdout, stderr
+
+    def _pipe(self, name: str, ours: dict[str, int], child_side: ExitStack) -> int:
+        """Makes a pipe that we read; returns the end that is written to."""
+        ours[name], theirs = os.pipe()
+        self._fds.callback(os.close, ours[name])
+        child_side.callback(os.close, theirs)
+        return theirs
 
     def _stdin(self, ours: dict[str, int], child_side: ExitStack) -> int:
         """The guest's stdin: the bytes that were given, nothing, or a pipe that the caller feeds."""
@@ -194,7 +214,11 @@ class NativeRun:
                 with suppress(ValueError):
                     self.status |= json.loads(line)
             if not begun and self.status:
-                await self._outcome.begin()
+                await self._begin(self.status)
+
+    async def _begin(self, told: Mapping[str, Any]) -> None:
+        """Is called with the first that bubblewrap tells of the guest."""
+        await self._outcome.begin()
 
     async def _feed(self, fd: int) -> None:
         assert self._control.feed is not None

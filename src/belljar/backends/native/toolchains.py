@@ -59,6 +59,11 @@ class Toolchains:
             self._found[program] = known
         return known
 
+    def all(self) -> dict[str, Tool]:
+        """Finds what is here of the programs of all languages, by their names."""
+        names = dict.fromkeys(language.program for language in self._languages.values())
+        return {name: tool for name in names if (tool := self.find(name))}
+
     def _look(self, program: str) -> Tool | None:
         for folder in dict.fromkeys(self._folders):
             for candidate in _reachable(Path(folder, program)):

@@ -1,0 +1,1 @@
+"""Living sandboxes on bubblewrap: one machine for all commands of a box."""

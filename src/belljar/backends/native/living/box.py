@@ -1,0 +1,233 @@
+"""A living sandbox of the native backend: one machine for all its commands, which run side by side."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from anyio.abc import ByteStream, TaskGroup
+
+from belljar.backends.base import Emit
+from belljar.backends.native import jail
+from belljar.backends.native.box import NativeBox, NativeHost, rlimits
+from belljar.backends.native.footprint import held_in_folders
+from belljar.backends.native.holder import held
+from belljar.backends.native.living import listing, walls
+from belljar.backends.native.living.equipment import Equipment
+from belljar.backends.native.living.network import Network
+from belljar.backends.native.living.run import LivingJob, LivingRun
+from belljar.backends.native.run import NativeJob
+from belljar.control.control import Control
+from belljar.core import errors
+from belljar.core.plan import Command, Plan
+from belljar.core.process import BoxProcess
+from belljar.core.request import Limits
+from belljar.core.result import Result, Usage
+from belljar.core.values import MIB, WORKSPACE
+from belljar.host import cgroups, egress, files, process, procfs
+from belljar.host.box_tree import HostTree
+from belljar.host.loops import lone_errors
+
+_HOLDER_LIMITS = Limits(memory=64 * MIB, pids=16)
+_OWN_PROCESSES = 64  # bubblewrap's monitors, one for each command that runs: the guest's limit is not for them
+
+
+class LivingBox(NativeBox):
+    """One machine: its namespaces and its files live as long as the box does."""
+
+    def __init__(self, host: NativeHost, plan: Plan, uid: int | None) -> None:
+        super().__init__(host, plan, uid)
+        self._runs: set[LivingRun] = set()
+        self._holder = 0
+        self._machine: walls.Machine
+        self._equipment: Equipment
+        self._tasks: TaskGroup
+        self._network: Network
+        self.tree: HostTree
+
+    @asynccontextmanager
+    async def holding(self) -> AsyncIterator[None]:
+        """Builds the machine, and keeps it while the block runs."""
+        async with AsyncExitStack() as stack:
+            self._group = self._host.group_to_keep(self.plan.limits, True)
+            stack.push_async_callback(self._destroy, self._group)
+            if self._group:
+                self._group.bound(self.plan.limits, _OWN_PROCESSES)
+            self._equipment = await anyio.to_thread.run_sync(
+                Equipment.find, self._host.toolchains, self.plan, self.packages
+            )
+            self._machine = self._described()
+            first = self._host.group_for(_HOLDER_LIMITS, None)
+            stack.push_async_callback(self._destroy, first)
+            with ExitStack() as texts:
+                args, fds = walls.machine_arguments(self._machine, texts)
+                opening = held(self._before_holder(first), self._host.bubblewrap, args, fds)
+                self._holder = await stack.enter_async_context(opening)
+            root = stack.enter_context(files.opened(f"/proc/{self._holder}/root{self._machine.place}"))
+            self._open_folders(root, stack)
+            self._network = stack.enter_context(Network.of(self._holder))
+            stack.enter_context(lone_errors())
+            self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(self._tasks.cancel_scope.cancel)
+            if self.plan.egress.mode == "listed":
+                await self._open_egress()
+            yield
+
+    async def _destroy(self, group: cgroups.Group | None) -> None:
+        with anyio.CancelScope(shield=True):
+            if group and not await anyio.to_thread.run_sync(group.destroy):
+                raise errors.CleanupFailed("a process of the sandbox did not die", fix="look at the kernel's log")
+
+    def _described(self) -> walls.Machine:
+        workspace = self.plan.workspace
+        if workspace and self._lent:
+            workspace = workspace.model_copy(update={"path": self._host.place})
+        return walls.Machine(
+            place=str(self._host.state_dir / "machine"), limits=self.plan.limits, home=_home(self.plan.home),
+            user=self.plan.user, workspace=workspace, grants=self._equipment.grants, files=dict(self.plan.files),
+            links=self._equipment.links,
+        )  # fmt: skip
+
+    def _open_folders(self, root: int, stack: AsyncExitStack) -> None:
+        if not self.plan.workspace:
+            self._root = stack.enter_context(files.below(root, WORKSPACE.lstrip("/")))
+        self._tmp = stack.enter_context(files.below(root, "tmp"))
+        writable = self._machine.writable
+        if self.plan.workspace and self.plan.workspace.write:
+            writable = (*writable, WORKSPACE)
+        self.tree = HostTree(root, writable, owner=self.uid)
+
+    # --- running ---
+
+    async def run(
+        self, command: Command, emit: Emit, control: Control, note: Callable[[dict[str, Any]], None] | None = None
+    ) -> Result:
+        """Runs a command beside all others, to its end."""
+        limits = command.limits or self.plan.limits
+        if "/" not in command.argv[0]:
+            await self._host.toolchains.tool_for(command.argv[0], command.language)
+        group = self._host.group_for(limits, self._group)  # last: from here on the run removes it, whatever happens
+        job = NativeJob(
+            id=self.id, jail=_NO_JAIL, prefix=rlimits(limits) if group is None else (), argv=self._words(command),
+            stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
+            around=self._group,
+        )  # fmt: skip
+        living = LivingJob(
+            self._machine, self._entry(command), self._holder,
+            f"/proc/{self._holder}/root{self._machine.place}/dev/pts/ptmx", command.pty, self._keep_reading, self._used,
+        )  # fmt: skip
+        run = LivingRun(job, living, emit, control)
+        self._runs.add(run)
+        try:
+            result = await run.go()
+        finally:
+            self._runs.discard(run)
+        if note:
+            note(run.status)
+        return result
+
+    def _words(self, command: Command) -> Sequence[str]:
+        words = self._argv(command.argv)
+        return ["setsid", "--ctty", *words] if command.pty else words
+
+    def _entry(self, command: Command) -> walls.Entry:
+        online = egress.ENV if self.plan.egress.mode == "listed" else {}
+        terminal = {"TERM": "xterm-256color"} if command.pty else {}
+        return walls.Entry(
+            env={**self._equipment.env, **online, **terminal, **command.env},
+            cwd=posixpath.join(WORKSPACE, command.cwd),
+            files=dict(self.plan.files) | dict(command.files) if command.files else {},
+            terminal=command.pty is not None, granted=self._root, uid=self.uid,
+        )  # fmt: skip
+
+    def _keep_reading(self, fd: int) -> None:
+        """Reads what goes on to be written to the streams of a command that has ended; nobody hears it."""
+        self._tasks.start_soon(_read_away, fd)
+
+    async def measure(self) -> Usage | None:
+        """Returns what the whole box uses now."""
+        return await anyio.to_thread.run_sync(self._measure, abandon_on_cancel=True)
+
+    def _measure(self) -> Usage | None:
+        if self._group:
+            figures = procfs.of_group(self._group)
+        else:
+            figures = procfs.of_processes(listing.members(self._holder), self._used())
+        if figures is None or self.plan.egress.mode == "listed":
+            return figures
+        rx, tx = procfs.network(self._holder)
+        return figures._replace(rx=rx, tx=tx)
+
+    def _used(self) -> int:
+        """Bytes of memory that all processes and files of the box take."""
+        place = f"/proc/{self._holder}/root{self._machine.place}"
+        return procfs.private_memory(listing.members(self._holder)) + held_in_folders((place, f"{place}/dev/shm"))
+
+    # --- the machine ---
+
+    @property
+    def own_folders(self) -> tuple[str, ...]:
+        """The folders that are the guest's own; /run is not among them, as it tells of what runs now."""
+        return tuple(folder for folder in self._machine.writable if folder != "/run")
+
+    async def processes(self) -> tuple[BoxProcess, ...]:
+        """Lists what runs in the box now."""
+        return await anyio.to_thread.run_sync(listing.processes, self._holder, self._host.bubblewrap)
+
+    async def listens(self, port: int) -> bool:
+        """Whether something in the box listens on a TCP port."""
+        return await anyio.to_thread.run_sync(self._network.listens, port)
+
+    async def dial(self, port: int) -> ByteStream:
+        """Connects to a TCP port of the box's own loopback."""
+        return await self._network.dial(port)
+
+    async def pause(self) -> None:
+        """Stops all processes of the box where they are."""
+        assert self._group is not None
+        await anyio.to_thread.run_sync(self._group.freeze)
+
+    async def resume(self) -> None:
+        """Lets them go on."""
+        assert self._group is not None
+        await anyio.to_thread.run_sync(self._group.thaw)
+
+    async def _open_egress(self) -> None:
+        proxy = self._proxy(self._deny)
+        self._tasks.start_soon(proxy.serve, await self._network.listener(egress.PORT))
+
+    async def _deny(self, words: str) -> None:
+        """Nothing says which command's connection it was: all that run hear of it."""
+        for run in tuple(self._runs):
+            await run.deny(words)
+
+
+_NO_JAIL = jail.Jail({}, "/", 0, {}, "", (), None, jail.Space())
+
+
+def _home(path: str) -> str:
+    """The home as a plain path.
+
+    Raises:
+        InvalidRequest: it would hide a part of the system, or is none that can be made.
+    """
+    home = posixpath.normpath(path)
+    taken = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/dev", "/inputs", "/sys")
+    if not home.startswith("/") or home.startswith("//") or f"/{home.split('/')[1]}" in taken or home in ("/", "/var"):
+        raise errors.InvalidRequest(f"home: {path} cannot be a home", fix="take /home/NAME, or /root")
+    return home
+
+
+async def _read_away(fd: int) -> None:
+    try:
+        while await process.read_some(fd):
+            pass
+    except OSError:  # a terminal that nobody has open any more
+        pass
+    finally:
+        os.close(fd)

@@ -1,0 +1,175 @@
+"""One command in a living sandbox: what it leaves in the background goes on, and so do its streams."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from belljar.backends.base import Emit
+from belljar.backends.native import jail
+from belljar.backends.native.living import walls
+from belljar.backends.native.run import NativeJob, NativeRun
+from belljar.control.control import Control, StartedGuest
+from belljar.core import errors
+from belljar.core.process import PtySize
+from belljar.core.result import STREAMS, Status, StreamName
+from belljar.host import process, procfs, terminal
+
+_LEFT_BYTES = 1 << 20  # that are still read of what a pipe held when the command ended
+
+
+class LivingJob(NamedTuple):
+    """What a run in a living sandbox needs beside what all native runs do."""
+
+    machine: walls.Machine
+    entry: walls.Entry
+    holder: int  # the machine's first process
+    terminals: str  # the path of the machine's /dev/pts/ptmx
+    pty: PtySize | None
+    keep_reading: Callable[[int], object]  # takes over a descriptor that processes in the background write to
+    used: Callable[[], int]  # bytes of memory that the box holds, where there are no control groups
+
+
+class LivingRun(NativeRun):
+    """Joins one bubblewrap to the machine, and attends to its command until that has ended."""
+
+    def __init__(self, job: NativeJob, living: LivingJob, emit: Emit, control: Control) -> None:
+        super().__init__(job, emit, control)
+        self._living = living
+        self._over = False  # the command has ended: what is in its pipes now is read, and no more is waited for
+        self._waits: set[anyio.CancelScope] = set()
+        self._handle: int | None = None  # of the command's first process
+        self._terminal = -1
+        self._fds.callback(self._let_go)
+
+    # --- starting ---
+
+    def _arguments(self) -> tuple[list[str], list[int]]:
+        return walls.entry_arguments(self._living.machine, self._living.entry, self._fds)
+
+    def _launcher(self) -> list[str]:
+        join_files = self._group.join_files if self._group else ()
+        return [*jail.launcher(join_files, self._job.uid, 0), *walls.joining(self._living.holder)]
+
+    def _streams(self, ours: dict[str, int], child_side: ExitStack) -> tuple[int, int, int]:
+        if self._living.pty is None:
+            return super()._streams(ours, child_side)
+        near, far = terminal.open_pair(self._living.terminals, self._living.pty, owner=self._job.uid)
+        child_side.callback(os.close, far)
+        self._fds.callback(os.close, near)
+        self._terminal = ours["stdout"] = near
+        if self._control.feed is not None:
+            ours["stdin"] = os.dup(near)  # closed by who feeds it
+        return far, far, far
+
+    async def _begin(self, told: Mapping[str, Any]) -> None:
+        await super()._begin(told)
+        first: int = told["child-pid"]
+        inside = _number_inside(first)
+        with suppress(OSError):
+            self._handle = os.pidfd_open(first)
+        if inside:
+            self._control.begin(StartedGuest(inside, self._signal, self._resize))
+
+    async def _signal(self, number: int) -> None:
+        if self._handle is None:
+            raise ProcessLookupError("the process has ended")
+        signal.pidfd_send_signal(self._handle, number)
+
+    async def _resize(self, size: PtySize) -> None:
+        if self._terminal < 0:
+            raise errors.InvalidRequest("this process has no terminal", fix="start it with pty=")
+        terminal.resize(self._terminal, size)
+
+    def _let_go(self) -> None:
+        self._terminal = -1
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    # --- attending ---
+
+    async def _attend(self, child: process.Child, pipes: dict[str, int]) -> int:
+        async with anyio.create_task_group() as watchers:
+            watchers.start_soon(self._watch_clock, child)
+            watchers.start_soon(self._watch_control, child)
+            if self._group is None:
+                watchers.start_soon(self._watch_memory, child)
+            if self._control.feed is not None:
+                watchers.start_soon(self._feed, pipes["stdin"])
+            async with anyio.create_task_group() as readers:
+                for name in STREAMS:
+                    if name in pipes:
+                        readers.start_soon(self._read, name, pipes[name], child)
+                await self._read_status(pipes["status"])
+                exit_ = await child.wait()
+                self._finish_reading()
+            await self._outcome.close_streams()
+            watchers.cancel_scope.cancel()
+        return exit_
+
+    def _finish_reading(self) -> None:
+        self._over = True
+        for scope in self._waits:
+            scope.cancel()
+
+    async def _read(self, name: StreamName, fd: int, child: process.Child) -> None:
+        os.set_blocking(fd, False)
+        left = _LEFT_BYTES
+        while left > 0 and (data := await self._next(fd)):
+            if self._over:
+                left -= len(data)
+            if self._control.hear:
+                self._control.hear(name, data)
+            if await self._outcome.take(name, data) and self._outcome.verdict is None:
+                self._end(child, Status.OUTPUT_LIMIT)
+
+    async def _next(self, fd: int) -> bytes:
+        """The next bytes; empty at the end, and when the command is over and others of its stream go on."""
+        await anyio.lowlevel.checkpoint()
+        while True:
+            try:
+                return os.read(fd, 1 << 16)
+            except BlockingIOError:
+                if self._over:
+                    self._living.keep_reading(os.dup(fd))
+                    return b""
+            except OSError:  # a terminal that nobody has open any more
+                return b""
+            with anyio.CancelScope() as scope:
+                self._waits.add(scope)
+                try:
+                    await anyio.wait_readable(fd)
+                finally:
+                    self._waits.discard(scope)
+
+    def _footprint(self, monitor: int) -> int:
+        return self._living.used()
+
+    # --- ending ---
+
+    def _terminate(self, child: process.Child) -> bool:
+        return bool(process.terminate(lambda: self._members(child), spare=(child.pid,)))
+
+    def _members(self, child: process.Child) -> list[int]:
+        return self._group.pids() if self._group else procfs.descendants(child.pid)
+
+    async def _remove_group(self) -> None:
+        """Removes the command's group, if it left nothing running; else that is done at the box's end."""
+        if self._group:
+            self._group.remove()
+
+
+def _number_inside(pid: int) -> int:
+    """The number of a process in the innermost PID namespace that it is in; 0: it has ended."""
+    with suppress(OSError, IndexError, ValueError):
+        rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return int(rows["NSpid"].split()[-1])
+    return 0
