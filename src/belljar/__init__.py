@@ -18,6 +18,10 @@ _MODULES: dict[str, str] = {
         "run arun stream astream Sandbox AsyncSandbox list_backends alist_backends supported_languages "
         "asupported_languages"
     ),
+    "living.process": "Process AsyncProcess",
+    "living.files": "Files AsyncFiles",
+    "living.interpreter": "BoxInterpreter AsyncBoxInterpreter",
+    "living.ports": "Connection",
     "session.session": "Session AsyncSession Checkpoint",
     "client.client": "Client",
     "client.async_client": "AsyncClient",
@@ -34,6 +38,7 @@ _MODULES: dict[str, str] = {
     "core.options": "RunOptions SandboxOptions SessionOptions CommandOptions",
     "core.request": "Limits Egress Workspace Deterministic",
     "core.result": "Result SandboxHealth Status ErrorType Failure GuestException File Entry Event",
+    "core.process": "BoxProcess Chunk FileChange FileStat PtySize",
     "core.capabilities": "Capabilities Guarantees Isolation LanguageSupport",
     "protocol.records": "LogLine RunRecord SandboxMetrics SessionRecord",
     "core.errors": (
@@ -46,7 +51,10 @@ _PUBLIC: dict[str, str] = {name: module for module, names in _MODULES.items() fo
 
 __all__ = [
     "Aborted",
+    "AsyncBoxInterpreter",
     "AsyncClient",
+    "AsyncFiles",
+    "AsyncProcess",
     "AsyncRemoteSandbox",
     "AsyncRemoteSession",
     "AsyncSandbox",
@@ -55,14 +63,18 @@ __all__ = [
     "BackendError",
     "BackendTimeout",
     "BelljarError",
+    "BoxInterpreter",
+    "BoxProcess",
     "BuildReport",
     "Busy",
     "Cancel",
     "Capabilities",
     "Checkpoint",
+    "Chunk",
     "CleanupFailed",
     "Client",
     "CommandOptions",
+    "Connection",
     "Detected",
     "Detection",
     "Deterministic",
@@ -75,6 +87,9 @@ __all__ = [
     "ExecutionFailed",
     "Failure",
     "File",
+    "FileChange",
+    "FileStat",
+    "Files",
     "Guarantees",
     "GuestException",
     "ImageNotFound",
@@ -87,6 +102,8 @@ __all__ = [
     "NotAvailable",
     "NotFound",
     "PolicyDenied",
+    "Process",
+    "PtySize",
     "PullFailed",
     "RemoteCheckpoint",
     "RemoteSandbox",
@@ -185,6 +202,11 @@ if TYPE_CHECKING:
     from belljar.core.options import RunOptions as RunOptions
     from belljar.core.options import SandboxOptions as SandboxOptions
     from belljar.core.options import SessionOptions as SessionOptions
+    from belljar.core.process import BoxProcess as BoxProcess
+    from belljar.core.process import Chunk as Chunk
+    from belljar.core.process import FileChange as FileChange
+    from belljar.core.process import FileStat as FileStat
+    from belljar.core.process import PtySize as PtySize
     from belljar.core.request import Deterministic as Deterministic
     from belljar.core.request import Egress as Egress
     from belljar.core.request import Limits as Limits
@@ -200,6 +222,13 @@ if TYPE_CHECKING:
     from belljar.core.result import Status as Status
     from belljar.engine.engine import Engine as Engine
     from belljar.images.build_log import BuildReport as BuildReport
+    from belljar.living.files import AsyncFiles as AsyncFiles
+    from belljar.living.files import Files as Files
+    from belljar.living.interpreter import AsyncBoxInterpreter as AsyncBoxInterpreter
+    from belljar.living.interpreter import BoxInterpreter as BoxInterpreter
+    from belljar.living.ports import Connection as Connection
+    from belljar.living.process import AsyncProcess as AsyncProcess
+    from belljar.living.process import Process as Process
     from belljar.protocol.records import LogLine as LogLine
     from belljar.protocol.records import RunRecord as RunRecord
     from belljar.protocol.records import SandboxMetrics as SandboxMetrics

@@ -14,15 +14,16 @@ from belljar.control.stream import AsyncStream, Stream, blocking, streaming
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
 from belljar.core.options import CommandOptions, RunOptions, SandboxOptions, StrPath, request
-from belljar.core.request import RunRequest
+from belljar.core.request import Life, Limits, RunRequest
 from belljar.core.result import Entry, File, Result
 from belljar.core.values import guest_path
 from belljar.engine.engine import Engine
 from belljar.engine.lease import Lease
 from belljar.host import portal
-from belljar.host.lifetime import Openable
 from belljar.host.source import with_code, with_named_files
+from belljar.living.part import AsyncLivingPart, LivingPart
 
+_OF_THE_MACHINE = frozenset(Limits.model_fields) - {"timeout", "grace", "output"}  # limits of a living sandbox
 _engine: Engine | None = None
 _engines: WeakKeyDictionary[Backend, Engine] = WeakKeyDictionary()
 
@@ -167,8 +168,10 @@ def supported_languages(*, backend: str = "auto", engine: Engine | None = None) 
     return portal.call(lambda: asupported_languages(backend=backend, engine=engine))
 
 
-class AsyncSandbox(Openable):
+class AsyncSandbox(AsyncLivingPart):
     """One sandbox for several commands: files stay, processes do not outlive their command.
+
+    With `living=True` it is one machine for all of them: any number at once, and what they leave running lives on.
 
     `async with AsyncSandbox() as box: await box.run(...)`; or `await AsyncSandbox.open()`, and `await box.close()`.
     """
@@ -208,6 +211,8 @@ class AsyncSandbox(Openable):
         Raises:
             InvalidRequest: the sandbox is not open.
         """
+        if self._machine is not None:
+            return self._machine.lease
         if self._lease is None:
             raise errors.InvalidRequest("this sandbox is not open", fix="use it in a `with` block, or .open() it")
         return self._lease
@@ -283,8 +288,14 @@ class AsyncSandbox(Openable):
 
     def _asked(self, **options: Any) -> RunRequest:
         mine = self._request
+        if mine.living and (own := sorted(_OF_THE_MACHINE & {name for name in options if options[name] is not None})):
+            raise errors.InvalidRequest(
+                f"{own[0]}: is a limit of the whole sandbox here", fix="give it when you open the sandbox"
+            )
         env = {**mine.env, **options.pop("env", {})}
         limits = {**mine.limits.named(), **options.pop("limits", {})}
+        if self.living:
+            options["living"] = True
         options.setdefault("deterministic", mine.deterministic)
         return request(env=env, limits=limits, backend=mine.backend, **options)
 
@@ -298,12 +309,29 @@ class AsyncSandbox(Openable):
 
     @asynccontextmanager
     async def _living(self) -> AsyncIterator[None]:
-        async with self._engine.open(self._request, keep_files=True, session=self.for_session, id=self._id) as lease:
+        opening = self._engine.open(self._request, keep_files=True, session=self.for_session, id=self._id)
+        if self._request.living is not None:
+            async with self._living_on(opening, self._request.living):
+                yield
+            return
+        async with opening as lease:
             self._lease = lease
             try:
                 yield
             finally:
                 self._lease = None
+
+    @asynccontextmanager
+    async def _living_on(self, opening: AbstractAsyncContextManager[Lease], asked: Life) -> AsyncIterator[None]:
+        from belljar.living.machine import LivingMachine  # here: most sandboxes are not living
+
+        machine = LivingMachine(opening, asked)
+        async with machine.opened():
+            self._machine = machine
+            try:
+                yield
+            finally:
+                self._machine = None
 
 
 def _name(path: str) -> str:
@@ -313,8 +341,10 @@ def _name(path: str) -> str:
         raise errors.InvalidRequest(f"path: {error}") from None
 
 
-class Sandbox(portal.Blocking[AsyncSandbox]):
+class Sandbox(LivingPart[AsyncSandbox]):
     """One sandbox for several commands: files stay, processes do not outlive their command.
+
+    With `living=True` it is one machine for all of them: any number at once, and what they leave running lives on.
 
     `with Sandbox() as box: box.run(...)`; or `box = Sandbox.open()` and `box.close()`.
     """

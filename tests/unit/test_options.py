@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 
 import belljar
 from belljar.core import errors, options
-from belljar.core.options import CommandOptions, RunOptions, SandboxOptions, SessionOptions, request
-from belljar.core.request import Limits, RunRequest
+from belljar.core.options import CommandOptions, LivingOptions, RunOptions, SandboxOptions, SessionOptions, request
+from belljar.core.request import Life, Limits, RunRequest
 
 GOOD = """import belljar
 
@@ -68,10 +68,12 @@ def parameters(function: Any) -> set[str]:
 def test_the_options_of_a_run_are_the_fields_of_the_models() -> None:
     own = {"net", "write", "write_git"}  # short for fields of `egress` and `workspace`
     fields = RunRequest.model_fields.keys() | Limits.model_fields.keys() | own
-    assert names(RunOptions) == fields - {"code", "backend"}, "those two are parameters"
+    assert names(RunOptions) == fields - {"code", "backend"} - {"living"}, "two are parameters, a run does not live on"
+    assert names(LivingOptions) == {"living", *Life.model_fields}
     for function in (belljar.run, belljar.arun, belljar.stream, belljar.Client.run, belljar.AsyncClient.run):
         assert {"code", "backend", "path", "options"} <= parameters(function)
-    assert names(SessionOptions) < names(SandboxOptions) < names(RunOptions)
+    assert names(SessionOptions) < names(SandboxOptions) - names(LivingOptions) < names(RunOptions)
+    assert names(LivingOptions) < names(SandboxOptions)
     assert names(CommandOptions) < names(RunOptions)
 
 
@@ -86,7 +88,7 @@ def test_the_type_of_each_option_takes_what_its_model_has_as_default() -> None:
 
 def test_every_option_has_a_sentence_of_its_own() -> None:
     source = inspect.getsource(options)
-    for name in names(RunOptions):
+    for name in names(RunOptions) | names(SandboxOptions):
         after = source.partition(f"    {name}: ")[2].partition("\n")[2]
         assert after.lstrip().startswith('"""'), f"{name} is not explained"
 
@@ -110,6 +112,16 @@ def test_a_blocking_class_has_what_its_async_twin_has_with_the_same_parameters(n
     for name in public:
         if callable(getattr(blocking, name)):
             assert parameters(getattr(blocking, name)) == parameters(getattr(twin, name)), name
+
+
+@pytest.mark.parametrize("name", ["Process", "Files", "BoxInterpreter"])
+def test_what_a_living_sandbox_gives_to_blocking_code_can_do_what_its_async_twin_can(name: str) -> None:
+    blocking, twin = getattr(belljar, name), getattr(belljar, f"Async{name}")
+    methods = {one for one in dir(blocking) if not one.startswith("_") and callable(getattr(blocking, one))}
+    theirs = {one for one in dir(twin) if not one.startswith("_") and callable(getattr(twin, one))}
+    assert methods - {"open"} == theirs - {"begin", "gone", "open", "stop"}
+    for one in methods & theirs:
+        assert parameters(getattr(blocking, one)) == parameters(getattr(twin, one)), one
 
 
 @pytest.mark.parametrize("name", ["run", "stream", "list_backends", "supported_languages", "detect", "build_image"])

@@ -17,14 +17,17 @@ import inspect
 import os
 import posixpath
 import shlex
+import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import PurePosixPath
 from types import MappingProxyType
+from typing import get_args
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import ByteStream
 
 from belljar.backends import inputs
 from belljar.backends.base import Emit
@@ -33,6 +36,7 @@ from belljar.control.control import Control
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN
 from belljar.core.plan import Command, Plan
+from belljar.core.process import Feature, PtySize, shell_text
 from belljar.core.request import Limits
 from belljar.core.result import Collected, Entry, File, Result, Status, StreamName, Usage
 from belljar.core.values import WORKSPACE
@@ -56,21 +60,29 @@ class FakeProcess:
     An exception that a program lets out is the guest's: it is printed as Python would, and the exit code is 1.
     """
 
-    def __init__(self, box: FakeBox, command: Command, limits: Limits, outcome: Outcome) -> None:
+    def __init__(self, box: FakeBox, command: Command, limits: Limits, outcome: Outcome, control: Control) -> None:
+        own = {"HOME": box.plan.home, "USER": box.plan.user} if box.plan.living else {}
         self.argv: tuple[str, ...] = command.argv
-        self.env: Mapping[str, str] = MappingProxyType(_ENV | dict(command.env))
+        self.env: Mapping[str, str] = MappingProxyType({**_ENV, **own, **command.env})
         self.cwd: str = command.cwd
-        self.stdin: bytes = command.stdin
+        self.stdin: bytes = command.stdin  # what was given at the start; what comes later: `receive`
         self.limits = limits
         self.memory_peak: int = 0
         self.forks_refused: int = 0
         self.figures: Usage = Usage(0.0, 0, 0, 0, 0, 0)
         self._memory = 0
         self._processes = 1
+        self.pid: int = box.next_pid()
+        self.pty: PtySize | None = command.pty
+        self.started: float = time.time()
+        self._traps: dict[int, Callable[[], object]] = {}
+        self._dying = anyio.Event()
+        self._signal = 0
         self._box = box
         self._outcome = outcome
-        given = {**box.plan.files, **command.files}
-        self._inputs = {f"{WORKSPACE}/{name}": File(path=name, content=data) for name, data in given.items()}
+        self._control = control
+        given, where = {**box.plan.files, **command.files}, box.plan.inputs
+        self._inputs = {f"{where}/{name}": File(path=name, content=data) for name, data in given.items()}
 
     @property
     def files(self) -> Mapping[str, bytes]:
@@ -128,6 +140,48 @@ class FakeProcess:
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
+        await self._box.going_on()
+
+    async def receive(self) -> bytes:
+        """What is written to its stdin next; empty at its end."""
+        if self._control.feed is None:
+            given, self.stdin = self.stdin, b""
+            return given
+        try:
+            return await self._control.feed.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            return b""
+
+    def on_signal(self, number: int, action: Callable[[], object]) -> None:
+        """Does that when the signal comes, instead of dying of it. Nothing helps against 9."""
+        self._traps[number] = action
+
+    def listen(self, port: int, serve: Serve) -> None:
+        """Listens on a port, and serves each connection with the function, as long as this process lives."""
+        if port in self._box.ports:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        self._box.ports[port] = (self, serve)
+
+    def background(self, program: Program, command: str = "background") -> None:
+        """Starts a process that outlives this one in a living sandbox; in any other it does not."""
+        self._box.leave(self, program, command)
+
+    async def receive_signal(self, number: int) -> None:
+        if number in self._traps and number != 9:
+            self._traps[number]()
+        elif number != 0:
+            self._signal = number
+            self._dying.set()
+
+    async def resize(self, size: PtySize) -> None:
+        self.pty = size
+        if 28 in self._traps:
+            self._traps[28]()
+
+    async def dying(self) -> int:
+        """Waits for a signal that ends it, and returns the exit code that a shell tells then."""
+        await self._dying.wait()
+        return 128 + self._signal
 
     def exit(self, code: int = 0) -> None:
         raise _End(code & 255)
@@ -137,18 +191,24 @@ class FakeProcess:
         raise _End(128 + number)
 
     async def _print(self, stream: StreamName, data: str | bytes) -> None:
-        if await self._outcome.take(stream, data.encode() if isinstance(data, str) else data):
+        raw = data.encode() if isinstance(data, str) else data
+        stream = "stdout" if self.pty else stream
+        await self._box.going_on()
+        if self._control.hear:
+            self._control.hear(stream, raw)
+        if await self._outcome.take(stream, raw) and not self._control.hear:
             raise _End(None, Status.OUTPUT_LIMIT)
         await anyio.lowlevel.checkpoint()  # a program that prints for ever must still meet its timeout
 
     def _writable(self, path: str) -> str:
         where = posixpath.normpath(posixpath.join(self.cwd, path))
-        if where in self._inputs or not where.startswith((f"{WORKSPACE}/", "/tmp/")):
+        if where in self._inputs or not where.startswith(tuple(f"{folder}/" for folder in self._box.writable)):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
         return where
 
 
 Program = Callable[[FakeProcess], Awaitable[int | None] | int | None]
+Serve = Callable[[ByteStream], Awaitable[None]]
 
 
 class Fake:
@@ -167,7 +227,10 @@ class Fake:
             limits=dict.fromkeys(_SIMULATED, "simulated") | {"cpus": "not limited", "io": "not limited"},
             weaker=("a simulation: results are scripted",),
         )
-        return Capabilities(backend=self.name, available=True, version="simulation", guarantees=guarantees)
+        return Capabilities(
+            backend=self.name, available=True, version="simulation", guarantees=guarantees,
+            living=frozenset(get_args(Feature)),
+        )  # fmt: skip
 
     async def languages(self) -> tuple[LanguageSupport, ...]:
         return tuple(LanguageSupport(name=name, available=True, version="simulation") for name in BUILTIN)
@@ -176,7 +239,13 @@ class Fake:
     async def open(self, plan: Plan) -> AsyncIterator[FakeBox]:
         self.open_boxes += 1
         try:
-            yield FakeBox(self, plan)
+            if plan.living:
+                from belljar.backends.fake_living import FakeLivingBox  # here: it is one of these boxes, and more
+
+                async with FakeLivingBox.opened(self, plan) as box:
+                    yield box
+            else:
+                yield FakeBox(self, plan)
         finally:
             self.open_boxes -= 1
 
@@ -192,22 +261,40 @@ class FakeBox:
         self.plan = plan
         self.disk: dict[str, File] = {}
         self.links: dict[str, str] = {}
+        self.ports: dict[int, tuple[FakeProcess, Serve]] = {}
         self._backend = backend
         self._current: FakeProcess | None = None
+        self._last_pid = 1
+
+    @property
+    def writable(self) -> tuple[str, ...]:
+        """The folders that programs may write to."""
+        return (WORKSPACE, "/tmp")
+
+    def next_pid(self) -> int:
+        self._last_pid += 1
+        return self._last_pid
+
+    async def going_on(self) -> None:
+        """Waits while the sandbox is paused."""
+
+    def leave(self, parent: FakeProcess, program: Program, command: str) -> None:
+        """Starts what outlives its parent; here nothing does."""
 
     async def measure(self) -> Usage | None:
         return self._current.figures if self._current else None
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
         limits = command.limits or self.plan.limits
-        outcome = Outcome(self.id, limits, emit)
-        process = FakeProcess(self, command, limits, outcome)
+        outcome = Outcome(self.id, limits, emit, keep_output=control.hear is None)
+        process = FakeProcess(self, command, limits, outcome, control)
         await outcome.begin()
         self._current = process
         try:
             code, verdict = await self._play(process, self._program(command), control)
         finally:
             self._current = None
+            self.ports = {port: held for port, held in self.ports.items() if held[0] is not process}
         await outcome.close_streams()
         await outcome.tell_forks_refused(process.forks_refused)
         return outcome.result(Ending(code, status=verdict, memory_peak=process.memory_peak))
@@ -215,12 +302,17 @@ class FakeBox:
     def _program(self, command: Command) -> Program:
         words = [word.removeprefix(f"{WORKSPACE}/") for word in command.argv] if command.language else []
         code = next((command.files[word] for word in words if word in command.files), None)
-        source = shlex.join(command.argv) if code is None else code.decode()
+        source = code.decode() if code is not None else shell_text(command.argv) or shlex.join(command.argv)
         return self._backend.programs.get(source, _missing)
 
     async def _play(self, process: FakeProcess, program: Program, control: Control) -> tuple[int | None, Status | None]:
         """How the program ended: its exit code, and the verdict if something else ended it."""
         outcome: tuple[int | None, Status | None] = (None, Status.TIMEOUT)
+
+        async def die() -> None:
+            nonlocal outcome
+            outcome = (await process.dying(), None)
+            tasks.cancel_scope.cancel()
 
         async def obey() -> None:
             nonlocal outcome
@@ -230,6 +322,7 @@ class FakeBox:
         with anyio.move_on_after(process.limits.timeout):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(obey)
+                tasks.start_soon(die)
                 await anyio.lowlevel.checkpoint()  # who was stopped before the start never starts
                 outcome = await _ending_of(process, program)
                 tasks.cancel_scope.cancel()

@@ -11,11 +11,13 @@ from pydantic import ValidationError
 
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
-from belljar.core.request import Deterministic, Egress, Limits, RunRequest, Workspace
+from belljar.core.process import User
+from belljar.core.request import Deterministic, Egress, Life, Limits, RunRequest, Workspace
 
 StrPath = str | os.PathLike[str]
 IDLE_SECONDS, LIFETIME_SECONDS = 600.0, 3600.0  # of a session or sandbox that stays open
 _LIMITS = frozenset(Limits.model_fields)
+_LIFE = frozenset(("living", *Life.model_fields))
 _ARGUMENTS = frozenset(
     ("backend", "cancel", "code", "engine", "on_event", "on_stderr", "on_stdout", "path")
 )  # of `run`
@@ -95,11 +97,34 @@ class SessionOptions(RemoteOptions, total=False):
     """Packages to find imported, such as "numeric"; chosen by the code unless given."""
 
 
-class SandboxOptions(SessionOptions, total=False):
-    """What `Sandbox` takes."""
+class BoxOptions(SessionOptions, total=False):
+    """What can be said of any sandbox of this process."""
 
     deterministic: bool | Deterministic | Mapping[str, Any] | None
     """Fixes clock and randomness, so that a run can be repeated bit for bit: True, or `{"seed": 7}`."""
+
+
+class LivingOptions(TypedDict, total=False):
+    """What makes a sandbox a living one, here and on a server. Each of them says that it is to be one."""
+
+    living: bool
+    """One machine for all commands: what they leave running lives on, and there is a writable home."""
+    home: str | None
+    """The home of its programs; "/home/user" unless given."""
+    user: User | None
+    """As whom its programs run inside: "user", or "root", which is root of nothing outside."""
+    labels: Mapping[str, str] | None
+    """Names and values of your own, to find it by."""
+    expires: float | None
+    """Seconds from its opening until it ends; `extend` gives it more."""
+    on_expire: Literal["remove", "pause"] | None
+    """What becomes of it then: "remove", or "pause", where the backend can."""
+    snapshot: Any
+    """Begins with the files of a `BoxSnapshot`, or of the one with this id."""
+
+
+class SandboxOptions(BoxOptions, LivingOptions, total=False):
+    """What `Sandbox` takes."""
 
 
 class CommandOptions(SharedOptions, total=False):
@@ -117,7 +142,7 @@ class CommandOptions(SharedOptions, total=False):
     """Fixes clock and randomness, so that a run can be repeated bit for bit: True, or `{"seed": 7}`."""
 
 
-class ContainerOptions(SandboxOptions, CommandOptions, total=False):
+class ContainerOptions(BoxOptions, CommandOptions, total=False):
     """What `run_in_container` takes."""
 
 
@@ -134,13 +159,17 @@ class RunOptions(ContainerOptions, total=False):
     """ "stronger": run again on another backend if `auto` chose one that lacks what the code turned out to need."""
 
 
-def request(code: str | None = None, *, backend: str = "auto", **options: Unpack[RunOptions]) -> RunRequest:
+class AllOptions(RunOptions, LivingOptions, total=False):
+    """What `request` takes."""
+
+
+def request(code: str | None = None, *, backend: str = "auto", **options: Unpack[AllOptions]) -> RunRequest:
     """Checks what a user typed and returns it as one `RunRequest`.
 
     Args:
         code: the snippet to run; or give a `command`.
         backend: "auto", or a backend's name.
-        **options: see `RunOptions`. An option that is None counts as not given.
+        **options: see `RunOptions` and `LivingOptions`. An option that is None counts as not given.
 
     Raises:
         InvalidRequest: an option is unknown, or its value is wrong.
@@ -150,6 +179,7 @@ def request(code: str | None = None, *, backend: str = "auto", **options: Unpack
     command, files, limits = given.pop("command", None), given.pop("files", {}), given.pop("limits", {})
     limits = limits.named() if isinstance(limits, Limits) else cast(Mapping[str, Any], limits)
     named = {name: given.pop(name) for name in _LIMITS & given.keys()}
+    life = {name: given.pop(name) for name in _LIFE & given.keys()}
     try:
         return RunRequest(
             code=code,
@@ -162,15 +192,16 @@ def request(code: str | None = None, *, backend: str = "auto", **options: Unpack
                 given.pop("workspace", None), given.pop("write", False), given.pop("write_git", False)
             ),
             backend=backend,
+            living=_life(life),
             **{name: _plain(value) for name, value in given.items()},  # which pydantic checks
         )
     except ValidationError as error:
-        raise errors.from_validation(error, "request", RunRequest, Limits, Egress, Workspace) from None
+        raise errors.from_validation(error, "request", RunRequest, Limits, Egress, Workspace, Life) from None
 
 
 def _check_shapes(given: Mapping[str, Any]) -> None:
     """Refuses unknown names, and the mistakes whose message pydantic would make a riddle."""
-    known = RunOptions.__annotations__.keys()
+    known = AllOptions.__annotations__.keys()
     if unknown := sorted(given.keys() - known):
         message, fix = errors.unknown_name(unknown[0], known | _ARGUMENTS, "option")
         raise errors.InvalidRequest(message, fix=fix)
@@ -195,6 +226,20 @@ _MAKE_VENV = (
     "make one (python3 -m venv DIR && DIR/bin/pip install NAME) and give its path; numpy, pandas and many more are on "
     "backend=wasm already"
 )
+
+
+def _life(given: dict[str, Any]) -> Life | None:
+    """Returns what is asked of a living sandbox; None where none is."""
+    living = given.pop("living", None if not given else True)
+    if living is not None and not isinstance(living, bool):
+        raise errors.InvalidRequest(f"living: must be true or false (got {living!r})")
+    if given and not living:
+        raise errors.InvalidRequest(f"{min(given)}: goes with a living sandbox", fix="leave out living=False")
+    if "snapshot" in given:
+        given["snapshot"] = getattr(given["snapshot"], "id", given["snapshot"])
+        if not isinstance(given["snapshot"], str) or not given["snapshot"]:
+            raise errors.InvalidRequest("snapshot: must be a BoxSnapshot, or the id of one")
+    return Life(**given) if living else None
 
 
 def _as_bytes(data: Any) -> Any:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
-from belljar.core.process import HOME, PtySize, User
+from belljar.core.process import HOME, Feature, PtySize, User
 from belljar.core.request import Deterministic, Egress, Limits, Workspace
 from belljar.core.values import WORKSPACE, Bytes, EnvName, GuestPath, Text
 
@@ -46,6 +46,7 @@ class Plan(Model):
     )
     home: str = Field(HOME, description="the guest's home in a living sandbox")
     user: User = Field("user", description="as whom a living sandbox runs its programs")
+    features: frozenset[Feature] = Field(frozenset(), description="what the living sandbox must be able to do")
     isolation: Isolation = Isolation.WASM
     image: str | None = None
     runtime: str | None = None

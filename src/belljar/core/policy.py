@@ -12,7 +12,8 @@ from belljar.core import errors, hints
 from belljar.core.capabilities import Capabilities
 from belljar.core.languages import Language
 from belljar.core.plan import Needs, Plan
-from belljar.core.request import MOST_CONNECTIONS, Egress, Limits, RunRequest, Workspace
+from belljar.core.process import Feature
+from belljar.core.request import MAX_TIMEOUT_SECONDS, MOST_CONNECTIONS, Egress, Life, Limits, RunRequest, Workspace
 from belljar.core.settings import EXECUTION, Caps, ContainerSettings, ContainerType, Settings
 from belljar.core.values import format_size
 
@@ -95,7 +96,10 @@ def decide(
             context={"field": "egress"},
         )
     needs = Needs() if request.code is None else hints.analyse(request.code, request.language, request.files)
+    life = request.living
     return Plan(
+        living=life is not None,
+        **({"home": life.home, "user": life.user, "features": _features(life)} if life else {}),
         limits=limits,
         egress=request.egress,
         files=request.files,
@@ -145,13 +149,37 @@ def run_limits(request: RunRequest, settings: Settings, language: Language | Non
         settings: The administrator's defaults, types and caps.
         language: What the administrators say of the code's language, where there is code.
     """
+    if request.living is not None:
+        return _living_limits(request, settings)
     defaults = _defaults(request.type, settings.defaults, settings.container, language)
     return limits(request.limits, defaults, settings.caps)
+
+
+def _living_limits(request: RunRequest, settings: Settings) -> Limits:
+    """A living sandbox' limits: its own defaults, and no end of time but what is named."""
+    usual = settings.defaults.model_copy(update={"memory": settings.living.memory, "pids": settings.living.pids})
+    defaults = _over(usual, _type(request.type, settings.container)) if request.type else usual
+    return _unhurried(limits(request.limits, defaults, settings.caps), request)
+
+
+def _unhurried(found: Limits, request: RunRequest) -> Limits:
+    """The same without a timeout, unless the request names one: its sandbox' life bounds a command."""
+    return found if "timeout" in request.limits.named() else found.model_copy(update={"timeout": MAX_TIMEOUT_SECONDS})
+
+
+def _features(life: Life) -> frozenset[Feature]:
+    """What a living sandbox must be able to do for what is asked of it."""
+    wanted: dict[Feature, bool] = {
+        "root": life.user == "root", "pause": life.on_expire == "pause", "snapshot": bool(life.snapshot)
+    }  # fmt: skip
+    return frozenset(name for name, needed in wanted.items() if needed)
 
 
 def command_limits(request: RunRequest, plan: Plan, settings: Settings, language: Language | None = None) -> Limits:
     """Returns the limits of one command in an open box: the box's, but for what the command's type or language says."""
     defaults = plan.limits
+    if plan.living:
+        return _unhurried(limits(request.limits, defaults, settings.caps), request)
     if request.type and request.type != plan.type:
         defaults = _over(defaults, _type(request.type, settings.container))
     elif language and language.memory and not plan.type and plan.language != language.name:

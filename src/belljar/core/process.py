@@ -12,6 +12,18 @@ HOME = "/home/user"  # the guest's, in a living sandbox
 Feature = Literal["pty", "dial", "pause", "watch", "snapshot", "root"]  # "root": its user may be called root inside
 User = Literal["user", "root"]  # who a living sandbox' programs are inside; to the host it is the same uid
 
+_SHELL = 'exec "$(command -v bash || echo sh)" -c "$1"'  # not every image has a bash
+
+
+def shell(text: str) -> tuple[str, ...]:
+    """Returns the command that runs a line of shell in a sandbox: by bash, or by sh where there is none."""
+    return ("sh", "-c", _SHELL, "sh", text)
+
+
+def shell_text(argv: tuple[str, ...]) -> str | None:
+    """Returns the line that `shell` made a command of; None for any other command."""
+    return argv[4] if len(argv) == 5 and argv[2] == _SHELL else None
+
 
 class PtySize(Model):
     """The size of a terminal, in characters."""

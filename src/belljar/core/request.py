@@ -5,10 +5,19 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
+from belljar.core.process import HOME, User
 from belljar.core.values import (
     GIB,
     KIB,
@@ -22,12 +31,19 @@ from belljar.core.values import (
     Size,
     Text,
     guest_path,
+    whole_path,
 )
 
 MAX_FILES, MAX_VARIABLES = 256, 1024
 MOST_CONNECTIONS = 64  # of a guest, to listed hosts: each is two descriptors of ours
+MAX_LABELS = 64
+MAX_LIFE_SECONDS = 30 * 86400.0
+MAX_TIMEOUT_SECONDS = 7 * 86400.0
 _LEAST_INODES = 1024
 _BYTES_FOR_INODE = 2 * KIB
+_NO_HOMES = frozenset(
+    ("proc", "sys", "dev", "inputs", "etc", "usr", "bin", "sbin", "lib", "lib64", "tmp", "run", "boot")
+)
 
 
 def _patterns(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -50,6 +66,10 @@ Folder = Annotated[Text, Field(min_length=1, max_length=4096)]
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,127}$")]
 ProfileName = Annotated[str, Field(max_length=64)]
 
+LabelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")]
+LabelText = Annotated[Text, Field(max_length=256)]
+SnapshotName = Annotated[str, Field(pattern=r"^(snap-[0-9a-f]{16})?$")]
+
 
 class Limits(Model):
     """How much a run may use, with the defaults. In a request only the fields that were set count."""
@@ -62,7 +82,7 @@ class Limits(Model):
     """The size of /workspace and of /tmp, each; in a sandbox that is kept no more than `memory`."""
     pids: int = Field(100, ge=1, le=2**22)
     """The most processes and threads at once."""
-    timeout: float = Field(30.0, gt=0, le=7 * 86400, description="seconds of wall clock")
+    timeout: float = Field(30.0, gt=0, le=MAX_TIMEOUT_SECONDS, description="seconds of wall clock")
     grace: float = Field(
         0.5, ge=0, le=600, description="seconds between SIGTERM and SIGKILL when it is stopped; 0: none"
     )
@@ -142,6 +162,37 @@ class Deterministic(Model):
     """The time at which the run starts, in seconds since 1970."""
 
 
+def _home(value: str) -> str:
+    path = PurePosixPath(value)
+    if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or ":" in value:
+        raise ValueError(f"{value[:80]!r} is no home: write a whole path, such as {HOME}")
+    if path.parts[1] in _NO_HOMES or path == PurePosixPath(WORKSPACE):
+        raise ValueError(f"{value[:80]!r} is taken: choose another, such as {HOME}")
+    return str(path)
+
+
+class Life(Model):
+    """What makes a sandbox a living one: one machine for all its commands, and what they leave running lives on."""
+
+    home: Annotated[Text, Field(max_length=256), AfterValidator(_home)] = HOME
+    """The home of its programs, writable."""
+    user: User = "user"
+    """As whom its programs run inside: "user", or "root" of this sandbox alone."""
+    labels: Annotated[Mapping[LabelName, LabelText], Field(max_length=MAX_LABELS)] = Field(default_factory=dict)
+    """Names and values of your own, to find it by."""
+    expires: float | None = Field(None, gt=0, le=MAX_LIFE_SECONDS, description="seconds after which it ends")
+    on_expire: Literal["remove", "pause"] = "remove"
+    """What becomes of it then."""
+    snapshot: SnapshotName = ""
+    """The snapshot whose files it begins with."""
+
+    @model_validator(mode="after")
+    def _pause_of_something(self) -> Self:
+        if self.on_expire == "pause" and self.expires is None:
+            raise ValueError("on_expire goes with expires")
+        return self
+
+
 def _as_deterministic(value: object) -> object:
     return (Deterministic() if value else None) if isinstance(value, bool) else value
 
@@ -167,6 +218,7 @@ class RunRequest(Model):
     type: TypeName | None = Field(None, description="kind of work, for its image and limits: test-runner, …")
     workspace: Workspace | None = None
     packages: Folder | None = Field(None, description="a Python environment (venv) of the host, granted read-only")
+    living: Life | None = Field(None, description="a sandbox that is one machine for all its commands")
     workdir: str = WORKSPACE
     deterministic: Annotated[Deterministic | None, BeforeValidator(_as_deterministic)] = Field(
         None, description="fixes clock and randomness, so that the run can be repeated bit for bit; true, or the seed"
@@ -181,7 +233,9 @@ class RunRequest(Model):
 
     @field_validator("workdir")
     @classmethod
-    def _workdir(cls, value: str) -> str:
+    def _workdir(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("living"):
+            return whole_path(value)
         return (
             WORKSPACE
             if PurePosixPath(value) in (PurePosixPath(WORKSPACE), PurePosixPath("."))

@@ -18,6 +18,10 @@ from belljar.core.plan import Plan
 from belljar.core.values import format_size
 
 _MODULES_SHOWN = 5
+_FEATURES = {  # what is said of a backend that lacks one
+    "dial": "have ports that cannot be reached from outside", "pause": "cannot be paused", "pty": "have no terminals",
+    "root": "have no root inside", "snapshot": "cannot be copied", "watch": "do not tell changes of files",
+}  # fmt: skip
 _LESS = "ask for less, or for backend=auto"
 _NO_IMAGES = (
     "ask for backend=docker, podman or macos-container, or leave out the image that the request or project names"
@@ -163,6 +167,8 @@ def _lacks(plan: Plan, candidate: Capabilities) -> Iterator[str]:
         yield f"it has no network to offer, so {what} cannot be reached"
     if plan.command and not candidate.commands:
         yield "it runs code, not commands"
+    if plan.living:
+        yield from _lacks_life(plan, candidate)
     yield from _lacks_language(plan, candidate)
     throttled, held = plan.limits.io_bps or plan.limits.io_iops, promise(plan, candidate) or candidate.guarantees
     if throttled and held.limits.get("io", "not limited") == "not limited":
@@ -179,6 +185,14 @@ def _lacks(plan: Plan, candidate: Capabilities) -> Iterator[str]:
         yield f"it has no profile {plan.profile!r}, only: {', '.join(sorted(candidate.profiles)) or 'none'}"
     if plan.packages and not candidate.packages:
         yield "it cannot be granted a Python environment of the host"
+
+
+def _lacks_life(plan: Plan, candidate: Capabilities) -> Iterator[str]:
+    if candidate.living is None:
+        yield "it has no living sandboxes"
+        return
+    for feature in sorted(plan.features - candidate.living):
+        yield f"its living sandboxes {_FEATURES[feature]}"
 
 
 def _lacks_language(plan: Plan, candidate: Capabilities) -> Iterator[str]:

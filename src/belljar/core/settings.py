@@ -195,6 +195,16 @@ class EgressSettings(Model):
     )
 
 
+class LivingSettings(Model):
+    """What living sandboxes get that ask for nothing else, and how much is kept of them."""
+
+    memory: Size = Field(GIB, ge=8 * MIB, le=2**46, description="of the sandbox, unless it is named")
+    pids: int = Field(512, ge=1, le=2**22, description="processes and threads of the sandbox at once")
+    snapshots: int = Field(100, ge=0, description="the most that are kept")
+    snapshot_size: Size = Field(2 * GIB, gt=0, description="bytes of files that one snapshot may hold")
+    snapshots_size: Size = Field(20 * GIB, gt=0, description="bytes that all of them may take together")
+
+
 class ServiceEgress(Model):
     """The hosts that callers of the service may ask for. A caller with the scope `admin` may ask for any."""
 
@@ -266,7 +276,8 @@ class ServiceSettings(Model):
 
 # Every table, empty. Who validates settings from it builds one validator for all tables, not one for each.
 EMPTY: dict[str, Any] = {
-    "defaults": {}, "caps": {}, "egress": {}, "container": {}, "images": {}, "service": {"jwt": {}, "egress": {}},
+    "defaults": {}, "caps": {}, "egress": {}, "container": {}, "images": {}, "living": {},
+    "service": {"jwt": {}, "egress": {}},
 }  # fmt: skip
 
 
@@ -293,6 +304,7 @@ class Settings(Model):
     egress: EgressSettings = Field(default_factory=EgressSettings)
     container: ContainerSettings = Field(default_factory=ContainerSettings)
     images: ImageSettings = Field(default_factory=ImageSettings)
+    living: LivingSettings = Field(default_factory=LivingSettings)
     service: ServiceSettings = Field(default_factory=ServiceSettings)
     data_dir: str = Field("", description="where records are kept")
     path: str = "/usr/local/bin:/usr/bin:/bin"

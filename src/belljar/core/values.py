@@ -1,6 +1,7 @@
 """Values that users write: sizes with units, names inside a box, variables, hosts, times, bytes as text or base64."""
 
 import base64
+import posixpath
 import re
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonS
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 WORKSPACE = "/workspace"
+_MAX_PATH_BYTES = 4095  # the kernel's
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -62,6 +64,21 @@ def guest_path(value: object) -> str:
     if any(len(part.encode()) > 255 for part in path.parts) or len(path.parts) > 32:
         raise ValueError(f"{text[:60]!r} has a name over 255 bytes or more than 32 folders")
     return str(path)
+
+
+def whole_path(value: str, home: str = "") -> str:
+    """Returns the whole path of a name in a living sandbox: a relative one is below /workspace, `~` is its home.
+
+    Raises:
+        ValueError: nothing can have such a name.
+    """
+    if home and (value == "~" or value.startswith("~/")):
+        value = home + value[1:]
+    if not value or "\0" in value:
+        raise ValueError("a path inside the sandbox must have at least one character, and no NUL")
+    if len(_encodable(value).encode()) > _MAX_PATH_BYTES:
+        raise ValueError(f"{value[:60]!r}… has more than {_MAX_PATH_BYTES} bytes")
+    return posixpath.normpath("/" + posixpath.join(WORKSPACE, value).lstrip("/"))
 
 
 def _env_name(value: str) -> str:

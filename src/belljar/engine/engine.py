@@ -159,6 +159,10 @@ class Engine:
 
         A start that fails on a backend that only an earlier process probed is tried once more after a new probe.
         """
+        if request.living is not None:
+            raise errors.InvalidRequest(
+                "living: is asked of a sandbox that stays open", fix="open one: Sandbox(living=True)"
+            )
         try:
             return await self._run(request, listener, control, id)
         except errors.StartFailed as error:

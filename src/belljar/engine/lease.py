@@ -155,7 +155,7 @@ class Lease:
         if main in request.files:
             raise errors.InvalidRequest(f"files: {main!r} is where the code goes", fix="rename the file")
         argv = tuple(f"{self.plan.inputs}/{main}" if word == main else word for word in argv)
-        if self.plan.workspace:
+        if self.plan.workspace or self.plan.living:  # the code lies among the inputs, its modules here
             env.setdefault("PYTHONPATH", WORKSPACE)
         env |= dict(request.env)
         if self.plan.figures:

@@ -96,6 +96,10 @@ class LifetimeTask:
             raise
         self._raise()
 
+    def end(self) -> None:
+        """Has the context left soon; who waits for that calls `close`."""
+        self._closing.set()
+
     async def close(self) -> None:
         """Leaves the context, and raises what went wrong in it since."""
         self._closing.set()

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import anyio
+import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
 from belljar.core import errors
@@ -116,6 +117,24 @@ def reading(context: AbstractAsyncContextManager[AsyncIterator[bytes]]) -> Itera
 
     with enter(context) as pieces:
         yield iter(lambda: call(following), b"")
+
+
+def iterating(items: AsyncIterator[T]) -> Iterator[T]:
+    """Gives what an async iterator gives to blocking code."""
+    nothing: Any = object()
+
+    async def following() -> T:
+        return await anext(items, nothing)
+
+    while (item := call(following)) is not nothing:
+        yield item
+
+
+async def in_threads(items: Iterator[T]) -> AsyncIterator[T]:
+    """Gives what an iterator gives to async code; each step may block, as it is done in a thread."""
+    nothing: Any = object()
+    while (item := await anyio.to_thread.run_sync(next, items, nothing)) is not nothing:
+        yield item
 
 
 class Blocking(Generic[OpenableT]):

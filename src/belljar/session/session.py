@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -26,12 +25,9 @@ from belljar.host import portal
 from belljar.host.lifetime import Openable
 from belljar.host.loops import lone_errors
 from belljar.host.source import turn_code
+from belljar.living.conversation import Conversation, named_alike
 from belljar.sandbox import AsyncSandbox
 from belljar.session import checkpoint_file
-from belljar.session.conversation import Conversation
-
-_COMPLETE_SECONDS = 2.0  # that names may take; on wasm a guest that takes longer has ended its session
-_COMPLETE_CHARACTERS = 200
 
 
 class AsyncSession(Openable):
@@ -68,6 +64,10 @@ class AsyncSession(Openable):
         if options.get("deterministic"):
             raise errors.InvalidRequest(
                 "deterministic: a session cannot be repeated", fix="use run, with all of its code"
+            )
+        if "living" in options or "snapshot" in options:
+            raise errors.InvalidRequest(
+                "living: a session is one interpreter", fix="use Sandbox(living=True), and its interpreter()"
             )
         self._sandbox = AsyncSandbox(backend=backend, engine=engine, id=id, **options)
         self._sandbox.for_session = True
@@ -137,11 +137,7 @@ class AsyncSession(Openable):
         Args:
             text: such as "os.pa"; for what is not a dotted name there are none.
         """
-        if len(text) > _COMPLETE_CHARACTERS or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.?", text):
-            return ()
-        limits = self._lease.plan.limits.model_copy(update={"timeout": _COMPLETE_SECONDS})
-        last = text.rpartition(".")[2]
-        return tuple(name for name in await self._conversation.complete(text, limits) if name.startswith(last))
+        return await named_alike(self._conversation, text, self._lease.plan.limits)
 
     @property
     def ended(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,8 @@ from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import EventKind, Result, Status
 
+_COMPLETE_SECONDS = 2.0  # that names may take; on wasm a guest that takes longer has ended its session
+_COMPLETE_CHARACTERS = 200
 _LOOK_SECONDS = 0.05  # between two looks at a session whose turn takes longer than it may be idle
 
 
@@ -129,3 +132,12 @@ class Conversation:
             raise errors.ExecutionFailed("the session was closed or rolled back meanwhile", fix="run it again")
         if self.ended:
             raise errors.SessionEnded(f"the session has ended: {self.ended}", fix="open a new one")
+
+
+async def named_alike(conversation: Conversation, text: str, limits: Limits) -> tuple[str, ...]:
+    """Returns the names that a half-typed one may become; for what is not a dotted name there are none."""
+    if len(text) > _COMPLETE_CHARACTERS or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.?", text):
+        return ()
+    brief = limits.model_copy(update={"timeout": _COMPLETE_SECONDS})
+    last = text.rpartition(".")[2]
+    return tuple(name for name in await conversation.complete(text, brief) if name.startswith(last))

@@ -1,0 +1,219 @@
+"""The files of a living sandbox, by whole paths, with its programs' rights and errors. No link is followed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from belljar.core import errors
+from belljar.core.process import FileChange, FileStat
+from belljar.core.values import whole_path
+from belljar.host import portal
+
+if TYPE_CHECKING:
+    from belljar.backends.base import BoxTree
+    from belljar.living.machine import LivingMachine
+
+_READ_BYTES = 64 * 1024  # that a blocking reader asks for at once
+_MAX_DEPTH = 64
+
+
+class AsyncFiles:
+    """The files of a living sandbox: `await box.files.read("notes.txt")`.
+
+    A relative path is below /workspace, `~/` is the sandbox' home. Everything is done with the rights of the sandbox'
+    programs, and what goes wrong is the `OSError` that they would get. No link is followed.
+    """
+
+    def __init__(self, machine: Callable[[], LivingMachine]) -> None:
+        """`machine`: returns the open sandbox, or raises the reason why there is none."""
+        self._machine = machine
+
+    async def read(self, path: str) -> bytes:
+        """Returns the content of a file. For one that is too large to be held, see `open`."""
+        async with self.open(path) as pieces:
+            return b"".join([piece async for piece in pieces])
+
+    async def read_text(self, path: str) -> str:
+        """Returns the content of a file as text; what is not UTF-8 is replaced."""
+        return (await self.read(path)).decode("utf-8", "replace")
+
+    async def write(self, path: str, content: bytes | str, mode: int | None = None) -> None:
+        """Writes a file whole, and makes the folders above it. One that was there keeps its permissions.
+
+        Args:
+            path: its name.
+            content: text, or bytes.
+            mode: its permissions, such as 0o755.
+        """
+        if not isinstance(content, bytes | str):
+            raise errors.InvalidRequest(f"content: must be bytes or text, not {type(content).__name__}")
+        if mode is not None and not 0 <= mode <= 0o777:
+            raise errors.InvalidRequest(f"mode: must be permissions, 0 to 0o777 (got {mode:#o})")
+        await self._tree.write(self._whole(path), content.encode() if isinstance(content, str) else content, mode)
+
+    def open(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Opens a file, and gives its content piece by piece: `async with box.files.open("big") as pieces`."""
+        return self._tree.reading(self._whole(path))
+
+    async def list(self, path: str = ".", depth: int = 1) -> tuple[FileStat, ...]:
+        """Lists a folder, sorted by path: its entries (`depth` 1), those below them (2), and so on."""
+        if not 1 <= depth <= _MAX_DEPTH:
+            raise errors.InvalidRequest(f"depth: must be 1 to {_MAX_DEPTH} (got {depth})")
+        return await self._tree.list(self._whole(path), depth)
+
+    async def stat(self, path: str) -> FileStat:
+        """Tells what is there: its kind, size, permissions and time; of a link, the link itself."""
+        return await self._tree.stat(self._whole(path))
+
+    async def exists(self, path: str) -> bool:
+        """Tells whether there is something of that name."""
+        try:
+            await self._tree.stat(self._whole(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    async def make_dir(self, path: str) -> bool:
+        """Makes a folder and those above it; False: it was there."""
+        return await self._tree.make_dir(self._whole(path))
+
+    async def move(self, path: str, to: str) -> None:
+        """Renames a file or a folder; a file that was there is replaced."""
+        await self._tree.move(self._whole(path), self._whole(to))
+
+    async def copy(self, path: str, to: str) -> None:
+        """Copies a file, a folder with all that it holds, or a link as such."""
+        await self._tree.copy(self._whole(path), self._whole(to))
+
+    async def remove(self, path: str) -> None:
+        """Removes a file, or a folder with all that it holds."""
+        await self._tree.remove(self._whole(path))
+
+    def watch(
+        self, path: str = ".", *, recursive: bool = False
+    ) -> AbstractAsyncContextManager[AsyncIterator[FileChange]]:  # fmt: skip
+        """Tells what changes in a folder from now on: `async with box.files.watch() as changes`.
+
+        Args:
+            path: the folder.
+            recursive: whether changes in the folders below it are told, too.
+        """
+        self._machine().require("watch", "does not tell changes of files")
+        return self._tree.watch(self._whole(path), recursive=recursive)
+
+    def pack(self, *paths: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Gives files and folders as one tar archive, piece by piece. It is as hostile as whoever wrote the files."""
+        return self._tree.packing([self._whole(path) for path in paths or (".",)])
+
+    async def unpack(self, path: str, archive: AsyncIterator[bytes]) -> None:
+        """Lays the files of a tar archive below a folder.
+
+        Raises:
+            InvalidRequest: a name in it leads out of the folder, or it holds a device or a pipe.
+        """
+        try:
+            await self._tree.unpack(self._whole(path), archive)
+        except ValueError as error:
+            raise errors.InvalidRequest(f"archive: {error}", fix="pack plain files and folders") from None
+
+    @property
+    def _tree(self) -> BoxTree:
+        return self._machine().box.tree
+
+    def _whole(self, path: str) -> str:
+        if not isinstance(path, str):
+            raise errors.InvalidRequest(f"path: must be text, not {type(path).__name__}")
+        try:
+            return whole_path(path, self._machine().lease.plan.home)
+        except ValueError as error:
+            raise errors.InvalidRequest(f"path: {error}") from None
+
+
+class Files:
+    """The files of a living sandbox: `box.files.read("notes.txt")`. See `AsyncFiles`."""
+
+    def __init__(self, core: AsyncFiles) -> None:
+        """Wraps the async one: `Sandbox.files` makes it."""
+        self._core = core
+
+    def read(self, path: str) -> bytes:
+        """Returns the content of a file. For one that is too large to be held, see `open`."""
+        return portal.call(self._core.read, path)
+
+    def read_text(self, path: str) -> str:
+        """Returns the content of a file as text; what is not UTF-8 is replaced."""
+        return portal.call(self._core.read_text, path)
+
+    def write(self, path: str, content: bytes | str, mode: int | None = None) -> None:
+        """Writes a file whole, and makes the folders above it: see `AsyncFiles.write`."""
+        portal.call(self._core.write, path, content, mode)
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[BinaryIO]:
+        """Opens a file for reading, however large it is: `with box.files.open("big") as file: file.read(100)`."""
+        with portal.reading(self._core.open(path)) as pieces, io.BufferedReader(_Pieces(pieces), _READ_BYTES) as file:
+            yield cast(BinaryIO, file)
+
+    def list(self, path: str = ".", depth: int = 1) -> tuple[FileStat, ...]:
+        """Lists a folder, sorted by path: its entries (`depth` 1), those below them (2), and so on."""
+        return portal.call(self._core.list, path, depth)
+
+    def stat(self, path: str) -> FileStat:
+        """Tells what is there: its kind, size, permissions and time; of a link, the link itself."""
+        return portal.call(self._core.stat, path)
+
+    def exists(self, path: str) -> bool:
+        """Tells whether there is something of that name."""
+        return portal.call(self._core.exists, path)
+
+    def make_dir(self, path: str) -> bool:
+        """Makes a folder and those above it; False: it was there."""
+        return portal.call(self._core.make_dir, path)
+
+    def move(self, path: str, to: str) -> None:
+        """Renames a file or a folder; a file that was there is replaced."""
+        portal.call(self._core.move, path, to)
+
+    def copy(self, path: str, to: str) -> None:
+        """Copies a file, a folder with all that it holds, or a link as such."""
+        portal.call(self._core.copy, path, to)
+
+    def remove(self, path: str) -> None:
+        """Removes a file, or a folder with all that it holds."""
+        portal.call(self._core.remove, path)
+
+    @contextmanager
+    def watch(self, path: str = ".", *, recursive: bool = False) -> Iterator[Iterator[FileChange]]:
+        """Tells what changes in a folder from now on: `with box.files.watch() as changes: for change in changes`."""
+        with portal.enter(self._core.watch(path, recursive=recursive)) as changes:
+            yield portal.iterating(changes)
+
+    def pack(self, *paths: str) -> AbstractContextManager[Iterator[bytes]]:
+        """Gives files and folders as one tar archive, piece by piece. It is as hostile as whoever wrote the files."""
+        return portal.reading(self._core.pack(*paths))
+
+    def unpack(self, path: str, archive: Iterator[bytes]) -> None:
+        """Lays the files of a tar archive below a folder: see `AsyncFiles.unpack`."""
+        portal.call(self._core.unpack, path, portal.in_threads(archive))
+
+
+class _Pieces(io.RawIOBase):
+    """Reads what comes in pieces as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if not self._rest:
+            self._rest = memoryview(next(self._pieces, b""))
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count

@@ -1,0 +1,306 @@
+"""The part of `Sandbox` that works in a living one: processes that go on, files, ports, interpreters, pause and time.
+
+`sandbox` imports it with each use, so that it imports nothing that costs; the rest comes when a sandbox lives.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from belljar.core import errors
+from belljar.core.options import check_seconds
+from belljar.core.process import BoxProcess, PtySize, shell
+from belljar.core.request import RunRequest
+from belljar.host import portal
+from belljar.host.lifetime import Openable
+
+if TYPE_CHECKING:
+    from anyio.abc import ByteStream
+
+    from belljar.living.files import AsyncFiles, Files
+    from belljar.living.interpreter import AsyncBoxInterpreter, BoxInterpreter
+    from belljar.living.machine import LivingMachine
+    from belljar.living.ports import Connection
+    from belljar.living.process import AsyncProcess, Process
+
+PartT = TypeVar("PartT", bound="AsyncLivingPart")
+
+
+class AsyncLivingPart(Openable):
+    """What `AsyncSandbox` can do when it was opened with `living=True`."""
+
+    _request: RunRequest
+    _machine: LivingMachine | None = None
+
+    @abstractmethod
+    def _asked(self, **options: Any) -> RunRequest:
+        """Returns what is asked for by one command's options."""
+
+    # --- processes ---
+
+    async def start(
+        self, command: str | Iterable[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None,
+        pty: tuple[int, int] | PtySize | None = None, timeout: float | None = None,
+        labels: Mapping[str, str] | None = None, id: str = "",
+    ) -> AsyncProcess:  # fmt: skip
+        """Starts a process that goes on beside everything else, and returns when it runs.
+
+        It goes on until it ends by itself, is ended, or the sandbox ends. The first megabyte of its output is kept,
+        and the last one.
+
+        Args:
+            command: a line of shell, or a program with its arguments.
+            cwd: the folder in which it starts, below /workspace unless it begins with a slash.
+            env: variables, besides the sandbox's own.
+            pty: gives it a terminal of so many columns and rows.
+            timeout: seconds after which it is ended; none unless given.
+            labels: names and values of your own, to find it by.
+            id: its name in this sandbox, under which it is recorded, too; a new one unless given.
+
+        Raises:
+            InvalidRequest: what was asked for makes no sense.
+            BackendError: Belljar or a backend failed, not the process.
+        """
+        from belljar.living.process import AsyncProcess, pty_size
+
+        machine, size = self._alive(), pty_size(pty)
+        machine.box  # noqa: B018  (which raises where nothing can be started)
+        if size is not None:
+            machine.require("pty", "has no terminals")
+        words = shell(command) if isinstance(command, str) else tuple(command)
+        asked = self._asked(command=words, workdir=cwd, env=env or {}, timeout=timeout)
+        process = AsyncProcess(id or machine.next_id(), asked, size, labels or {})
+        machine.admit(process)
+        await process.begin(machine, id or f"{machine.lease.box.id}.{process.id}")
+        return process
+
+    def process(self, id: str) -> AsyncProcess:
+        """Returns a process that was started here, by its id.
+
+        Raises:
+            NotFound: there is none, or it ended long ago.
+        """
+        found = self._alive().processes.get(id)
+        if found is None:
+            raise errors.NotFound(f"this sandbox has no process {id[:80]!r}", fix="`started` lists those that it has")
+        return found
+
+    @property
+    def started(self) -> tuple[AsyncProcess, ...]:
+        """The processes that were started here: all that run, and the last that have ended."""
+        return tuple(self._alive().processes.values())
+
+    async def processes(self) -> tuple[BoxProcess, ...]:
+        """Lists what runs in the sandbox now, by the kernel's word: also what its processes have started."""
+        return await self._alive().box.processes()
+
+    # --- ports ---
+
+    async def wait_for_port(self, port: int, *, timeout: float = 30.0) -> None:
+        """Waits until something in the sandbox listens on a TCP port.
+
+        Raises:
+            TimeoutError: nothing does after so many seconds.
+        """
+        from belljar.living.ports import wait_for
+
+        await wait_for(self._alive(), port, timeout)
+
+    async def dial(self, port: int) -> ByteStream:
+        """Connects to a TCP port of the sandbox's own loopback. No network is opened for that, in or out.
+
+        Raises:
+            ConnectionRefusedError: nothing listens there.
+        """
+        from belljar.living.ports import dialled
+
+        return await dialled(self._alive(), port)
+
+    # --- files and interpreters ---
+
+    @property
+    def files(self) -> AsyncFiles:
+        """Its files, by whole paths."""
+        from belljar.living.files import AsyncFiles
+
+        self._alive()
+        return AsyncFiles(self._alive)
+
+    def interpreter(self, language: str = "python", *, env: Mapping[str, str] | None = None) -> AsyncBoxInterpreter:
+        """Returns an interpreter that keeps its variables: `async with box.interpreter() as python`, or `await` it.
+
+        There may be any number of them. They see the sandbox's files, processes and ports.
+
+        Args:
+            language: its language.
+            env: variables that its code finds, besides the sandbox's own.
+        """
+        from belljar.living.interpreter import AsyncBoxInterpreter
+
+        self._alive()
+        return AsyncBoxInterpreter(self._alive, language, {**self._request.env, **(env or {})})
+
+    # --- its life ---
+
+    @property
+    def living(self) -> bool:
+        """Whether it is a living sandbox: one machine for all its commands."""
+        return self._request.living is not None
+
+    @property
+    def home(self) -> str:
+        """The home of its programs."""
+        return self._request.living.home if self._request.living else "/tmp"
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Names and values of yours."""
+        return self._request.living.labels if self._request.living else {}
+
+    @property
+    def expires(self) -> float | None:
+        """When it ends by itself, in seconds since 1970; None: it does not."""
+        return self._alive().expires
+
+    @property
+    def paused(self) -> bool:
+        """Whether its processes are stopped where they are."""
+        return self._alive().paused
+
+    @property
+    def ended(self) -> str:
+        """Says how it ended, if its time was over before it was closed; empty while it lives."""
+        return self._alive().ended
+
+    async def pause(self) -> None:
+        """Stops all its processes where they are, until `resume`. They keep their memory and use no processor."""
+        await self._alive().pause()
+
+    async def resume(self) -> None:
+        """Lets its processes go on; one that paused because its time was over gets that time again."""
+        await self._alive().resume()
+
+    def extend(self, seconds: float) -> None:
+        """Moves the end of its time to so many seconds from now."""
+        check_seconds(seconds=seconds)
+        self._alive().extend(seconds)
+
+    def _alive(self) -> LivingMachine:
+        if self._request.living is None:
+            raise errors.InvalidRequest("this is not a living sandbox", fix="open it with living=True")
+        if self._machine is None:
+            raise errors.InvalidRequest("this sandbox is not open", fix="use it in a `with` block, or .open() it")
+        return self._machine
+
+
+class LivingPart(portal.Blocking[PartT]):
+    """What `Sandbox` can do when it was opened with `living=True`."""
+
+    def start(
+        self, command: str | Iterable[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None,
+        pty: tuple[int, int] | PtySize | None = None, timeout: float | None = None,
+        labels: Mapping[str, str] | None = None, id: str = "",
+    ) -> Process:  # fmt: skip
+        """Starts a process that goes on beside everything else, and returns when it runs: see `AsyncSandbox.start`."""
+        from belljar.living.process import Process
+
+        return Process(
+            portal.call(
+                lambda: self._core.start(
+                    command, cwd=cwd, env=env, pty=pty, timeout=timeout, labels=labels, id=id
+                )
+            )
+        )  # fmt: skip
+
+    def process(self, id: str) -> Process:
+        """Returns a process that was started here, by its id."""
+        from belljar.living.process import Process
+
+        return Process(self._core.process(id))
+
+    @property
+    def started(self) -> tuple[Process, ...]:
+        """The processes that were started here: all that run, and the last that have ended."""
+        from belljar.living.process import Process
+
+        return tuple(Process(one) for one in self._core.started)
+
+    def processes(self) -> tuple[BoxProcess, ...]:
+        """Lists what runs in the sandbox now, by the kernel's word: also what its processes have started."""
+        return portal.call(self._core.processes)
+
+    def wait_for_port(self, port: int, *, timeout: float = 30.0) -> None:
+        """Waits until something in the sandbox listens on a TCP port; raises TimeoutError if nothing does."""
+        portal.call(partial(self._core.wait_for_port, port, timeout=timeout))
+
+    def dial(self, port: int) -> Connection:
+        """Connects to a TCP port of the sandbox's own loopback. No network is opened for that, in or out.
+
+        Raises:
+            ConnectionRefusedError: nothing listens there.
+        """
+        from belljar.living.ports import Connection
+
+        return Connection(portal.call(self._core.dial, port))
+
+    @property
+    def files(self) -> Files:
+        """Its files, by whole paths."""
+        from belljar.living.files import Files
+
+        return Files(self._core.files)
+
+    def interpreter(self, language: str = "python", *, env: Mapping[str, str] | None = None) -> BoxInterpreter:
+        """Opens an interpreter that keeps its variables: `with box.interpreter() as python`, or `close` it later."""
+        from belljar.living.interpreter import BoxInterpreter
+
+        return BoxInterpreter._of(self._core.interpreter(language, env=env))._open()
+
+    @property
+    def living(self) -> bool:
+        """Whether it is a living sandbox: one machine for all its commands."""
+        return self._core.living
+
+    @property
+    def home(self) -> str:
+        """The home of its programs."""
+        return self._core.home
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Names and values of yours."""
+        return self._core.labels
+
+    @property
+    def expires(self) -> float | None:
+        """When it ends by itself, in seconds since 1970; None: it does not."""
+        return self._core.expires
+
+    @property
+    def paused(self) -> bool:
+        """Whether its processes are stopped where they are."""
+        return self._core.paused
+
+    @property
+    def ended(self) -> str:
+        """Says how it ended, if its time was over before it was closed; empty while it lives."""
+        return self._core.ended
+
+    def pause(self) -> None:
+        """Stops all its processes where they are, until `resume`. They keep their memory and use no processor."""
+        portal.call(self._core.pause)
+
+    def resume(self) -> None:
+        """Lets its processes go on; one that paused because its time was over gets that time again."""
+        portal.call(self._core.resume)
+
+    def extend(self, seconds: float) -> None:
+        """Moves the end of its time to so many seconds from now."""
+
+        async def extend() -> None:
+            self._core.extend(seconds)
+
+        portal.call(extend)

@@ -1,0 +1,85 @@
+"""The TCP ports of a living sandbox: waited for, and connected to without a network."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import anyio
+from anyio.abc import ByteStream
+
+from belljar.core import errors
+from belljar.core.options import check_seconds
+from belljar.host import portal
+
+if TYPE_CHECKING:
+    from belljar.living.machine import LivingMachine
+
+_FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.02, 0.25  # between two looks: they become rarer
+_READ_BYTES = 64 * 1024
+
+
+async def wait_for(machine: LivingMachine, port: int, timeout: float) -> None:
+    """Waits until something in the sandbox listens on a port.
+
+    Raises:
+        TimeoutError: nothing does after so many seconds.
+    """
+    check_port(port)
+    check_seconds(timeout=timeout)
+    pause = _FIRST_LOOK_SECONDS
+    try:
+        with anyio.fail_after(timeout):
+            while not await machine.box.listens(port):
+                await anyio.sleep(pause)
+                pause = min(pause * 1.5, _LAST_LOOK_SECONDS)
+    except TimeoutError:
+        raise TimeoutError(f"nothing listens on port {port} after {timeout:g} seconds") from None
+
+
+async def dialled(machine: LivingMachine, port: int) -> ByteStream:
+    """Connects to a port of the sandbox's own loopback."""
+    check_port(port)
+    machine.require("dial", "cannot reach the ports of a sandbox")
+    return await machine.box.dial(port)
+
+
+def check_port(port: int) -> None:
+    """Raises InvalidRequest for what is no TCP port."""
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
+        raise errors.InvalidRequest(f"port: must be 1 to 65535 (got {port!r})")
+
+
+class Connection:
+    """A connection to a port of a living sandbox: `with box.dial(8000) as port: port.write(b"..."); port.read()`."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        """Wraps the async one: `Sandbox.dial` makes it."""
+        self._stream = stream
+
+    def read(self, count: int = _READ_BYTES) -> bytes:
+        """Returns what came next, at most so many bytes; waits for it. Nothing: the other side has closed."""
+
+        async def receive() -> bytes:
+            try:
+                return await self._stream.receive(count)
+            except anyio.EndOfStream:
+                return b""
+
+        return portal.call(receive)
+
+    def write(self, data: bytes) -> None:
+        """Sends all of it."""
+        portal.call(self._stream.send, data)
+
+    def close(self) -> None:
+        """Closes it, in both directions. Closing twice does no harm."""
+        portal.call(self._stream.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,331 @@
+"""Processes that go on: started in a living sandbox, heard, fed, signalled and waited for."""
+
+from __future__ import annotations
+
+import errno
+import signal as signals
+from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from belljar.backends.base import Emit
+from belljar.control.control import Control
+from belljar.control.output_log import OutputLog
+from belljar.core import errors
+from belljar.core.process import Chunk, PtySize, shell_text
+from belljar.core.request import RunRequest
+from belljar.core.result import STREAMS, Result, Status, StreamName
+from belljar.host import portal
+from belljar.host.loops import lone_errors
+
+if TYPE_CHECKING:
+    from belljar.living.machine import LivingMachine
+
+_PIECE_BYTES = 64 * 1024  # of what is written at once
+_WAITING_PIECES = 16  # that may wait until the program reads them
+_END_OF_INPUT = b"\x04"  # what Ctrl-D types
+
+
+class AsyncProcess:
+    """A process that was started in a living sandbox, and goes on until it ends or the sandbox does.
+
+    Its output is kept, the first megabyte and the last one, so that readers can come, go and come back: `output`.
+
+    Attributes:
+        id: its name in the sandbox.
+        command: its command line.
+        labels: names and values of yours.
+        pty: the size that its terminal began with; None: it has none.
+        log: its output so far.
+    """
+
+    def __init__(self, id: str, request: RunRequest, pty: PtySize | None, labels: Mapping[str, str]) -> None:
+        """Nothing is started yet: `AsyncSandbox.start` makes one and starts it."""
+        self.id: str = id
+        self.command: str = shell_text(request.command or ()) or " ".join(request.command or ())
+        self.labels: Mapping[str, str] = dict(labels)
+        self.pty: PtySize | None = pty
+        self.log: OutputLog = OutputLog()
+        self._request = request
+        self._feed, self._input = anyio.create_memory_object_stream[bytes](_WAITING_PIECES)
+        self._control = Control(self._input, self.log.add)
+        self._begun = anyio.Event()
+        self._over = anyio.Event()
+        self._result: Result | None = None
+        self._error: errors.BelljarError | None = None
+
+    def __repr__(self) -> str:
+        state = "runs" if self.running else f"ended: {self._result.status if self._result else self._error}"
+        return f"<process {self.id}, {state}>"
+
+    @property
+    def pid(self) -> int:
+        """Its number inside the sandbox; 0 if it never ran."""
+        return self._control.guest.pid if self._control.guest else 0
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._over.is_set()
+
+    @property
+    def result(self) -> Result | None:
+        """What came of it; None while it runs, and where Belljar lost it (`wait` raises the reason then)."""
+        return self._result
+
+    def output(self, since: int = 0) -> AsyncIterator[Chunk]:
+        """Gives its output as it comes, until its end: `async for chunk in process.output()`.
+
+        Args:
+            since: the `seq` of the last piece that you have; what came after it and is kept is given at once.
+        """
+        return self.log.follow(since)
+
+    def kept(self, since: int = 0) -> tuple[Chunk, ...]:
+        """Returns the pieces of its output that are kept now, after number `since`."""
+        return tuple(self.log.since(since))
+
+    async def write(self, data: bytes | str) -> None:
+        """Writes to its standard input, or types into its terminal; waits while it does not read.
+
+        Raises:
+            BrokenPipeError: it has ended, or its input was closed.
+        """
+        view = memoryview(data.encode() if isinstance(data, str) else data)
+        try:
+            for start in range(0, len(view), _PIECE_BYTES):
+                await self._feed.send(bytes(view[start : start + _PIECE_BYTES]))
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise BrokenPipeError(errno.EPIPE, "the process has ended, or its input was closed") from None
+
+    async def close_stdin(self) -> None:
+        """Ends its standard input, as Ctrl-D does; what has a terminal can be written to afterwards."""
+        if self.pty is not None:
+            await self.write(_END_OF_INPUT)
+        else:
+            self._feed.close()
+
+    async def signal(self, signal: str | int) -> bool:
+        """Sends it a signal: "TERM", "INT", 9, …
+
+        Returns:
+            False if it has ended.
+        """
+        number, guest = _number(signal), self._control.guest
+        if not self.running or guest is None:
+            return False
+        try:
+            await guest.signal(number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    async def kill(self) -> Result:
+        """Ends it and everything it started: SIGTERM, and SIGKILL after its grace. Returns its result."""
+        self.stop()
+        return await self.wait()
+
+    async def resize(self, columns: int, rows: int) -> None:
+        """Gives its terminal another size."""
+        if self.pty is None:
+            raise errors.InvalidRequest("this process has no terminal", fix="start it with pty=(80, 24)")
+        size = pty_size((columns, rows))
+        if self.running and size and self._control.guest:
+            await self._control.guest.resize(size)
+
+    async def wait(self, timeout: float | None = None) -> Result:
+        """Waits until it ends, and returns its result, whose `stdout` and `stderr` are what is kept of its output.
+
+        Raises:
+            TimeoutError: it has not ended after so many seconds. It goes on.
+            BackendError: Belljar lost it.
+        """
+        with anyio.fail_after(timeout):
+            await self._over.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    # --- for the machine ---
+
+    def stop(self, reason: Status = Status.ABORTED) -> None:
+        """Ends it and everything it started, without waiting for that."""
+        self._control.stop(reason)
+
+    async def gone(self) -> None:
+        """Waits until nothing of it is left."""
+        await self._over.wait()
+
+    async def begin(self, machine: LivingMachine, id: str) -> None:
+        """Starts it, and returns when it runs or has failed to.
+
+        Raises:
+            BelljarError: it could not be started.
+        """
+        machine.tasks.start_soon(self._live, machine, id)
+        await self._begun.wait()
+        if self._error is not None:
+            machine.processes.pop(self.id, None)
+            raise self._error
+
+    async def _live(self, machine: LivingMachine, id: str) -> None:
+        lease = machine.lease
+        try:
+            command = (await lease.command(self._request)).model_copy(update={"pty": self.pty})
+
+            async def work(emit: Emit) -> Result:
+                return self._with_output(await lease.box.run(command, emit, self._control))
+
+            with lone_errors():
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._note_start)
+                    self._result = await lease.conduct(self._request, work, listener=None, id=id)
+                    tasks.cancel_scope.cancel()
+        except errors.BelljarError as error:
+            self._error = error
+        except Exception as error:  # a bug of ours must not end the sandbox
+            self._error = errors.ExecutionFailed(f"the process was lost: {type(error).__name__}: {error}")
+        finally:
+            if self._result is None and self._error is None:
+                self._error = errors.Aborted("the sandbox ended before the process did")
+            self.log.close()
+            self._input.close()
+            self._feed.close()
+            self._over.set()
+            self._begun.set()
+
+    async def _note_start(self) -> None:
+        await self._control.started()
+        self._begun.set()
+
+    def _with_output(self, result: Result) -> Result:
+        """The backend's result with what is kept of its output, by which it is diagnosed."""
+        kept = self.log.since(0)
+        texts: dict[StreamName, list[bytes]] = {name: [] for name in STREAMS}
+        for chunk in kept:
+            texts[chunk.stream].append(chunk.data)
+        out, err = (b"".join(texts[name]).decode("utf-8", "replace") for name in STREAMS)
+        cut = any(chunk.missed for chunk in kept)
+        return result.model_copy(update={"stdout": out, "stderr": err, "truncated": cut})
+
+
+def pty_size(given: tuple[int, int] | PtySize | None) -> PtySize | None:
+    """Returns the size of a terminal, from columns and rows."""
+    if given is None or isinstance(given, PtySize):
+        return given
+    try:
+        columns, rows = given
+        return PtySize(columns=columns, rows=rows)
+    except (TypeError, ValueError):
+        raise errors.InvalidRequest("pty: takes columns and rows of 1 to 4096", fix="write pty=(80, 24)") from None
+
+
+def _number(signal: str | int) -> int:
+    if isinstance(signal, str):
+        name = signal.upper().removeprefix("SIG")
+        found = getattr(signals, f"SIG{name}", None)
+        if isinstance(found, signals.Signals):
+            return int(found)
+    elif not isinstance(signal, bool) and 0 < signal < 65:
+        return int(signal)
+    raise errors.InvalidRequest(f"signal: there is no signal {signal!r}", fix='write signal("TERM"), or its number')
+
+
+class Process:
+    """A process that was started in a living sandbox, and goes on until it ends or the sandbox does.
+
+    Its output is kept, the first megabyte and the last one, so that readers can come, go and come back: `output`.
+    """
+
+    def __init__(self, core: AsyncProcess) -> None:
+        """Wraps the async one: `Sandbox.start` makes it."""
+        self._core = core
+
+    def __repr__(self) -> str:
+        return repr(self._core)
+
+    @property
+    def id(self) -> str:
+        """Its name in the sandbox."""
+        return self._core.id
+
+    @property
+    def pid(self) -> int:
+        """Its number inside the sandbox; 0 if it never ran."""
+        return self._core.pid
+
+    @property
+    def command(self) -> str:
+        """Its command line."""
+        return self._core.command
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Names and values of yours."""
+        return self._core.labels
+
+    @property
+    def pty(self) -> PtySize | None:
+        """The size that its terminal began with; None: it has none."""
+        return self._core.pty
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._core.running
+
+    @property
+    def result(self) -> Result | None:
+        """What came of it; None while it runs, and where Belljar lost it (`wait` raises the reason then)."""
+        return self._core.result
+
+    def output(self, since: int = 0) -> Iterator[Chunk]:
+        """Gives its output as it comes, until its end: `for chunk in process.output()`.
+
+        Args:
+            since: the `seq` of the last piece that you have; what came after it and is kept is given at once.
+        """
+        return portal.iterating(self._core.output(since))
+
+    def kept(self, since: int = 0) -> tuple[Chunk, ...]:
+        """Returns the pieces of its output that are kept now, after number `since`."""
+
+        async def look() -> tuple[Chunk, ...]:
+            return self._core.kept(since)
+
+        return portal.call(look)
+
+    def write(self, data: bytes | str) -> None:
+        """Writes to its standard input, or types into its terminal; waits while it does not read.
+
+        Raises:
+            BrokenPipeError: it has ended, or its input was closed.
+        """
+        portal.call(self._core.write, data)
+
+    def close_stdin(self) -> None:
+        """Ends its standard input, as Ctrl-D does; what has a terminal can be written to afterwards."""
+        portal.call(self._core.close_stdin)
+
+    def signal(self, signal: str | int) -> bool:
+        """Sends it a signal: "TERM", "INT", 9, … False if it has ended."""
+        return portal.call(self._core.signal, signal)
+
+    def kill(self) -> Result:
+        """Ends it and everything it started: SIGTERM, and SIGKILL after its grace. Returns its result."""
+        return portal.call(self._core.kill)
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Gives its terminal another size."""
+        portal.call(self._core.resize, columns, rows)
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Waits until it ends, and returns its result: see `AsyncProcess.wait`.
+
+        Raises:
+            TimeoutError: it has not ended after so many seconds. It goes on.
+        """
+        return portal.call(partial(self._core.wait, timeout))

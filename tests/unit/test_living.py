@@ -1,0 +1,217 @@
+"""Living sandboxes of the library, on the fake: processes side by side, their output and input, files, ports, time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import ByteStream
+
+import belljar
+from belljar.backends.fake import Fake, FakeProcess
+from belljar.core import errors
+
+pytestmark = pytest.mark.anyio
+
+
+async def cat(p: FakeProcess) -> None:
+    while piece := await p.receive():
+        await p.out(piece)
+
+
+async def serve(p: FakeProcess) -> None:
+    async def echo(stream: ByteStream) -> None:
+        await stream.send((await stream.receive()).upper())
+
+    p.listen(8000, echo)
+    await p.out("serving\n")
+    await p.sleep(3600)
+
+
+PROGRAMS: dict[str, Any] = {
+    "cat": cat,
+    "serve": serve,
+    "forever": lambda p: p.sleep(3600),
+    "echo hi": lambda p: p.out("hi\n"),
+    "complain": lambda p: p.err("No module\n"),
+    "pwd": lambda p: p.out(f"{p.cwd} {p.env['HOME']} {p.env.get('A')}"),
+    "leave": lambda p: p.background(serve, "left"),
+    "save": lambda p: p.write("/home/user/kept.txt", b"kept"),
+}
+
+
+@pytest.fixture
+def fake() -> Fake:
+    return Fake(PROGRAMS)
+
+
+@pytest.fixture
+async def box(fake: Fake) -> AsyncIterator[belljar.AsyncSandbox]:
+    async with belljar.AsyncSandbox(backend=fake, living=True, env={"A": "1"}) as box:
+        yield box
+    assert fake.open_boxes == 0
+
+
+async def test_a_process_goes_on_beside_runs_until_it_is_ended(box: belljar.AsyncSandbox) -> None:
+    server = await box.start("serve")
+    assert server.running and server.pid and server.id == "p1" and server.command == "serve"
+    assert (await box.exec(["echo", "hi"])).stdout == "hi\n"
+    assert [one.command for one in await box.processes()] == ["sh -c " + server._request.command[2] + " sh serve"]  # type: ignore[index]
+    result = await server.kill()
+    assert (result.status, result.stdout, server.running) == ("aborted", "serving\n", False)
+    assert box.started == (server,) and box.process("p1") is server
+
+
+async def test_its_output_is_read_as_it_comes_and_again_from_any_piece(box: belljar.AsyncSandbox) -> None:
+    process = await box.start(["cat"])
+    heard = process.output()
+    await process.write("one")
+    first = await anext(heard)
+    await process.write(b"two")
+    assert (first.text, (await anext(heard)).text, first.seq) == ("one", "two", 1)
+    await process.close_stdin()
+    assert (await process.wait(5)).stdout == "onetwo"
+    assert [chunk.text async for chunk in process.output(since=1)] == ["two"]
+    with pytest.raises(BrokenPipeError):
+        await process.write("three")
+
+
+async def test_a_process_that_fails_is_diagnosed_by_what_it_printed(box: belljar.AsyncSandbox) -> None:
+    process = await box.start("no such program")
+    result = await process.wait(5)
+    assert (result.status, result.exit_code) == ("error", 127) and result.error
+    assert "no program" in result.stderr
+
+
+async def test_a_signal_reaches_it_while_it_runs(box: belljar.AsyncSandbox) -> None:
+    process = await box.start("forever")
+    with pytest.raises(TimeoutError):
+        await process.wait(0.01)
+    assert await process.signal("TERM") is True
+    assert (await process.wait(5)).exit_code == 143
+    assert await process.signal(9) is False
+    with pytest.raises(errors.InvalidRequest, match="no signal 'NONE'"):
+        await process.signal("NONE")
+
+
+async def test_a_folder_and_variables_are_those_that_were_named(box: belljar.AsyncSandbox) -> None:
+    assert (await (await box.start("pwd")).wait()).stdout == "/workspace /home/user 1"
+    assert (await (await box.start("pwd", cwd="/tmp", env={"A": "2"})).wait()).stdout == "/tmp /home/user 2"
+
+
+async def test_what_a_command_leaves_lives_on_and_its_port_can_be_dialled(box: belljar.AsyncSandbox) -> None:
+    await box.exec(["leave"])
+    await box.wait_for_port(8000, timeout=5)
+    assert [one.command for one in await box.processes()] == ["left"]
+    async with await box.dial(8000) as stream:
+        await stream.send(b"ping")
+        assert await stream.receive() == b"PING"
+    with pytest.raises(ConnectionRefusedError):
+        await box.dial(8001)
+    with pytest.raises(TimeoutError, match="port 8001"):
+        await box.wait_for_port(8001, timeout=0.05)
+
+
+async def test_files_are_those_of_the_programs_by_whole_paths(box: belljar.AsyncSandbox) -> None:
+    await box.exec(["save"])
+    files = box.files
+    assert await files.read_text("~/kept.txt") == "kept"
+    await files.write("a/b.txt", "text", mode=0o600)
+    assert (await files.stat("/workspace/a/b.txt")).mode == 0o600
+    assert [one.path for one in await files.list(depth=2)] == ["/workspace/a", "/workspace/a/b.txt"]
+    await files.move("a", "c")
+    assert await files.exists("c/b.txt") and not await files.exists("a/b.txt")
+    async with files.watch("/workspace/c") as changes:
+        await files.write("c/new", b"")
+        assert (await anext(changes)).path == "/workspace/c/new"
+    with pytest.raises(FileNotFoundError):
+        await files.read("gone")
+    with pytest.raises(OSError, match="Read-only"):
+        await files.write("/etc/passwd", "")
+
+
+async def test_a_paused_sandbox_starts_nothing_and_goes_on_where_it_was(box: belljar.AsyncSandbox) -> None:
+    process = await box.start("cat")
+    await box.pause()
+    assert box.paused
+    with pytest.raises(errors.InvalidRequest, match="paused"):
+        await box.start("cat")
+    await process.write("x")
+    await box.resume()
+    await process.close_stdin()
+    assert (await process.wait(5)).stdout == "x"
+
+
+async def test_a_sandbox_whose_time_is_over_is_gone_with_its_processes(fake: Fake) -> None:
+    async with belljar.AsyncSandbox(backend=fake, expires=0.05) as box:
+        process = await box.start("forever")
+        assert (await process.wait(5)).status == "killed"
+        with anyio.fail_after(5):
+            while fake.open_boxes:
+                await anyio.sleep(0.01)
+        assert box.ended == "its time was over"
+        with pytest.raises(errors.SessionEnded, match="time was over"):
+            await box.start("cat")
+
+
+async def test_a_sandbox_that_pauses_at_the_end_of_its_time_gets_it_again(fake: Fake) -> None:
+    async with belljar.AsyncSandbox(backend=fake, expires=0.05, on_expire="pause") as box:
+        with anyio.fail_after(5):
+            while not box.paused:
+                await anyio.sleep(0.01)
+        await box.resume()
+        box.extend(60)
+        assert not box.paused and box.expires is not None
+        assert (await box.exec(["echo", "hi"])).ok
+
+
+def test_blocking_code_has_the_same(fake: Fake) -> None:
+    with belljar.Sandbox(backend=fake, living=True, labels={"team": "a"}) as box:
+        process = box.start(["cat"])
+        process.write("one")
+        assert next(process.output()).text == "one"
+        box.files.write("big", b"x" * 100_000)
+        with box.files.open("big") as file:
+            assert file.read(3) == b"xxx" and len(file.read()) == 99_997
+        box.start("serve")
+        box.wait_for_port(8000)
+        with box.dial(8000) as port:
+            port.write(b"ping")
+            assert port.read() == b"PING"
+        process.close_stdin()
+        assert process.wait(5).ok and box.labels == {"team": "a"}
+    assert fake.open_boxes == 0
+
+
+def test_a_sandbox_that_is_not_living_says_how_to_get_one(fake: Fake) -> None:
+    with belljar.Sandbox(backend=fake) as box, pytest.raises(errors.InvalidRequest, match="open it with living=True"):
+        box.start("cat")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"living": False, "home": "/home/x"}, "goes with a living sandbox"),
+        ({"home": "relative"}, "home: "),
+        ({"home": "/proc/x"}, "is taken"),
+        ({"on_expire": "pause"}, "goes with expires"),
+        ({"snapshot": "latest"}, "snapshot: "),
+        ({"labels": {"a b": "c"}}, "labels"),
+        ({"expires": -1}, "expires: "),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_name(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match=words):
+        belljar.Sandbox(**options)
+
+
+async def test_limits_of_the_whole_sandbox_are_not_those_of_a_command(box: belljar.AsyncSandbox) -> None:
+    with pytest.raises(errors.InvalidRequest, match="memory: is a limit of the whole sandbox"):
+        await box.exec(["echo", "hi"], memory="64M")
+
+
+def test_a_run_cannot_be_asked_to_live(fake: Fake) -> None:
+    with pytest.raises(errors.InvalidRequest, match="stays open"):
+        belljar.run("1", backend=fake, living=True)  # type: ignore[call-arg]
