@@ -247,6 +247,8 @@ class AsyncSandbox(AsyncLivingPart):
         return await self._run(asked, listening(on_event, on_stdout, on_stderr), cancel, id)
 
     async def _run(self, asked: RunRequest, listener: Listener | None, cancel: Cancel | None, id: str) -> Result:
+        if self._machine is not None:
+            await self._machine.check_folder(asked.workdir)
         return await self.lease.run(asked, listener=listener, control=control_for(cancel), id=id)
 
     async def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:

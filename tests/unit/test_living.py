@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -101,6 +102,13 @@ async def test_a_folder_and_variables_are_those_that_were_named(box: belljar.Asy
     assert (await (await box.start("pwd", cwd="/tmp", env={"A": "2"})).wait()).stdout == "/tmp /home/user 2"
 
 
+async def test_a_missing_folder_is_an_error_and_is_not_made(box: belljar.AsyncSandbox) -> None:
+    for wrong in (box.start("pwd", cwd="gone"), box.exec(["pwd"], workdir="/workspace/gone")):
+        with pytest.raises(errors.InvalidRequest, match="/workspace/gone: No such file"):
+            await wrong
+    assert not await box.files.exists("gone") and box.started == ()
+
+
 async def test_what_a_command_leaves_lives_on_and_its_port_can_be_dialled(box: belljar.AsyncSandbox) -> None:
     await box.exec(["leave"])
     await box.wait_for_port(8000, timeout=5)
@@ -130,6 +138,24 @@ async def test_files_are_those_of_the_programs_by_whole_paths(box: belljar.Async
         await files.read("gone")
     with pytest.raises(OSError, match="Read-only"):
         await files.write("/etc/passwd", "")
+
+
+async def test_folders_and_files_are_copied_in_and_out(box: belljar.AsyncSandbox, tmp_path: Path) -> None:
+    there = tmp_path / "project"
+    (there / "src").mkdir(parents=True)
+    (there / "src/main.py").write_text("print(1)")
+    (there / "link").symlink_to("/etc/passwd")
+    await box.files.upload(there, "~/project")
+    assert await box.files.read_text("/home/user/project/src/main.py") == "print(1)"
+    assert (await box.files.stat("~/project/link")).target == "/etc/passwd"
+    assert [one.split(":")[0] for one in await box.files.download("~/project", tmp_path / "back")] == ["link"]
+    assert (tmp_path / "back/src/main.py").read_text() == "print(1)"
+    await box.files.upload(there / "src/main.py", "new/other.py")
+    assert await box.files.download("new/other.py", tmp_path) == ()
+    assert (tmp_path / "other.py").read_text() == "print(1)"
+    async with box.files.pack("new") as pieces:
+        await box.files.unpack("/tmp/copy", pieces)
+    assert await box.files.exists("/tmp/copy/workspace/new/other.py")
 
 
 async def test_a_paused_sandbox_starts_nothing_and_goes_on_where_it_was(box: belljar.AsyncSandbox) -> None:

@@ -10,14 +10,13 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 from anyio.abc import ByteStream, ObjectReceiveStream, ObjectSendStream, TaskGroup
 
-from belljar.backends.base import Emit
 from belljar.backends.fake import Fake, FakeBox, FakeProcess, Program, _ending_of
 from belljar.backends.fake_tree import FakeTree
 from belljar.backends.outcome import Outcome
 from belljar.control.control import Control, StartedGuest
 from belljar.core.plan import Command, Plan
 from belljar.core.process import BoxProcess
-from belljar.core.result import EventKind, File, Result, Status
+from belljar.core.result import EventKind, File, Status
 from belljar.core.values import WORKSPACE
 from belljar.host.loops import lone_errors
 
@@ -50,11 +49,6 @@ class FakeLivingBox(FakeBox):
     @property
     def writable(self) -> tuple[str, ...]:
         return (*self.own_folders, "/tmp", "/var/tmp", "/run")
-
-    async def run(self, command: Command, emit: Emit, control: Control) -> Result:
-        if self.tree.kind(command.cwd) != "folder":
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command.cwd)
-        return await super().run(command, emit, control)
 
     async def _play(self, process: FakeProcess, program: Program, control: Control) -> tuple[int | None, Status | None]:
         words = " ".join(process.argv)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+import anyio.to_thread
+
 from belljar.core import errors
+from belljar.core.options import StrPath
 from belljar.core.process import FileChange, FileStat
 from belljar.core.values import whole_path
-from belljar.host import portal
+from belljar.host import archives, portal
 
 if TYPE_CHECKING:
     from belljar.backends.base import BoxTree
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 64 * 1024  # that a blocking reader asks for at once
 _MAX_DEPTH = 64
+_DISKS = 4  # that a sandbox has: /workspace, its home, /tmp, /var/tmp; what is downloaded is no more than all of them
 
 
 class AsyncFiles:
@@ -119,6 +125,48 @@ class AsyncFiles:
         except ValueError as error:
             raise errors.InvalidRequest(f"archive: {error}", fix="pack plain files and folders") from None
 
+    async def upload(self, local: StrPath, path: str = ".") -> None:
+        """Copies a file of this machine to `path`, or all that is in a folder of it into the folder `path`.
+
+        Links are copied as links; pipes, sockets and devices are left out.
+
+        Raises:
+            OSError: it cannot be read here, or not written there.
+        """
+        whole, place = self._whole(path), os.fspath(local)
+        if await anyio.to_thread.run_sync(os.path.isdir, place):
+            await self.unpack(whole, portal.in_threads(archives.packed(place)))
+            return
+        folder, _, name = whole.rpartition("/")
+        if await self.exists(whole) and (await self.stat(whole)).kind == "folder":
+            folder, name = whole, os.path.basename(place)
+        await self.unpack(folder or "/", portal.in_threads(archives.packed(place, name)))
+
+    async def download(self, path: str, local: StrPath) -> tuple[str, ...]:
+        """Copies a file of the sandbox to `local`, or all that is in a folder of it into the folder `local`.
+
+        Only regular files and folders leave a sandbox, with ordinary permissions.
+
+        Returns:
+            What was left out, and why.
+
+        Raises:
+            OSError: it cannot be read there, or not written here.
+        """
+        whole, place = self._whole(path), os.fspath(local)
+        if (await self.stat(whole)).kind != "folder":
+            async with self.open(whole) as pieces:
+                await archives.in_thread(partial(_save, place, whole.rpartition("/")[2]), pieces)
+            return ()
+        most = _DISKS * self._machine().lease.plan.limits.disk
+        try:
+            async with self.pack(whole) as pieces:
+                return await archives.in_thread(
+                    lambda packed: archives.unpacked(packed, place, whole.strip("/"), most), pieces
+                )
+        except ValueError as error:
+            raise errors.ExecutionFailed(f"{path}: the sandbox gave a bad archive: {error}") from None
+
     @property
     def _tree(self) -> BoxTree:
         return self._machine().box.tree
@@ -198,6 +246,29 @@ class Files:
     def unpack(self, path: str, archive: Iterator[bytes]) -> None:
         """Lays the files of a tar archive below a folder: see `AsyncFiles.unpack`."""
         portal.call(self._core.unpack, path, portal.in_threads(archive))
+
+    def upload(self, local: StrPath, path: str = ".") -> None:
+        """Copies a file or a folder of this machine into the sandbox: see `AsyncFiles.upload`."""
+        portal.call(self._core.upload, local, path)
+
+    def download(self, path: str, local: StrPath) -> tuple[str, ...]:
+        """Copies a file or a folder to this machine; returns what was left out: see `AsyncFiles.download`."""
+        return portal.call(self._core.download, path, local)
+
+
+def _save(place: str, name: str, pieces: Iterator[bytes]) -> None:
+    """Writes a file of this machine, whole or not at all."""
+    target = os.path.join(place, name) if os.path.isdir(place) else place
+    draft = os.path.join(os.path.dirname(target), f".belljar-{os.urandom(6).hex()}")
+    try:
+        with open(draft, "xb") as file:
+            for piece in pieces:
+                file.write(piece)
+        os.replace(draft, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
 
 
 class _Pieces(io.RawIOBase):

@@ -15,6 +15,7 @@ from belljar.core import errors
 from belljar.core.process import Feature
 from belljar.core.request import Life
 from belljar.core.result import Status
+from belljar.core.values import WORKSPACE
 from belljar.host.lifetime import LifetimeTask
 from belljar.host.loops import lone_errors
 
@@ -40,6 +41,7 @@ class LivingMachine:
         paused: whether its processes are stopped where they are.
         ended: how it ended; empty while it lives.
         expires: when it ends by itself, in seconds since 1970; None: never.
+        over: is set when nothing of it is left.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class LivingMachine:
         self._started = 0
         self._deadline: float | None = None  # by the monotonic clock
         self._moved = anyio.Event()
+        self.over: anyio.Event = anyio.Event()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Lease]:
@@ -106,6 +109,17 @@ class LivingMachine:
     def tasks(self) -> TaskGroup:
         """Where that runs which goes on until the sandbox ends. What is started there must not raise."""
         return self._tasks
+
+    async def check_folder(self, path: str) -> None:
+        """Raises InvalidRequest unless a command can start in a folder: a missing one is not made."""
+        if path == WORKSPACE:
+            return
+        try:
+            kind = (await self.box.tree.stat(path)).kind
+        except OSError as error:
+            raise errors.InvalidRequest(f"cwd: {path}: {error.strerror}", fix="make it first: files.make_dir") from None
+        if kind not in ("folder", "link"):
+            raise errors.InvalidRequest(f"cwd: {path} is a {kind}", fix="name a folder")
 
     def require(self, feature: Feature, what: str) -> None:
         """Raises NotAvailable where the backend's living sandboxes lack a feature; `what`: that in words."""
@@ -192,6 +206,14 @@ class LivingMachine:
 
     @asynccontextmanager
     async def _holding(self) -> AsyncIterator[None]:
+        try:
+            async with self._life():
+                yield
+        finally:
+            self.over.set()
+
+    @asynccontextmanager
+    async def _life(self) -> AsyncIterator[None]:
         async with self._opening as lease:
             if not isinstance(lease.box, Living):
                 raise errors.ExecutionFailed(f"{lease.capabilities.backend} opened a sandbox that does not live on")

@@ -72,6 +72,7 @@ class AsyncLivingPart(Openable):
             machine.require("pty", "has no terminals")
         words = shell(command) if isinstance(command, str) else tuple(command)
         asked = self._asked(command=words, workdir=cwd, env=env or {}, timeout=timeout)
+        await machine.check_folder(asked.workdir)
         process = AsyncProcess(id or machine.next_id(), asked, size, labels or {})
         machine.admit(process)
         await process.begin(machine, id or f"{machine.lease.box.id}.{process.id}")
