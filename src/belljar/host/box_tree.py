@@ -9,14 +9,17 @@ import errno
 import os
 import posixpath
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator, MutableSequence, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+import tarfile
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, MutableSequence, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import ParamSpec, TypeVar
 
+import anyio.from_thread
 import anyio.to_thread
 
-from belljar.core.process import FileStat
-from belljar.host import box_files, files
+from belljar.core.process import FileChange, FileStat
+from belljar.host import box_archive, box_files, files
+from belljar.host.inotify import Watch, opener
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -65,9 +68,52 @@ class HostTree:
         """Renames a file or a folder."""
         await self._do(self._move, path, to)
 
+    async def copy(self, path: str, to: str) -> None:
+        """Copies a file, a folder with all that it holds, or a link as such."""
+        await self._do(self._copy, path, to)
+
     async def remove(self, path: str) -> None:
         """Removes a file, or a folder with all that it holds."""
         await self._do(self._remove, path)
+
+    @asynccontextmanager
+    async def watch(self, path: str, *, recursive: bool = False) -> AsyncIterator[AsyncIterator[FileChange]]:
+        """Tells changes below a folder as they happen."""
+        whole = "/" + "/".join(self._parts(path))
+        with _named(path):
+            watch = await anyio.to_thread.run_sync(
+                lambda: Watch(whole, opener(self._root, self._owner), recursive=recursive)
+            )
+        try:
+            yield watch.changes()
+        finally:
+            watch.close()
+
+    @asynccontextmanager
+    async def packing(self, paths: Sequence[str]) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Gives folders and files with all that they hold as one tar archive."""
+        blocks = self._packed([self._contents(path) for path in paths])
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while piece := await self._do(_gathered, blocks):
+                yield piece
+
+        try:
+            yield pieces()
+        finally:
+            blocks.close()
+
+    async def unpack(self, path: str, archive: AsyncIterator[bytes]) -> None:
+        """Lays the files of a tar archive below a folder."""
+        whole = "/" + "/".join(self._parts(path))
+
+        async def following() -> bytes:
+            async for piece in archive:
+                if piece:
+                    return piece
+            return b""
+
+        await self._do(box_archive.unpack, whole, lambda: anyio.from_thread.run(following), self._place)
 
     # --- in a thread, with the guest's rights ---
 
@@ -87,6 +133,13 @@ class HostTree:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
         return tuple(part for part in whole.split("/") if part)
 
+    def _contents(self, path: str) -> tuple[str, ...]:
+        """The parts of a path whose contents are looked at."""
+        parts = self._parts(path)
+        if len(parts) == 1 and f"/{parts[0]}" in _KERNELS:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return parts
+
     @contextmanager
     def _above(self, path: str, *, make: bool = False, change: bool = False) -> Iterator[tuple[int, str]]:
         """Opens the folder that holds a name; errors name the whole path."""
@@ -96,11 +149,8 @@ class HostTree:
         whole = f"/{'/'.join(parts)}"
         if change and (whole in self._writable or not any(_within(whole, one) for one in self._writable)):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-        try:
-            with files.descended(self._root, parts[:-1], make=make) as folder:
-                yield folder, parts[-1]
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from None
+        with _named(path), files.descended(self._root, parts[:-1], make=make) as folder:
+            yield folder, parts[-1]
 
     def _stat(self, path: str) -> FileStat:
         parts = self._parts(path)
@@ -110,13 +160,10 @@ class HostTree:
             return _described(f"/{'/'.join(parts)}", folder, name)
 
     def _list(self, path: str, depth: int) -> tuple[FileStat, ...]:
-        parts = self._parts(path)
+        parts = self._contents(path)
         found: MutableSequence[FileStat] = []
-        try:
-            with files.descended(self._root, parts) as folder:
-                self._look_into(folder, "".join(f"/{part}" for part in parts), depth, found)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from None
+        with _named(path), files.descended(self._root, parts) as folder:
+            self._look_into(folder, "".join(f"/{part}" for part in parts), depth, found)
         return tuple(sorted(found, key=lambda one: one.path))
 
     def _look_into(self, folder: int, prefix: str, depth: int, found: MutableSequence[FileStat]) -> None:
@@ -153,20 +200,71 @@ class HostTree:
             return True
 
     def _move(self, path: str, to: str) -> None:
-        with ExitStack() as stack:
-            source, name = stack.enter_context(self._above(path, change=True))
-            target, new = stack.enter_context(self._above(to, change=True))
-            os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
+        with self._above(path, change=True) as (source, name), self._above(to, change=True) as (target, new):
+            try:
+                os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                box_archive.copy(source, name, target, new)  # a granted folder, or shared memory: as `mv` does
+                _unlink(source, name)
+
+    def _copy(self, path: str, to: str) -> None:
+        if _within(posixpath.normpath(to), posixpath.normpath(path)):
+            raise OSError(errno.EINVAL, "a copy cannot be inside of what is copied", to)
+        self._contents(path)
+        with self._above(path) as (source, name), self._above(to, change=True) as (target, new):
+            box_archive.copy(source, name, target, new)
+
+    def _packed(self, paths: Sequence[Sequence[str]]) -> Generator[bytes, None, None]:
+        for parts in paths:
+            if not parts:
+                raise OSError(errno.EINVAL, "name the folders below the root", "/")
+            with files.descended(self._root, parts[:-1]) as folder:
+                yield from box_archive.packed(folder, parts[-1], "/".join(parts))
+        yield bytes(2 * tarfile.BLOCKSIZE)
+
+    @contextmanager
+    def _place(self, path: str) -> Iterator[tuple[int, str]]:
+        """Opens the folder that holds an entry of an archive; no name: it is one that is always there."""
+        whole = "/" + "/".join(self._parts(path))
+        if any(_within(one, whole) for one in self._writable):
+            yield self._root, ""
+            return
+        with self._above(whole, make=True, change=True) as found:
+            yield found
 
     def _remove(self, path: str) -> None:
         with self._above(path, change=True) as (folder, name):
-            try:
-                os.unlink(name, dir_fd=folder)
-            except (IsADirectoryError, PermissionError):
-                if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                    raise
-                if not files.erase(folder, name):
-                    raise OSError(errno.ENOTEMPTY, "not all of it could be removed") from None
+            _unlink(folder, name)
+
+
+def _unlink(folder: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except (IsADirectoryError, PermissionError):
+        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise
+        if not files.erase(folder, name):
+            raise OSError(errno.ENOTEMPTY, "not all of it could be removed") from None
+
+
+def _gathered(blocks: Iterator[bytes]) -> bytes:
+    """The next blocks, as many as make a piece that is worth passing on."""
+    found = bytearray()
+    for block in blocks:
+        found += block
+        if len(found) >= box_archive.PIECE_BYTES:
+            break
+    return bytes(found)
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
 
 
 def _described(path: str, folder: int, name: str) -> FileStat:

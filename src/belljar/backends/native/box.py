@@ -102,10 +102,10 @@ class NativeBox:
         space = jail.Space(workspace=kept, tmp=str(self._host.state_dir / "tmp"))
         args = jail.holder_arguments(self.plan.limits, space)
         before = self._before_holder(group)
-        async with held(before, self._host.bubblewrap, args) as pid:
+        async with held(before, self._host.bubblewrap, args) as holder:
             with ExitStack() as fds:
-                self._space = space._replace(holder=pid)
-                inside = f"/proc/{pid}/root"
+                self._space = space._replace(holder=holder.pid)
+                inside = f"/proc/{holder.pid}/root"
                 if kept:
                     self._root = fds.enter_context(files.opened(inside + kept))
                 self._tmp = fds.enter_context(files.opened(inside + space.tmp))

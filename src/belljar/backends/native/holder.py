@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from typing import NamedTuple
 
 import anyio
 
@@ -15,11 +16,18 @@ from belljar.host import process
 _START_SECONDS = 10.0
 
 
+class Holder(NamedTuple):
+    """A holder: its pid on the host, and bubblewrap, which ends with it."""
+
+    pid: int
+    bubblewrap: process.Child
+
+
 @asynccontextmanager
 async def held(
     before: Sequence[str], bubblewrap: str, arguments: Sequence[str], fds: Sequence[int] = ()
-) -> AsyncIterator[int]:  # fmt: skip
-    """Starts a holder, and gives its pid once it has said that it is ready; it ends with the block, and with us.
+) -> AsyncIterator[Holder]:  # fmt: skip
+    """Starts a holder, and gives it once it has said that it is ready; it ends with the block, and with us.
 
     Args:
         before: the command line before bubblewrap.
@@ -51,7 +59,7 @@ async def held(
                 status = await process.read_some(status_read)
             if not said.startswith(b"ready"):
                 raise errors.StartFailed(f"the sandbox's folders could not be made: {said.decode(errors='replace')}")
-            yield json.loads(status.splitlines()[0])["child-pid"]
+            yield Holder(json.loads(status.splitlines()[0])["child-pid"], child)
         finally:
             child.kill()
             with anyio.CancelScope(shield=True):

@@ -16,7 +16,7 @@ from belljar.backends.base import Emit
 from belljar.backends.native import jail
 from belljar.backends.native.box import NativeBox, NativeHost, rlimits
 from belljar.backends.native.footprint import held_in_folders
-from belljar.backends.native.holder import held
+from belljar.backends.native.holder import Holder, held
 from belljar.backends.native.living import listing, walls
 from belljar.backends.native.living.equipment import Equipment
 from belljar.backends.native.living.network import Network
@@ -43,7 +43,7 @@ class LivingBox(NativeBox):
     def __init__(self, host: NativeHost, plan: Plan, uid: int | None) -> None:
         super().__init__(host, plan, uid)
         self._runs: set[LivingRun] = set()
-        self._holder = 0
+        self._first: Holder
         self._machine: walls.Machine
         self._equipment: Equipment
         self._tasks: TaskGroup
@@ -67,10 +67,10 @@ class LivingBox(NativeBox):
             with ExitStack() as texts:
                 args, fds = walls.machine_arguments(self._machine, texts)
                 opening = held(self._before_holder(first), self._host.bubblewrap, args, fds)
-                self._holder = await stack.enter_async_context(opening)
-            root = stack.enter_context(files.opened(f"/proc/{self._holder}/root{self._machine.place}"))
+                self._first = await stack.enter_async_context(opening)
+            root = stack.enter_context(files.opened(self._place))
             self._open_folders(root, stack)
-            self._network = stack.enter_context(Network.of(self._holder))
+            self._network = stack.enter_context(Network.of(self._first.pid))
             stack.enter_context(lone_errors())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(self._tasks.cancel_scope.cancel)
@@ -109,6 +109,8 @@ class LivingBox(NativeBox):
     ) -> Result:
         """Runs a command beside all others, to its end."""
         limits = command.limits or self.plan.limits
+        if self._first.bubblewrap.ended():  # another process may have its number by now
+            raise errors.StartFailed("the sandbox has ended: its first process is gone", fix="open another one")
         if "/" not in command.argv[0]:
             await self._host.toolchains.tool_for(command.argv[0], command.language)
         group = self._host.group_for(limits, self._group)  # last: from here on the run removes it, whatever happens
@@ -118,8 +120,8 @@ class LivingBox(NativeBox):
             around=self._group,
         )  # fmt: skip
         living = LivingJob(
-            self._machine, self._entry(command), self._holder,
-            f"/proc/{self._holder}/root{self._machine.place}/dev/pts/ptmx", command.pty, self._keep_reading, self._used,
+            self._machine, self._entry(command), self._first.pid, f"{self._place}/dev/pts/ptmx", command.pty,
+            self._keep_reading, self._used,
         )  # fmt: skip
         run = LivingRun(job, living, emit, control)
         self._runs.add(run)
@@ -157,16 +159,21 @@ class LivingBox(NativeBox):
         if self._group:
             figures = procfs.of_group(self._group)
         else:
-            figures = procfs.of_processes(listing.members(self._holder), self._used())
+            figures = procfs.of_processes(listing.members(self._first.pid), self._used())
         if figures is None or self.plan.egress.mode == "listed":
             return figures
-        rx, tx = procfs.network(self._holder)
+        rx, tx = procfs.network(self._first.pid)
         return figures._replace(rx=rx, tx=tx)
 
     def _used(self) -> int:
         """Bytes of memory that all processes and files of the box take."""
-        place = f"/proc/{self._holder}/root{self._machine.place}"
-        return procfs.private_memory(listing.members(self._holder)) + held_in_folders((place, f"{place}/dev/shm"))
+        folders = (self._place, f"{self._place}/dev/shm")
+        return procfs.private_memory(listing.members(self._first.pid)) + held_in_folders(folders)
+
+    @property
+    def _place(self) -> str:
+        """The root of the machine, as the host comes to it."""
+        return f"/proc/{self._first.pid}/root{self._machine.place}"
 
     # --- the machine ---
 
@@ -177,7 +184,7 @@ class LivingBox(NativeBox):
 
     async def processes(self) -> tuple[BoxProcess, ...]:
         """Lists what runs in the box now."""
-        return await anyio.to_thread.run_sync(listing.processes, self._holder, self._host.bubblewrap)
+        return await anyio.to_thread.run_sync(listing.processes, self._first.pid, self._host.bubblewrap)
 
     async def listens(self, port: int) -> bool:
         """Whether something in the box listens on a TCP port."""
@@ -189,13 +196,19 @@ class LivingBox(NativeBox):
 
     async def pause(self) -> None:
         """Stops all processes of the box where they are."""
-        assert self._group is not None
-        await anyio.to_thread.run_sync(self._group.freeze)
+        await anyio.to_thread.run_sync(self._stoppable().freeze)
 
     async def resume(self) -> None:
         """Lets them go on."""
-        assert self._group is not None
-        await anyio.to_thread.run_sync(self._group.thaw)
+        await anyio.to_thread.run_sync(self._stoppable().thaw)
+
+    def _stoppable(self) -> cgroups.Group:
+        if self._group is None:
+            raise errors.NotAvailable(
+                "pause: this system gives us no control group that could stop a sandbox",
+                fix="run Belljar as root, or delegate a control group to it: `belljar doctor` says how",
+            )
+        return self._group
 
     async def _open_egress(self) -> None:
         proxy = self._proxy(self._deny)

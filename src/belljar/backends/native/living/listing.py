@@ -32,14 +32,18 @@ def processes(holder: int, bubblewrap: str) -> tuple[BoxProcess, ...]:
         if _namespace(pid, "user") in ("", ours) or _link(pid, "exe") == program:
             continue
         with suppress(OSError, ValueError, IndexError, KeyError):
-            found.append(_describe(pid))
+            if one := _describe(pid):
+                found.append(one)
     return tuple(sorted(found, key=lambda one: one.pid))
 
 
-def _describe(pid: int) -> BoxProcess:
+def _describe(pid: int) -> BoxProcess | None:
+    """None: it has ended, and only its number is left."""
     status = dict(line.split(":", 1) for line in _read(pid, "status").splitlines() if ":" in line)
     name, _, rest = _read(pid, "stat").partition("(")[2].rpartition(")")
     fields = rest.split()
+    if fields[0] in "ZX":
+        return None
     ticks, pages = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     with Path(f"/proc/{pid}/cmdline").open("rb") as file:
         line = file.read(_COMMAND_BYTES).rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")

@@ -155,6 +155,13 @@ class LivingRun(NativeRun):
 
     # --- ending ---
 
+    def _never_ran(self, exit_: int, oom_killed: bool) -> int | None:
+        if "bwrap: Can't chdir to" in self._outcome.stderr:
+            raise errors.InvalidRequest(
+                f"cwd: {self._living.entry.cwd} is no folder in the sandbox", fix="make it first"
+            )
+        return super()._never_ran(exit_, oom_killed)
+
     def _terminate(self, child: process.Child) -> bool:
         return bool(process.terminate(lambda: self._members(child), spare=(child.pid,)))
 
