@@ -85,7 +85,7 @@ def _header(path: str, facts: os.stat_result, kind: bytes, *, size: int = 0, lin
     return entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
-class _Pieces(io.RawIOBase):
+class _PieceFile(io.RawIOBase):
     """A file whose content comes piece by piece."""
 
     def __init__(self, more: Callable[[], bytes]) -> None:
@@ -104,7 +104,7 @@ class _Pieces(io.RawIOBase):
         return found
 
 
-class _Entry(tarfile.TarInfo):
+class _BoundedEntry(tarfile.TarInfo):
     """An entry that cannot have us hold an unlimited name."""
 
     @classmethod
@@ -128,9 +128,9 @@ def unpack(folder: str, more: Callable[[], bytes], above: Above) -> None:
         OSError: what the guest would get.
     """
     folders: list[tuple[str, tarfile.TarInfo]] = []
-    source: IO[bytes] = _Pieces(more)  # type: ignore[assignment]
+    source: IO[bytes] = _PieceFile(more)  # type: ignore[assignment]
     try:
-        with tarfile.open(fileobj=source, mode="r|", tarinfo=_Entry, encoding="utf-8") as archive:
+        with tarfile.open(fileobj=source, mode="r|", tarinfo=_BoundedEntry, encoding="utf-8") as archive:
             for entry in archive:
                 path = _target(folder, entry.name)
                 with above(path) as (parent, name):

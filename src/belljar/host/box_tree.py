@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from belljar.core.process import FileChange, FileStat
 from belljar.host import box_archive, box_files, files
-from belljar.host.inotify import Watch, opener
+from belljar.host.inotify import FolderWatch, opener
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -82,7 +82,7 @@ class HostTree:
         whole = "/" + "/".join(self._parts(path))
         with _named(path):
             watch = await anyio.to_thread.run_sync(
-                lambda: Watch(whole, opener(self._root, self._owner), recursive=recursive)
+                lambda: FolderWatch(whole, opener(self._root, self._owner), recursive=recursive)
             )
         try:
             yield watch.changes()

@@ -27,13 +27,13 @@ _MOST_FOLDERS = 8192
 _DRAFT = re.compile(r"\.belljar-[0-9a-f]{12}")  # what `files.replace` writes before it gives a file its name
 
 
-class _Seen(NamedTuple):
+class _KernelEvent(NamedTuple):
     watch: int
     mask: int
     name: str
 
 
-class Watch:
+class FolderWatch:
     """Folders that are watched. `opened` opens one of them by its path, with the guest's rights."""
 
     def __init__(self, path: str, opened: Callable[[str], int], *, recursive: bool) -> None:
@@ -117,7 +117,7 @@ class Watch:
             if mask & bit:
                 yield FileChange(kind=_KINDS[bit], path=_text(path))
 
-    def _lost(self, seen: _Seen) -> Iterator[FileChange]:
+    def _lost(self, seen: _KernelEvent) -> Iterator[FileChange]:
         """A watched folder is gone, or has another name: one below is told of by the folder that held it."""
         path = self._paths.pop(seen.watch, None)
         if path == self._root and not seen.mask & _IGNORED:
@@ -142,12 +142,12 @@ class Watch:
             os.close(folder)
 
 
-def _events(data: bytes) -> Iterator[_Seen]:
+def _events(data: bytes) -> Iterator[_KernelEvent]:
     at = 0
     while at + _HEADER.size <= len(data):
         watch, mask, _, length = _HEADER.unpack_from(data, at)
         at += _HEADER.size
-        yield _Seen(watch, mask, os.fsdecode(data[at : at + length].split(b"\0", 1)[0]))
+        yield _KernelEvent(watch, mask, os.fsdecode(data[at : at + length].split(b"\0", 1)[0]))
         at += length
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from belljar.backends.native import jail
 from belljar.backends.native.box import NativeBox, NativeHost
-from belljar.backends.native.living.box import LivingBox
+from belljar.backends.native.living.box import NativeLivingBox
 from belljar.backends.native.toolchains import Toolchains, find_bubblewrap
 from belljar.control.control import Control
 from belljar.core import errors
@@ -272,7 +272,7 @@ class Native:
                 self.bubblewrap, self.state_dir, self.place, self.toolchains, self.group_for, self.group_to_keep,
                 *self._network,
             )  # fmt: skip
-            box = LivingBox(host, plan, uid) if plan.living else NativeBox(host, plan, uid)
+            box = NativeLivingBox(host, plan, uid) if plan.living else NativeBox(host, plan, uid)
             if plan.packages:
                 box.packages = self.toolchains.environment(plan.packages)
             if plan.workspace:

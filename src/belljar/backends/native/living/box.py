@@ -19,8 +19,8 @@ from belljar.backends.native.footprint import held_in_folders
 from belljar.backends.native.holder import Holder, held
 from belljar.backends.native.living import listing, walls
 from belljar.backends.native.living.equipment import Equipment
-from belljar.backends.native.living.network import Network
-from belljar.backends.native.living.run import LivingJob, LivingRun
+from belljar.backends.native.living.network import BoxNetwork
+from belljar.backends.native.living.run import NativeLivingJob, NativeLivingRun
 from belljar.backends.native.run import NativeJob
 from belljar.control.control import Control
 from belljar.core import errors
@@ -37,17 +37,17 @@ _HOLDER_LIMITS = Limits(memory=64 * MIB, pids=16)
 _OWN_PROCESSES = 64  # bubblewrap's monitors, one for each command that runs: the guest's limit is not for them
 
 
-class LivingBox(NativeBox):
+class NativeLivingBox(NativeBox):
     """One machine: its namespaces and its files live as long as the box does."""
 
     def __init__(self, host: NativeHost, plan: Plan, uid: int | None) -> None:
         super().__init__(host, plan, uid)
-        self._runs: set[LivingRun] = set()
+        self._runs: set[NativeLivingRun] = set()
         self._first: Holder
-        self._machine: walls.Machine
+        self._machine: walls.MachineSpec
         self._equipment: Equipment
         self._tasks: TaskGroup
-        self._network: Network
+        self._network: BoxNetwork
         self.tree: HostTree
 
     @asynccontextmanager
@@ -70,7 +70,7 @@ class LivingBox(NativeBox):
                 self._first = await stack.enter_async_context(opening)
             root = stack.enter_context(files.opened(self._place))
             self._open_folders(root, stack)
-            self._network = stack.enter_context(Network.of(self._first.pid))
+            self._network = stack.enter_context(BoxNetwork.of(self._first.pid))
             stack.enter_context(lone_errors())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(self._tasks.cancel_scope.cancel)
@@ -83,11 +83,11 @@ class LivingBox(NativeBox):
             if group and not await anyio.to_thread.run_sync(group.destroy):
                 raise errors.CleanupFailed("a process of the sandbox did not die", fix="look at the kernel's log")
 
-    def _described(self) -> walls.Machine:
+    def _described(self) -> walls.MachineSpec:
         workspace = self.plan.workspace
         if workspace and self._lent:
             workspace = workspace.model_copy(update={"path": self._host.place})
-        return walls.Machine(
+        return walls.MachineSpec(
             place=str(self._host.state_dir / "machine"), limits=self.plan.limits, home=_home(self.plan.home),
             user=self.plan.user, workspace=workspace, grants=self._equipment.grants, files=dict(self.plan.files),
             links=self._equipment.links,
@@ -119,11 +119,11 @@ class LivingBox(NativeBox):
             stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
             around=self._group,
         )  # fmt: skip
-        living = LivingJob(
+        living = NativeLivingJob(
             self._machine, self._entry(command), self._first.pid, f"{self._place}/dev/pts/ptmx", command.pty,
             self._keep_reading, self._used,
         )  # fmt: skip
-        run = LivingRun(job, living, emit, control)
+        run = NativeLivingRun(job, living, emit, control)
         self._runs.add(run)
         try:
             result = await run.go()
@@ -137,10 +137,10 @@ class LivingBox(NativeBox):
         words = self._argv(command.argv)
         return ["setsid", "--ctty", *words] if command.pty else words
 
-    def _entry(self, command: Command) -> walls.Entry:
+    def _entry(self, command: Command) -> walls.EntrySpec:
         online = egress.ENV if self.plan.egress.mode == "listed" else {}
         terminal = {"TERM": "xterm-256color"} if command.pty else {}
-        return walls.Entry(
+        return walls.EntrySpec(
             env={**self._equipment.env, **online, **terminal, **command.env},
             cwd=posixpath.join(WORKSPACE, command.cwd),
             files=dict(self.plan.files) | dict(command.files) if command.files else {},

@@ -50,7 +50,7 @@ with socket.socket(fileno=int(sys.argv[1])) as host:
 """
 
 
-class Network:
+class BoxNetwork:
     """The loopback of a living sandbox."""
 
     def __init__(self, holder: int) -> None:
@@ -60,7 +60,7 @@ class Network:
 
     @classmethod
     @contextmanager
-    def of(cls, holder: int) -> Iterator[Network]:
+    def of(cls, holder: int) -> Iterator[BoxNetwork]:
         """The network of the machine with this first process, for as long as the block runs."""
         network = cls(holder)
         try:

@@ -25,11 +25,11 @@ from belljar.host import process, procfs, terminal
 _LEFT_BYTES = 1 << 20  # that are still read of what a pipe held when the command ended
 
 
-class LivingJob(NamedTuple):
+class NativeLivingJob(NamedTuple):
     """What a run in a living sandbox needs beside what all native runs do."""
 
-    machine: walls.Machine
-    entry: walls.Entry
+    machine: walls.MachineSpec
+    entry: walls.EntrySpec
     holder: int  # the machine's first process
     terminals: str  # the path of the machine's /dev/pts/ptmx
     pty: PtySize | None
@@ -37,10 +37,10 @@ class LivingJob(NamedTuple):
     used: Callable[[], int]  # bytes of memory that the box holds, where there are no control groups
 
 
-class LivingRun(NativeRun):
+class NativeLivingRun(NativeRun):
     """Joins one bubblewrap to the machine, and attends to its command until that has ended."""
 
-    def __init__(self, job: NativeJob, living: LivingJob, emit: Emit, control: Control) -> None:
+    def __init__(self, job: NativeJob, living: NativeLivingJob, emit: Emit, control: Control) -> None:
         super().__init__(job, emit, control)
         self._living = living
         self._over = False  # the command has ended: what is in its pipes now is read, and no more is waited for

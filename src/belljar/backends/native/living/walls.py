@@ -33,7 +33,7 @@ _MOST_FILE_BYTES = 1 << 20
 PROGRAMS = "/opt/belljar/bin"  # names for programs that the host has under others
 
 
-class Machine(NamedTuple):
+class MachineSpec(NamedTuple):
     """All that differs from one living sandbox to the next."""
 
     place: str  # the folder of the host below which it is built, unseen by all others
@@ -59,7 +59,7 @@ class Machine(NamedTuple):
         return 0 if self.user == "root" else jail.GUEST_ID
 
 
-class Entry(NamedTuple):
+class EntrySpec(NamedTuple):
     """All that differs from one command of a living sandbox to the next."""
 
     env: Mapping[str, str]
@@ -70,7 +70,7 @@ class Entry(NamedTuple):
     uid: int | None = None  # as whom the guest comes to it, if not as ourselves
 
 
-def machine_arguments(machine: Machine, stack: ExitStack) -> tuple[list[str], list[int]]:
+def machine_arguments(machine: MachineSpec, stack: ExitStack) -> tuple[list[str], list[int]]:
     """bubblewrap's arguments for a machine with its first process, and the descriptors that they name."""
     fds: list[int] = []
     at = machine.place
@@ -105,7 +105,7 @@ def machine_arguments(machine: Machine, stack: ExitStack) -> tuple[list[str], li
     return [*args, "--chdir", "/", "--", *first], fds
 
 
-def entry_arguments(machine: Machine, entry: Entry, stack: ExitStack) -> tuple[list[str], list[int]]:
+def entry_arguments(machine: MachineSpec, entry: EntrySpec, stack: ExitStack) -> tuple[list[str], list[int]]:
     """bubblewrap's arguments for a command that has joined the machine, and the descriptors that they name."""
     fds: list[int] = []
     guest = str(machine.guest_id)
@@ -135,7 +135,7 @@ def joining(holder: int) -> list[str]:
     return ["nsenter", "--target", str(holder), *spaces, "--"]
 
 
-def _etc(machine: Machine) -> Iterator[tuple[str, bytes]]:
+def _etc(machine: MachineSpec) -> Iterator[tuple[str, bytes]]:
     shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
     root = machine.home if machine.user == "root" else "/root"
     group = "" if machine.user == "root" else f"user:x:{jail.GUEST_ID}:\n"
