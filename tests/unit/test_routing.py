@@ -183,7 +183,10 @@ def test_a_session_goes_to_wasm_if_nothing_speaks_against_it() -> None:
         ).backend
         == "native"
     )
-    assert routing.choose(Plan(session=True), [WASM, native]).reasons[0] == "wasm passed over: it has no sessions"
+    assert (
+        routing.choose(Plan(session=True), [WASM, native]).reasons[0]
+        == "wasm passed over: it has no sessions of python"
+    )
 
 
 def test_a_language_that_is_not_installed_goes_where_it_is_or_the_fixes_of_all_are_told() -> None:

@@ -24,6 +24,12 @@ def shell_script(name: str, **values: str | int) -> str:
 
 
 @cache
+def text(name: str) -> str:
+    """Returns a file of `guest` as it is, by its whole name."""
+    return (_GUEST / name).read_text()
+
+
+@cache
 def python_program(name: str) -> str:
     """Returns a Python program of `guest`, by the name of its file without the ending."""
     return (_GUEST / f"{name}.py").read_text()

@@ -1,12 +1,11 @@
-"""A Python interpreter behind the stdin and stdout of `guest/session/agent.py`, on any box that can run a command.
+"""An interpreter behind the stdin and stdout of an agent (`session_agents`), on any box that can run a command.
 
-The agent's side of the protocol is described in its docstring: one line of JSON for each turn in, frames out. Every
-frame comes from the guest and is parsed as hostile. What it sends between turns is thrown away unread.
+Turns go in, frames and what turns print come out. Every frame comes from the guest and is parsed as hostile. What it
+sends between turns is thrown away unread.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -14,22 +13,25 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from belljar.backends.agent_frames import FrameLines, read_frame
+from belljar.backends.agent_frames import read_frame
 from belljar.backends.base import Box, Emit
-from belljar.backends.turn import AGENT_ENV, AGENT_FOLDER, TurnRecord, TurnRequest, agent_source
+from belljar.backends.session_agents import agent_for, folder_of
+from belljar.backends.turn import AGENT_FOLDER, TurnRecord, TurnRequest
 from belljar.control.control import Control
 from belljar.core import errors
+from belljar.core.display import neutralise
 from belljar.core.plan import Command, Plan
-from belljar.core.result import EventKind, Result, Status
+from belljar.core.result import EventKind, Result, Status, StreamName
 from belljar.core.values import MIB
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-_AGENT = f"{AGENT_FOLDER}/session_agent.py"  # among the read-only inputs
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 1.0  # that a turn has after its timeout to end by itself, before the interpreter is ended
 _INTERRUPT_SECONDS = 3.0  # that a turn has to end after it was interrupted; a call into a library may take its time
+_SETTLE_SECONDS = 1.0  # that the rest of stderr may take after a turn's end
+_WORDS = 300  # of what an agent said that did not start
 # Between turns a guest is heard only so that its prints do not block it: at most this much, then a pause.
 _UNHEARD_CHARACTERS = MIB
 _PAUSE_SECONDS = 0.1
@@ -39,13 +41,19 @@ _FRAMES_AT_ONCE = 100  # small ones, before others get their turn in the event l
 class PipeInterpreter:
     """An `Interpreter` whose agent is a command of the box: turns go into its stdin, frames come out of its stdout."""
 
-    def __init__(self, box: Box, plan: Plan, env: Mapping[str, str], lifetime: float) -> None:
+    def __init__(
+        self, box: Box, plan: Plan, env: Mapping[str, str], lifetime: float, language: str = "python"
+    ) -> None:  # fmt: skip
         self._box = box
+        self._agent = agent = agent_for(language)
+        folder = folder_of(plan.inputs)
         self._command = Command(
-            argv=("python3", f"{plan.inputs}/{_AGENT}"), env=AGENT_ENV | dict(env), language="python",
-            files={_AGENT: agent_source()}, limits=plan.limits.model_copy(update={"timeout": lifetime}),
+            argv=tuple(word.replace("{}", folder) if word.startswith("{}") else word for word in agent.argv),
+            env={**agent.env, **env}, language=language,
+            files={f"{AGENT_FOLDER}/{name}": content for name, content in agent.files.items()},
+            limits=plan.limits.model_copy(update={"timeout": lifetime}),
         )  # fmt: skip
-        self._lines = FrameLines()
+        self._early = ""  # what the agent said on stderr before it was ready
         self._unheard = 0  # characters that came since the last pause, and nobody waited for
         self._turn: TurnRecord | None = None
         self._clock = anyio.CancelScope()  # of the turn under way
@@ -74,9 +82,12 @@ class PipeInterpreter:
         tasks.start_soon(self._live, receive)
         try:
             with anyio.fail_after(_START_SECONDS):
+                if begin := self._agent.begin():
+                    await self._feed.send(begin)
                 await self._ready.wait()
             if self.ended:
-                raise self._failure or errors.StartFailed(f"the session did not start: {self.ended}")
+                said = f" ({neutralise(self._early.strip())})" if self._early.strip() else ""
+                raise self._failure or errors.StartFailed(f"the session did not start: {self.ended}{said}")
         except TimeoutError:
             await self.close()
             raise errors.StartFailed(f"the session did not start within {_START_SECONDS:g} s") from None
@@ -88,10 +99,13 @@ class PipeInterpreter:
         record, self._turn_over = TurnRecord(request, self._box.id, emit), anyio.Event()
         self._turn = record
         try:
-            await self._feed.send(request.message() + b"\n")
-            with anyio.move_on_after(request.limits.timeout + _GRACE_SECONDS) as self._clock:
+            await self._feed.send(self._agent.turn(request))
+            grace = _GRACE_SECONDS if self._agent.own_clock else 0
+            with anyio.move_on_after(request.limits.timeout + grace) as self._clock:
                 await self._turn_over.wait()
-            if self._clock.cancelled_caught and not request.complete:  # for names nobody ends a session
+            if self._clock.cancelled_caught and not self._agent.own_clock and not record.interrupted:
+                await self._end_late(record)
+            if not (self._turn_over.is_set() or record.verdict or request.complete):  # for names nobody ends a session
                 self.stop(Status.ABORTED if record.interrupted else Status.TIMEOUT)
                 await self._turn_over.wait()
         finally:
@@ -101,12 +115,22 @@ class PipeInterpreter:
             raise self._failure
         return record.result(self._outcome.status, self._outcome.exit_code) if self._outcome else record.result()
 
+    async def _end_late(self, record: TurnRecord) -> None:
+        """Interrupts a turn that is over its time, for an agent that does not do it by itself."""
+        if record.verdict is not None:
+            return
+        await self._feed.send(self._agent.interrupt(record.number))
+        with anyio.move_on_after(_INTERRUPT_SECONDS) as self._clock:
+            await self._turn_over.wait()
+        if record.verdict:
+            record.verdict = record.verdict._replace(ok=False, timed_out=True)
+
     def interrupt(self) -> bool:
         turn = self._turn
         if turn is None or turn.interrupted or self.ended:
             return False
         try:
-            self._feed.send_nowait(json.dumps({"interrupt": turn.number}).encode() + b"\n")
+            self._feed.send_nowait(self._agent.interrupt(turn.number))
         except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             return False
         turn.interrupted = True
@@ -138,37 +162,40 @@ class PipeInterpreter:
 
     async def _hear(self, kind: EventKind, text: str) -> None:
         """Takes an event of the agent's command."""
-        if kind == "stderr" and self._turn:  # from before the agent took over its streams, or as it dies
-            await self._turn.write(kind, text.encode("utf-8", "replace"))
-        elif kind == "denied":  # to a turn, or to a thread that one left behind
+        if kind == "denied":  # to a turn, or to a thread that one left behind
             await (self._turn.deny(text) if self._turn else self._emit(kind, text))
-        elif kind == "stdout" and (self._turn or not self._ready.is_set()):
+        elif kind in ("stdout", "stderr") and (self._turn or not self._ready.is_set()):
             try:
-                await self._read(text)
+                await self._read(kind, text)
             except OverflowError:
                 self.stop(Status.OUTPUT_LIMIT)
-        elif kind == "stdout":
-            await self._leave_unread(text)
+        elif kind in ("stdout", "stderr"):
+            await self._leave_unread(kind, text)
 
-    async def _leave_unread(self, text: str) -> None:
+    async def _leave_unread(self, stream: StreamName, text: str) -> None:
         """Throws away what came between turns; a guest that says much has to wait."""
-        self._lines.skip(text)
+        self._agent.skip(stream, text)
         self._unheard += len(text)
         if self._unheard > _UNHEARD_CHARACTERS:
             self._unheard = 0
             await anyio.sleep(_PAUSE_SECONDS)
 
-    async def _read(self, text: str) -> None:
+    async def _read(self, stream: StreamName, text: str) -> None:
         """Takes what came during a turn.
 
         Raises:
             OverflowError: it is more than a turn may say.
         """
-        lines = self._lines.feed(text)
+        pieces = self._agent.feed(stream, text)
         if self._turn:
-            self._turn.spend(len(text), len(lines))
-        for number, line in enumerate(lines, 1):
-            await self._take(line)
+            self._turn.spend(len(text), len(pieces))
+        for number, (piece, framed) in enumerate(pieces, 1):
+            if framed:
+                await self._take(piece)
+            elif self._turn:
+                await self._turn.write(stream, piece.encode("utf-8", "replace"))
+            elif stream == "stderr":
+                self._early = (self._early + piece)[-_WORDS:]
             if number % _FRAMES_AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
 
@@ -185,5 +212,7 @@ class PipeInterpreter:
             self._ready.set()
         elif self._turn:
             await self._turn.hear(frame, len(line))
-            if self._turn and self._turn.verdict:
+            if self._turn and self._turn.verdict and (self._agent.own_clock or self._turn.settled):
                 self._turn_over.set()
+            elif self._turn and self._turn.verdict:
+                self._clock.deadline = min(self._clock.deadline, anyio.current_time() + _SETTLE_SECONDS)

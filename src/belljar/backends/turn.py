@@ -111,6 +111,7 @@ class TurnRecord:
         self.number: int = request.number
         self.verdict: TurnVerdict | None = None
         self.interrupted: bool = False  # whoever asked for it wanted it to end
+        self.settled: bool = False  # all that it wrote to stderr has come
         self.names: tuple[str, ...] = ()
         self._box = box
         self._emit = emit
@@ -164,6 +165,8 @@ class TurnRecord:
             await self.display(display, size)
         elif isinstance(names := frame.get("names"), list):
             self.names = tuple(name for name in names[:MAX_NAMES] if is_name(name))
+        elif type(frame.get("settled")) is int and frame["settled"] == self.number:
+            self.settled = True
         elif type(frame.get("done")) is int and frame["done"] == self.number:
             self.verdict = TurnVerdict.read(frame)
 

@@ -21,7 +21,9 @@ from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.lexers import PygmentsLexer
+from pygments.lexers.javascript import JavascriptLexer  # type: ignore[import-untyped]
 from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]
+from pygments.lexers.shell import BashLexer  # type: ignore[import-untyped]
 
 from belljar.cli.source_lines import indentation, is_whole
 from belljar.core import errors
@@ -37,11 +39,12 @@ _TYPED_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*\.?$")
 class LineEditor:
     """Reads statements and commands with history, editing, several lines, paste and completion."""
 
-    def __init__(self, history: Path, commands: Iterable[str], names: Names) -> None:
+    def __init__(self, history: Path, commands: Iterable[str], names: Names, language: str = "python") -> None:
         """`names` is asked what a half-typed name may become; `commands` are those that begin with a colon."""
+        lexer = {"python": PythonLexer, "javascript": JavascriptLexer, "bash": BashLexer}[language]
         self._session: PromptSession[str] = PromptSession(
             history=open_history(history), completer=_NameCompleter(commands, names), complete_while_typing=False,
-            multiline=True, key_bindings=_keys(), lexer=PygmentsLexer(PythonLexer), enable_open_in_editor=False,
+            multiline=True, key_bindings=_keys(language), lexer=PygmentsLexer(lexer), enable_open_in_editor=False,
         )  # fmt: skip
 
     async def read(self, depth: int) -> str | None:
@@ -124,7 +127,7 @@ class _NameCompleter(Completer):
         return sorted({*said, *words})
 
 
-def _keys() -> KeyBindings:
+def _keys(language: str) -> KeyBindings:
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -135,7 +138,7 @@ def _keys() -> KeyBindings:
             buffer.complete_state = None  # the menu's choice is taken, and no more
             return
         at_end = not buffer.document.text_after_cursor.strip()
-        if is_whole(buffer.text) and (at_end or "\n" not in buffer.text):
+        if is_whole(buffer.text, language=language) and (at_end or "\n" not in buffer.text):
             buffer.validate_and_handle()
         else:
             buffer.insert_text("\n" + indentation(buffer.document.text_before_cursor))

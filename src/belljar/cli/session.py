@@ -17,6 +17,7 @@ from belljar.cli import options as opt
 from belljar.cli.source_lines import read_lines
 from belljar.control.callbacks import Cancel
 from belljar.core import errors
+from belljar.core.languages import Languages
 from belljar.core.result import Event, Result, Status
 from belljar.core.values import MIB
 from belljar.host.loops import lone_errors
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from belljar.client.sessions import AsyncRemoteSession
 
 _INTERRUPTED_CODE = 130
+_TITLES = {"python": "Python", "javascript": "JavaScript", "bash": "Bash"}
 _SAFETY_BYTES = 64 * MIB  # of a copy that is made before every turn, where the backend can: a larger one takes too long
 _HELP = """\
 :checkpoint [NAME]  remember what the session is now      :rollback [NAME]  make it that again
@@ -40,12 +42,18 @@ _HELP = """\
 def session(
     backend: opt.Backend = "auto", timeout: opt.Timeout = None, memory: opt.Memory = None,
     packages: opt.Packages = None,
+    language: Annotated[str, typer.Option("--language", "-l", help="python, javascript or bash.")] = "python",
     load: Annotated[Path | None, typer.Option("--load", metavar="FILE", help="Go on from what :save wrote.")] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where figures go, on a terminal.")] = None,
     as_json: opt.Json = False, server: remote.Server = None, key: remote.Key = None, insecure: remote.Insecure = False,
 ) -> None:  # fmt: skip
     """Open an interactive prompt with one sandboxed interpreter: what you define stays. :help lists its commands."""
-    options: dict[str, Any] = {"timeout": timeout, "memory": memory, "packages": opt.absolute(packages)}
+    options: dict[str, Any] = {
+        "language": language,
+        "timeout": timeout,
+        "memory": memory,
+        "packages": opt.absolute(packages),
+    }
     remote.use(server, key, insecure)
     there = remote.client()
     if there is not None and load is not None:
@@ -60,7 +68,10 @@ def session(
 
     async def work() -> None:
         async with there or nullcontext():
-            await Prompt(first, as_json, history=data / "session_history", figures=out or data / "figures").run()
+            prompt = Prompt(
+                first, as_json, history=data / "session_history", figures=out or data / "figures", language=language
+            )
+            await prompt.run()
 
     process.run_async(work)
 
@@ -69,9 +80,11 @@ class Prompt:
     """Reads statements and commands until the last branch is left; each branch is a session of its own."""
 
     def __init__(
-        self, first: AsyncSession | AsyncRemoteSession, as_json: bool, *, history: Path, figures: Path
-    ) -> None:
+        self, first: AsyncSession | AsyncRemoteSession, as_json: bool, *, history: Path, figures: Path,
+        language: str = "python",
+    ) -> None:  # fmt: skip
         self._json = as_json
+        self._language = Languages().get(language).name
         self._branches: list[Any] = [first]  # of a session here or on a server: the methods have the same names
         self._marks: dict[str, Any] = {}
         self._history = history
@@ -104,14 +117,13 @@ class Prompt:
     def _edit(self) -> None:
         from belljar.cli.line_editor import LineEditor
 
-        self._editor = LineEditor(self._history, [*self._commands(), "quit"], self._names)
-        terminal.warn(
-            "[dim]Python in a sandbox. Tab completes, Ctrl-C interrupts, Ctrl-D leaves, :help lists commands.[/]"
-        )
+        self._editor = LineEditor(self._history, [*self._commands(), "quit"], self._names, self._language)
+        keys = f"{'Tab completes, ' if self._language == 'python' else ''}Ctrl-C interrupts, Ctrl-D leaves"
+        terminal.warn(f"[dim]{_TITLES[self._language]} in a sandbox. {keys}, :help lists commands.[/]")
 
     async def _read(self) -> str | None:
         if self._editor is None:
-            return await anyio.to_thread.run_sync(read_lines, abandon_on_cancel=True)
+            return await anyio.to_thread.run_sync(read_lines, self._language, abandon_on_cancel=True)
         if self._mid_line:
             terminal.print_guest("\n")
             self._mid_line = False

@@ -87,7 +87,7 @@ def _of_sandbox(asked: RunRequest, said: Mapping[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     if what := next((name for name, given in refused if given), ""):
         raise errors.InvalidRequest(f"{what}: a server does not take this", fix="leave it out, or run it here")
-    same = ("limits", "backend", "isolation", "image", "runtime", "type")
+    same = ("limits", "backend", "isolation", "image", "runtime", "type", "language")
     body: dict[str, Any] = {name: said[name] for name in same if said.get(name)}
     body |= {"context_files": said["files"]} if asked.files else {}
     body |= {"environment": said["env"]} if asked.env else {}

@@ -200,8 +200,8 @@ def _lacks_language(plan: Plan, candidate: Capabilities) -> Iterator[str]:
         yield f"it does not speak {plan.language}"
     if _lacks_toolchain(plan, candidate):
         yield f"{plan.language} cannot be run by {candidate.backend} here"
-    if plan.session and "python" not in candidate.sessions:
-        yield "it has no sessions"
+    if plan.session and (plan.language or "python") not in candidate.sessions:
+        yield f"it has no sessions of {plan.language or 'python'}"
 
 
 def _doubt(plan: Plan, candidate: Capabilities) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from belljar.core.result import ErrorType
 
 _E = ErrorType
-_USER_CODE = ("/workspace/", "/inputs/", "/tmp/", "./", "main.")
+_USER_CODE = ("/workspace/", "/inputs/", "/tmp/", "./", "main.", "turn-")
 MEND = "correct the code{where}; the whole report is in stderr"
 READ_OUTPUT = "read stderr and stdout for what the program said"
 COMPILE = "it did not compile, so nothing ran: correct the code{where}"
@@ -78,8 +78,11 @@ _NODE_HEADLINE = re.compile(
     r"(?:Uncaught )?\[?(?P<exception>[A-Za-z_$][\w$.]{0,100}(?:Error|Exception|Rejection)|Error)"
     r"(?: \[(?P<code>[A-Z0-9_]{1,80})\])?(?:: (?P<text>.*))?$"
 )
-_NODE_PLACE = re.compile(r"(?:file://)?(?P<file>/[^:]{1,300}):(?P<line>\d{1,9})$")
-_NODE_FRAME = re.compile(r" {4,8}at (?:[^(]{0,200}\()?(?:file://)?(?P<file>/[^:]{1,300}):(?P<line>\d{1,9}):\d{1,9}\)?$")
+_NODE_PLACE = re.compile(r"(?:file://)?(?P<file>(?:/|turn-)[^:]{1,300}):(?P<line>\d{1,9})$")
+_NODE_FRAME = re.compile(
+    r" {4,8}at (?:[^(]{0,200}\()?(?:file://)?(?P<file>(?:/|turn-)[^:]{1,300}):(?P<line>\d{1,9}):\d{1,9}\)?$"
+)
+_OF_SESSION = "Uncaught "  # how a session begins what it says of an error
 
 
 def _node(lines: Sequence[str]) -> ReportedError | None:
@@ -90,12 +93,15 @@ def _node(lines: Sequence[str]) -> ReportedError | None:
         carets = (number + 1 for number, line in backwards[1:] if line.strip() == "^")  # a thrown string follows it
         at = next((number for number, line in backwards if _NODE_HEADLINE.match(line)), next(carets, None))
     if at is None:
+        at = next((number for number, line in backwards if line.startswith(_OF_SESSION)), None)
+    if at is None:
         return None
     facts = _node_place(lines, at)
     headline = _NODE_HEADLINE.match(lines[at])
     if headline:
         facts |= {"exception": headline["exception"], "code": headline["code"]}
-    message = lines[at].strip("[]{ ") if headline else f"uncaught: {lines[at]}"
+    said = lines[at].removeprefix(_OF_SESSION)
+    message = said.strip("[]{ ") if headline else f"uncaught: {said}"
     return ReportedError(at, message, "javascript", facts, "\n".join(lines[at:]), MEND)
 
 
@@ -108,6 +114,9 @@ def _node_place(lines: Sequence[str], at: int) -> dict[str, Any]:
 
 
 _BASH = re.compile(r"(?P<file>[^: ]{1,200}): line (?P<line>\d{1,9}): (?P<text>.+)$")
+_BASH_SESSION = re.compile(
+    r"bash: (?:eval: )?(?P<text>.{1,400}: (?:command not found|unbound variable)|syntax error.{1,400})$"
+)
 _BASH_FORK = re.compile(r"(?P<file>[^: ]{1,200}): (?P<text>fork: .+)$")
 _EXEC = re.compile(
     r"(?:bwrap: execvp |prlimit: failed to execute |/usr/bin/env: [‘'])(?P<program>.{1,400}?)[’']?: (?P<why>.{1,100})$"
@@ -121,7 +130,7 @@ def _bash(lines: Sequence[str]) -> ReportedError | None:
         if started := _EXEC.match(lines[number]):
             text = f"{started['program']}: {started['why']}"
             return ReportedError(number, text, "bash", {}, text, READ_OUTPUT)
-        said = _BASH.match(lines[number]) or _BASH_FORK.match(lines[number])
+        said = next(filter(None, (form.match(lines[number]) for form in (_BASH, _BASH_FORK, _BASH_SESSION))), None)
         if said and said["text"].startswith("`"):
             source = said["text"].strip("`'")
         elif said:

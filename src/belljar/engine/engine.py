@@ -34,6 +34,7 @@ from belljar.engine.tracing import span
 from belljar.settings import load as load_settings
 
 _KEEPERS = ("docker", "podman")  # the backends that can keep a container
+_USUAL_LANGUAGE = "python"
 _ALWAYS_AVAILABLE = ("python", "bash")
 _SIGSYS = "ended by SIGSYS: of a seccomp profile that kills (ours answers with an error), or sent by the guest itself"
 _LIMIT_NAMES = {  # what is told of output and processes is recorded while a run goes on
@@ -253,8 +254,8 @@ class Engine:
         self, request: RunRequest, *, keep_files: bool, session: bool, after: Capabilities | None
     ) -> tuple[Plan, Choice]:
         language = None
-        if request.code is not None:  # by its own name: policy and routing know no aliases
-            language = self.languages.get(request.language)
+        if request.code is not None or (session and self.languages.get(request.language).name != _USUAL_LANGUAGE):
+            language = self.languages.get(request.language)  # by its own name: policy and routing know no aliases
             request = request.model_copy(update={"language": language.name})
         plan = policy.decide(
             _resolved(request), self.settings, keep_files=keep_files, session=session, language=language

@@ -194,6 +194,7 @@ class OpenSession(SandboxFields):
     """A session (an interpreter that keeps its state) or a sandbox (a box for many commands) to be opened."""
 
     kind: Literal["session", "sandbox"] = Field("session", description="an interpreter, or a box for many commands")
+    language: LanguageName = Field("python", description="of a session: python, javascript or bash")
     idle: float = Field(600, gt=0, le=86400, allow_inf_nan=False, strict=True)
     lifetime: float = Field(3600, gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)
     timeout_seconds: Timeout | None = None
@@ -205,6 +206,7 @@ class OpenSession(SandboxFields):
                 "context_files: a session takes contents, not names", fix="send a map; the project is at /workspace"
             )
         return {name: getattr(self, name) for name in _SAME_OF_BOX} | {
+            "language": self.language,
             "env": self.environment, "files": self.files() or None, "workspace": self.project_path,
             "limits": self.limits.named() if self.limits else None, "timeout": self.timeout_seconds,
         }  # fmt: skip

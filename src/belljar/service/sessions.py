@@ -255,6 +255,8 @@ class Sessions:
             raise errors.InvalidRequest("command: a session takes code", fix='open one with kind="sandbox"')
         if turn.options.get("args") and isinstance(held.handle, AsyncSession):
             raise errors.InvalidRequest("args: a session's turns have none", fix="put them into a variable")
+        if isinstance(held.handle, AsyncSession):
+            turn = turn._replace(options=turn.options | {"language": held.handle.language})
         if held.busy >= _TURNS:  # they have no place of their own to wait for, so nothing else would bound them
             raise errors.Busy("as many turns of this session wait as may", retry_after=5)
         record = RunRecord(

@@ -29,9 +29,13 @@ from belljar.living.conversation import Conversation, named_alike
 from belljar.sandbox import AsyncSandbox
 from belljar.session import checkpoint_file
 
+_PYTHON = "python"
+
 
 class AsyncSession(Openable):
-    """One Python interpreter across calls: `async with AsyncSession() as s: await s.run("x = 1")`.
+    """One interpreter across calls: `async with AsyncSession() as s: await s.run("x = 1")`.
+
+    It is Python's, or that of `language="javascript"` or `"bash"`, on backends that have such sessions.
 
     Or `s = await AsyncSession.open()` and `await s.close()`. `Session` is the same for blocking code.
 
@@ -96,7 +100,7 @@ class AsyncSession(Openable):
         afterwards. One that waits for the turn before it is given up, and that is all.
 
         Args:
-            code: the Python code.
+            code: in the session's language.
             path: a file of this machine to run instead.
             timeout: seconds for this turn.
             on_event: called with each event, in order.
@@ -109,7 +113,7 @@ class AsyncSession(Openable):
             SessionEnded: the session has ended before.
         """
         code = await turn_code(code, path)
-        asked = self._sandbox._asked(code=code, timeout=timeout)
+        asked = self._sandbox._asked(code=code, timeout=timeout, language=self.language)
         limits = policy.limits(asked.limits, self._lease.plan.limits, self._lease.engine.settings.caps)
         conversation = self._conversation
 
@@ -137,6 +141,8 @@ class AsyncSession(Openable):
         Args:
             text: such as "os.pa"; for what is not a dotted name there are none.
         """
+        if self.language != _PYTHON:
+            return ()
         return await named_alike(self._conversation, text, self._lease.plan.limits)
 
     @property
@@ -201,8 +207,9 @@ class AsyncSession(Openable):
 
     def _interpreting(self) -> Interpreting:
         lease = self._lease
-        if "python" not in lease.capabilities.sessions or not isinstance(lease.box, Interpreting):
-            raise errors.NotAvailable(f"{lease.capabilities.backend} has no sessions", fix="choose backend=native")
+        if self.language not in lease.capabilities.sessions or not isinstance(lease.box, Interpreting):
+            what = f"{lease.capabilities.backend} has no sessions of {self.language}"
+            raise errors.NotAvailable(what, fix="choose backend=native")
         return lease.box
 
     async def write(self, path: str, content: bytes | str) -> None:
@@ -226,6 +233,11 @@ class AsyncSession(Openable):
     @property
     def _lease(self) -> Lease:
         return self._sandbox.lease
+
+    @property
+    def language(self) -> str:
+        """The language of its turns."""
+        return self._sandbox._engine.languages.get(self._sandbox._request.language).name
 
     @property
     def _conversation(self) -> Conversation:
@@ -262,10 +274,12 @@ class AsyncSession(Openable):
         await self._converse(checkpoint._snapshot.turns)
 
     async def _converse(self, turns: int = 0) -> None:
-        python = self._lease.engine.languages.get("python")
-        policy.check_language(python, self._lease.plan.egress, self._lease.capabilities)
+        engine, plan = self._lease.engine, self._lease.plan
+        policy.check_language(engine.languages.get(self.language), plan.egress, self._lease.capabilities)
+        if self.language != _PYTHON and not plan.image:
+            await engine.require_language(self.language, self._lease.capabilities.backend)
         env = {**self._lease.usual_env, **self._sandbox._request.env}
-        interpreter = self._interpreting().interpreter(env, self._lifetime)
+        interpreter = self._interpreting().interpreter(env, self._lifetime, self.language)
         box = self._lease.box.id
         conversation = Conversation(interpreter, box, idle=self._idle, lifetime=self._lifetime, turns=turns)
         await conversation.open(self._tasks, self._lease.emitter(None, box))
@@ -297,7 +311,7 @@ class Checkpoint:
 
 
 class Session(portal.Blocking[AsyncSession]):
-    """One Python interpreter across calls: `with Session() as s: s.run("x = 1"); s.run("x + 1").results`.
+    """One interpreter across calls: `with Session() as s: s.run("x = 1"); s.run("x + 1").results`.
 
     Or `s = Session.open()` and `s.close()`. What holds for turns and copies is told at `AsyncSession`.
     """
@@ -357,6 +371,11 @@ class Session(portal.Blocking[AsyncSession]):
     def ended(self) -> str:
         """Says how the session ended, if a turn, a limit or its time has ended it; empty while it lives."""
         return self._core.ended
+
+    @property
+    def language(self) -> str:
+        """The language of its turns."""
+        return self._core.language
 
     def checkpoint(self) -> Checkpoint:
         """Copies what this session is now, to go back to or to branch from as often as you like."""

@@ -140,8 +140,8 @@ class AppleBox:
 
     # --- running ---
 
-    def interpreter(self, env: Mapping[str, str], lifetime: float) -> PipeInterpreter:
-        return PipeInterpreter(self, self.plan, env, lifetime)
+    def interpreter(self, env: Mapping[str, str], lifetime: float, language: str = "python") -> PipeInterpreter:
+        return PipeInterpreter(self, self.plan, env, lifetime, language)
 
     async def image(self, language: str | None, kind: str | None) -> ImageUsed:
         """Returns the machine's image: all its commands run in that one, or not at all."""

@@ -234,7 +234,7 @@ class DockerBox:
     # --- running ---
 
     def interpreter(self, env: Mapping[str, str], lifetime: float, language: str = "python") -> PipeInterpreter:
-        return PipeInterpreter(self, self.plan, env, lifetime)
+        return PipeInterpreter(self, self.plan, env, lifetime, language)
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
         """Runs a command in a container of its own; another waits for it."""

@@ -16,6 +16,7 @@ from belljar.backends.containers import egress_relay, evidence, spec
 from belljar.backends.containers.facts import EngineFacts, has_own_kernel, security
 from belljar.backends.containers.images_for import ImagesFor
 from belljar.backends.guest_text import shell_script
+from belljar.backends.session_agents import LANGUAGES
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees
@@ -103,7 +104,7 @@ class Probe:
         egress = await self._egress(client)
         return Capabilities(
             backend=name, available=True, version=facts.version, guarantees=runtimes[wanted], egress=egress,
-            sessions=frozenset({"python"}), workspace=True, images=True, runtimes=runtimes, notes=tuple(self._notes),
+            sessions=LANGUAGES, workspace=True, images=True, runtimes=runtimes, notes=tuple(self._notes),
         )  # fmt: skip
 
     def _note(self, text: str) -> None:

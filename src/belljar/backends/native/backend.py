@@ -18,6 +18,7 @@ from belljar.backends.native import jail
 from belljar.backends.native.box import NativeBox, NativeHost
 from belljar.backends.native.living.box import NativeLivingBox
 from belljar.backends.native.toolchains import Toolchains, find_bubblewrap
+from belljar.backends.session_agents import LANGUAGES
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.addresses import Endpoint
@@ -107,7 +108,7 @@ class Native:
                 continue
             return Capabilities(
                 backend=self.name, available=True, version=f"bubblewrap {version}", guarantees=self._guarantees,
-                egress=frozenset({"none", "listed"}), sessions=frozenset({"python"}), workspace=True, packages=True,
+                egress=frozenset({"none", "listed"}), sessions=LANGUAGES, workspace=True, packages=True,
                 figures=True, living=self._living(),
                 notes=(self.no_groups,) if self.no_groups else (),
             )  # fmt: skip

@@ -147,7 +147,7 @@ class NativeBox:
     # --- running ---
 
     def interpreter(self, env: Mapping[str, str], lifetime: float, language: str = "python") -> PipeInterpreter:
-        return PipeInterpreter(self, self.plan, env, lifetime)
+        return PipeInterpreter(self, self.plan, env, lifetime, language)
 
     async def run(
         self, command: Command, emit: Emit, control: Control, note: Callable[[dict[str, Any]], None] | None = None

@@ -141,7 +141,8 @@ class Toolchains:
             NotAvailable: the language cannot be run here.
         """
         known = self._languages.get(language or "")
-        tool = self.find(known.program if known and known.argv[0] == program else program)
+        by_shell = known is not None and program in (known.argv[0], "sh")
+        tool = self.find(known.program if known and by_shell else program)
         if language == "typescript":
             tool = await self._typescript(tool)
         if tool is None and language not in (None, "python"):

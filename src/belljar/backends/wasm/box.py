@@ -188,7 +188,7 @@ class WasmBox:
 
     # --- sessions ---
 
-    def interpreter(self, env: Mapping[str, str], lifetime: float) -> WasmInterpreter:
+    def interpreter(self, env: Mapping[str, str], lifetime: float, language: str = "python") -> WasmInterpreter:
         return WasmInterpreter(self, env)
 
     async def snapshot(self) -> Snapshot:
