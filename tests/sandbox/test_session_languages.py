@@ -49,7 +49,7 @@ def test_declarations_stay_and_may_be_repeated_and_the_last_value_is_shown(js: b
         {"text/plain": "{ a: [ 1, 'b' ] }", "application/json": {"a": [1, "b"]}},
     )
     assert plain(js.run("[x, y, undefined, 3n]")) == ["[ 21, 1, undefined, 3n ]"]
-    assert js.run("undefined").results == ()
+    assert js.run("undefined").results == () and js.complete("Obj") == ()
     js.run("require('fs').writeFileSync('kept.txt', 'kept')")
     assert js.read("kept.txt") == b"kept"
 

@@ -97,6 +97,9 @@ class PipeInterpreter:
 
     async def turn(self, request: TurnRequest, emit: Emit) -> Result:
         record, self._turn_over = TurnRecord(request, self._box.id, emit), anyio.Event()
+        self.names = ()
+        if request.complete and not self._agent.completes:
+            return record.result()
         self._turn = record
         try:
             await self._feed.send(self._agent.turn(request))

@@ -30,12 +30,14 @@ class SessionAgent(Protocol):
         argv: how it is started; `{}` stands for the folder of its files.
         files: by their names below that folder.
         own_clock: it ends turns over their time by itself; else the session has to interrupt it.
+        completes: it tells the names that a half-typed one may become.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: Mapping[str, bytes]
     own_clock: bool
+    completes: bool
 
     def begin(self) -> bytes:
         """Returns what it is sent before the first turn."""
@@ -71,6 +73,7 @@ class PythonAgent:
         self.env: Mapping[str, str] = AGENT_ENV
         self.files: Mapping[str, bytes] = {name: agent_source()}
         self.own_clock: bool = True
+        self.completes: bool = True
         self._lines = FrameLines()
 
     def begin(self) -> bytes:
@@ -95,6 +98,7 @@ class _MarkingAgent:
     """Prints as it likes, and tells its frames in between, each behind a mark that is the session's own."""
 
     own_clock: bool = False
+    completes: bool = False
 
     def __init__(self) -> None:
         self.mark = f"\x1e{secrets.token_hex(16)}\x1e"

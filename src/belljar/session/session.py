@@ -141,8 +141,6 @@ class AsyncSession(Openable):
         Args:
             text: such as "os.pa"; for what is not a dotted name there are none.
         """
-        if self.language != _PYTHON:
-            return ()
         return await named_alike(self._conversation, text, self._lease.plan.limits)
 
     @property
