@@ -1,3 +1,4 @@
+#!/bin/bash
 # A bash that keeps its state: it reads its commands from the host, one line for each turn and one that tells its end.
 # Interactive, because only such a shell ends a turn that is interrupted, and nothing else.
 hear() {
