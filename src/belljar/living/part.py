@@ -69,7 +69,11 @@ class AsyncLivingPart(LivingHandle):
         asked = self._asked(command=words, workdir=cwd, env=env or {}, timeout=timeout)
         await machine.check_folder(asked.workdir)
         process = AsyncProcess(id or machine.next_id(), asked, size, labels or {})
-        machine.admit(process)
+        try:
+            machine.admit(process)
+        except errors.BelljarError:
+            process.forgo()
+            raise
         await process.begin(machine, id or f"{machine.lease.box.id}.{process.id}")
         return process
 

@@ -157,6 +157,11 @@ class AsyncProcess:
         """Waits until nothing of it is left."""
         await self._over.wait()
 
+    def forgo(self) -> None:
+        """Says that it will never be started."""
+        self._feed.close()
+        self._input.close()
+
     async def begin(self, machine: LivingMachine, id: str) -> None:
         """Starts it, and returns when it runs or has failed to.
 
