@@ -285,7 +285,8 @@ class LineWindow:
     @property
     def next_line(self) -> int | None:
         """The line after those that are kept; None: there is none."""
-        after = self.first + self.part.count(b"\n") + (self.part[-1:] not in (b"", b"\n"))
+        unended = bool(self.part) and not self.part.endswith(b"\n")
+        after = self.first + self.part.count(b"\n") + unended
         return after if after <= self.line_count else None
 
     def take(self, piece: bytes) -> None:
