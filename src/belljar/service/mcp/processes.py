@@ -84,6 +84,7 @@ class BoxProcesses(Model):
 
     session_id: str
     backend: str
+    paused: bool = Field(description="somebody has stopped it where it is")
     started: tuple[ProcessState, ...] = Field(description="by start_process, those that have ended too")
     running: tuple[BoxProcess, ...] = Field((), description="all processes, by the kernel's word")
     left_out: int = Field(0, description="processes that did not fit into the answer")
@@ -190,7 +191,7 @@ class ProcessTools:
             try:
                 async with self._boxes.used(id, caller) as used:
                     found.append(await _processes(used))
-            except (errors.NotFound, errors.SessionEnded):
+            except (errors.NotFound, errors.SessionEnded, errors.InvalidRequest):  # it has just ended
                 if session_id is not None:
                     raise
         return _of_list(ProcessList(sandboxes=tuple(found), left_out=len(own) - len(found)))
@@ -326,13 +327,13 @@ def _line(state: ProcessState) -> str:
 
 async def _processes(used: UsedBox) -> BoxProcesses:
     """The newest of those that were started, and the first of those that run: no list grows without bounds."""
-    started, running = used.box.started, await used.box.processes()
+    started, running = used.box.started, () if used.box.paused else await used.box.processes()
     shown = [one.model_copy(update={"command": _command(one.command)}) for one in running[:_MOST_PROCESSES]]
     states = [
         _state(used, one).model_copy(update={"problem": None, "suggestion": None}) for one in started[-_MOST_PROCESSES:]
     ]
     return BoxProcesses(
-        session_id=used.id, backend=used.box.lease.capabilities.backend, started=tuple(states),
+        session_id=used.id, backend=used.box.lease.capabilities.backend, paused=used.box.paused, started=tuple(states),
         running=tuple(shown), left_out=len(running) - len(shown) + len(started) - len(states),
     )  # fmt: skip
 
@@ -345,7 +346,7 @@ def _command(line: str) -> str:
 def _of_list(told: ProcessList) -> CallToolResult:
     lines = [f"[{told.left_out} sandboxes were left out]"] if told.left_out else []
     for box in told.sandboxes:
-        lines.append(f"sandbox {box.session_id} on {box.backend}")
+        lines.append(f"sandbox {box.session_id} on {box.backend}{', paused' if box.paused else ''}")
         lines += [f"  {_line(state)}" for state in box.started]
         lines += [f"  {_figures(process)}  {process.command}" for process in box.running]
         lines += [f"  [{box.left_out} more were left out]"] if box.left_out else []
