@@ -44,6 +44,7 @@ _FEEDING_SECONDS = 10.0
 _STOPPING_SECONDS = 30.0
 _MOST_INPUT = 256 * 1024  # characters
 _MOST_BOXES, _MOST_PROCESSES = 16, 32  # in one answer; processes of each kind for each sandbox
+_LOOKED_AT_BYTES = 64 * 1024  # of the beginning and of the end of what an answer tells
 _MOST_ROWS = 8  # of processes beside another answer
 _MOST_COMMAND = 200  # characters of a command line
 _TERMINAL = PtySize(columns=120, rows=40)
@@ -286,13 +287,30 @@ def _text(chunks: list[Chunk]) -> str:
     """Both streams as text, without what would only colour it. A character may be cut in two by the end of a piece."""
     decoders: dict[StreamName, codecs.IncrementalDecoder] = {}
     parts = []
-    for chunk in chunks:
+    for chunk in _ends(chunks):
         if chunk.missed:
-            parts.append(f"\n[… {chunk.missed} bytes are not kept …]\n")
+            parts.append(f"\n[… {chunk.missed} bytes …]\n")
         decoder = decoders.setdefault(chunk.stream, codecs.getincrementaldecoder("utf-8")("replace"))
         parts.append(decoder.decode(chunk.data))
     parts += [decoder.decode(b"", True) for decoder in decoders.values()]
     return _ESCAPES.sub("", "".join(parts)).replace("\r\n", "\n")
+
+
+def _ends(chunks: list[Chunk]) -> list[Chunk]:
+    """The beginning and the end of long output: nobody waits until megabytes have been looked at for escapes."""
+    head, tail, room = 0, len(chunks), _LOOKED_AT_BYTES
+    while head < tail and room > 0:
+        room -= len(chunks[head].data)
+        head += 1
+    room = _LOOKED_AT_BYTES
+    while tail > head and room > 0:
+        tail -= 1
+        room -= len(chunks[tail].data)
+    if tail == head:
+        return chunks
+    between = sum(len(chunk.data) + chunk.missed for chunk in chunks[head:tail])
+    first = chunks[tail].model_copy(update={"missed": chunks[tail].missed + between})
+    return [*chunks[:head], first, *chunks[tail + 1 :]]
 
 
 def _as_on_terminal(text: str) -> str:
