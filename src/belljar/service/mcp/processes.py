@@ -49,7 +49,7 @@ _MOST_ROWS = 8  # of processes beside another answer
 _MOST_COMMAND = 200  # characters of a command line
 _TERMINAL = PtySize(columns=120, rows=40)
 # What colours and moves a cursor, and no model reads: control sequences, operating system commands, and the rest.
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*(?:[@-~]|\Z)|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*(?:[0-~]|\Z))")
 
 ProcessName = Annotated[str, Field(description='the process that start_process answered, such as "p1"')]
 MaybeBox = Annotated[
