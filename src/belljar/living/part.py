@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from belljar.core import errors
+from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.options import check_seconds
 from belljar.core.process import BoxProcess, PtySize, shell
-from belljar.core.request import RunRequest
+from belljar.core.request import Life, RunRequest
 from belljar.host import portal
 from belljar.host.lifetime import Openable
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from belljar.living.files import AsyncFiles, Files
     from belljar.living.interpreter import AsyncBoxInterpreter, BoxInterpreter
-    from belljar.living.machine import LivingMachine
+    from belljar.living.machine import Beginning, LivingMachine
     from belljar.living.ports import Connection
     from belljar.living.process import AsyncProcess, Process
 
@@ -35,9 +36,15 @@ class AsyncLivingPart(Openable):
     _request: RunRequest
     _machine: LivingMachine | None = None
 
+    _beginning: Beginning | None = None
+
     @abstractmethod
     def _asked(self, **options: Any) -> RunRequest:
         """Returns what is asked for by one command's options."""
+
+    @abstractmethod
+    def another(self, id: str = "") -> Self:
+        """Returns a new sandbox, not yet open, asked for in the same words."""
 
     # --- processes ---
 
@@ -144,6 +151,43 @@ class AsyncLivingPart(Openable):
         self._alive()
         return AsyncBoxInterpreter(self._alive, language, {**self._request.env, **(env or {})})
 
+    # --- copies of its files ---
+
+    async def snapshot(self, *, labels: Mapping[str, str] | None = None, owner: str = "") -> BoxSnapshot:
+        """Keeps its files as they are now: home, /workspace, /tmp and /var/tmp, with permissions, times and links.
+
+        Where the backend can, its processes are stopped meanwhile, so that all files are of one moment; else
+        `BoxSnapshot.quiet` is false. No process, no memory and no granted folder is kept. What earlier snapshots hold
+        already takes no room.
+
+        Args:
+            labels: names and values of your own, to find it by.
+            owner: whose it is, where a service keeps those of several callers.
+
+        Raises:
+            PolicyDenied: there are too many, or it is too large: see `living` in the settings.
+        """
+        from belljar.living.snapshots import taken
+
+        return await taken(self._alive(), labels, owner)
+
+    async def fork(
+        self, *, labels: Mapping[str, str] | None = None, expires: float | None = None, id: str = ""
+    ) -> Self:  # fmt: skip
+        """Opens a second sandbox with the files of this one as they are now; `close` it when you are done.
+
+        It is asked for in the same words, and is independent from then on; a granted folder is the same for both.
+        Processes are not copied: what is to run there is started there.
+
+        Args:
+            labels: names and values of its own; the same unless given.
+            expires: seconds until it ends; as asked of this one unless given.
+            id: the name under which it is recorded; a new one unless given.
+        """
+        from belljar.living.snapshots import forked
+
+        return await forked(self._alive(), self.another(id), labels, expires)
+
     # --- its life ---
 
     @property
@@ -188,6 +232,11 @@ class AsyncLivingPart(Openable):
         """Moves the end of its time to so many seconds from now."""
         check_seconds(seconds=seconds)
         self._alive().extend(seconds)
+
+    def _begin_as(self, asked: Life, beginning: Beginning) -> None:
+        """Changes what it will be when it is opened."""
+        self._request = self._request.model_copy(update={"living": asked})
+        self._beginning = beginning
 
     def _alive(self) -> LivingMachine:
         if self._request.living is None:
@@ -259,6 +308,15 @@ class LivingPart(portal.Blocking[PartT]):
         from belljar.living.interpreter import BoxInterpreter
 
         return BoxInterpreter._of(self._core.interpreter(language, env=env))._open()
+
+    def snapshot(self, *, labels: Mapping[str, str] | None = None, owner: str = "") -> BoxSnapshot:
+        """Keeps its files as they are now, and no process: see `AsyncSandbox.snapshot`."""
+        return portal.call(partial(self._core.snapshot, labels=labels, owner=owner))
+
+    def fork(self, *, labels: Mapping[str, str] | None = None, expires: float | None = None, id: str = "") -> Self:
+        """Opens a second sandbox with its files as they are now, and none of its processes: see `AsyncSandbox.fork`."""
+        core: Any = portal.call(partial(self._core.fork, labels=labels, expires=expires, id=id))
+        return self._of(core)._open()
 
     @property
     def living(self) -> bool:
