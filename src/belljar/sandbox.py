@@ -22,7 +22,8 @@ from belljar.engine.engine import Engine
 from belljar.engine.lease import Lease
 from belljar.host import portal
 from belljar.host.source import with_code, with_named_files
-from belljar.living.part import AsyncLivingPart, LivingPart
+from belljar.living.blocking import LivingPart
+from belljar.living.part import AsyncLivingPart
 
 _OF_THE_MACHINE = frozenset(Limits.model_fields) - {"timeout", "grace", "output"}  # limits of a living sandbox
 _engine: Engine | None = None
@@ -464,3 +465,11 @@ class Sandbox(LivingPart[AsyncSandbox]):
     def list(self) -> tuple[Entry, ...]:
         """Returns what lies below /workspace: path, kind and size of each entry."""
         return portal.call(self._core.list)
+
+    def snapshot(self, *, labels: Mapping[str, str] | None = None, owner: str = "") -> BoxSnapshot:
+        """Keeps its files as they are now, and no process: see `AsyncSandbox.snapshot`."""
+        return portal.call(partial(self._core.snapshot, labels=labels, owner=owner))
+
+    def fork(self, *, labels: Mapping[str, str] | None = None, expires: float | None = None, id: str = "") -> Self:
+        """Opens a second sandbox with its files as they are now, and none of its processes: see `AsyncSandbox.fork`."""
+        return self._of(portal.call(partial(self._core.fork, labels=labels, expires=expires, id=id)))._open()
