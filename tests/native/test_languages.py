@@ -15,7 +15,6 @@ import pytest
 
 import belljar
 from belljar import settings
-from belljar.backends.native.toolchains import Toolchains
 from belljar.core import errors
 from belljar.engine.engine import Engine
 from programs import program

@@ -33,7 +33,9 @@ def test_a_name_with_its_versions_is_taken(given: str, plain: str, of: str) -> N
     "given",
     ["", ".", "../x",
      "/etc", "-r x", "--index-url=x", "x -r y", "x\n-r y", "x @ https://example.org/x.whl",
-     "git+ssh://x",     "x; python_version<'3'", "${HOME}", "$HOME", "x.whl", "x.tar.gz", "x==1.zip", "x[../y]", "x#egg=y", "x==1 --hash=a",
+     "git+ssh://x",
+     "x; python_version<'3'", "${HOME}", "$HOME",
+     "x.whl", "x.tar.gz", "x==1.zip", "x[../y]", "x#egg=y", "x==1 --hash=a",
      "npm:../x", "npm:a/b", "npm:x@file:..", "npm:x@npm:y", "npm:x@1.0.0-a.tgz", "npm:x@git+https://e.org/x", "npm:",
      "npm:x@user/repo", "npm:x@ 1", "npm:.bin", "é", "x" * 300, "x==1\0"],
 )  # fmt: skip

@@ -65,7 +65,7 @@ def mcp(
     if isinstance(given, tuple):
         service["packages"] = [*load().service.packages, *map(project, given)]
     settings = load(service=service) if service else load()
-    grants = _package("belljar.service.mcp.tools").OperatorGrants(
+    grants = _package("belljar.service.mcp.calls").OperatorGrants(
         hosts=tuple(net or ()), workspace=workspace and _folder(workspace), write=rw,
         packages=given,
     )  # fmt: skip

@@ -36,7 +36,7 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def prune(
     keep: Annotated[str, typer.Option("--keep", metavar="SIZE", help='What may be left, such as "1G".')] = "0",
-    unused: Annotated[float, typer.Option("--unused", metavar="DAYS", min=0, help="Only what nobody used for so long.")] = 0,
+    unused: Annotated[float, typer.Option("--unused", metavar="DAYS", min=0, help="Only what is unused so long.")] = 0,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Remove sets of packages that no sandbox uses now, the longest unused first."""

@@ -116,7 +116,7 @@ def _failed(text: str, code: int, fix: str) -> errors.BelljarError:
     return errors.InvalidRequest(f"packages: {words}", fix=fix)
 
 
-class Recipe(Protocol):
+class PackageRecipe(Protocol):
     """How sets of one kind of packages are made."""
 
     kind: str

@@ -30,7 +30,7 @@ import anyio.to_thread
 from belljar.core import errors
 from belljar.core.settings import PackageSettings
 from belljar.core.values import few
-from belljar.host.packages.installing import Recipe, Workshop, size_of
+from belljar.host.packages.installing import PackageRecipe, Workshop, size_of
 
 _FORMAT = 1
 _POLL_SECONDS = 0.05
@@ -74,7 +74,7 @@ class PackageStore:
         self._told = told
 
     @asynccontextmanager
-    async def held(self, names: Sequence[str], recipe: Recipe) -> AsyncIterator[Path]:
+    async def held(self, names: Sequence[str], recipe: PackageRecipe) -> AsyncIterator[Path]:
         """The folder in which these packages are installed, made if need be, and kept while the block runs.
 
         Args:
@@ -96,7 +96,7 @@ class PackageStore:
         finally:
             os.close(held.lock)
 
-    async def _make(self, key: str, names: Sequence[str], recipe: Recipe) -> _Held:
+    async def _make(self, key: str, names: Sequence[str], recipe: PackageRecipe) -> _Held:
         with _bounded(self._settings.timeout):
             async with self._turn(key):
                 if found := await anyio.to_thread.run_sync(self._find, key):
