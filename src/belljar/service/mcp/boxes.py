@@ -57,7 +57,7 @@ class Boxes:
             if kind == "sandbox" and await self._can_live(backend):
                 (idle, lifetime), options["living"] = LIVING_SECONDS, True
             record = await self._sessions.open(caller, kind, idle=idle, lifetime=lifetime, **options)
-        return record
+        return record  # noqa: RET504  (for mypy, the block above may swallow what is raised)
 
     async def _can_live(self, backend: str) -> bool:
         engine = self._calls.service.engine
