@@ -30,6 +30,7 @@ from belljar.core.result import STREAMS, Result, Status, StreamName
 from belljar.host import cgroups, procfs
 from belljar.host.docker_api import EngineRefusal, ProgramStreams, asking, refusals
 from belljar.host.loops import lone_errors
+from belljar.host.process_table import number_inside
 
 if TYPE_CHECKING:
     from aiodocker.containers import DockerContainer
@@ -260,12 +261,13 @@ class LivingCommand:
             await self._send(name, "tree", str(self.launcher))
 
     async def _tell_from_host(self, group: cgroups.Group, number: int) -> bool:
-        with suppress(errors.BelljarError):
-            async with asking("the command's process"):
-                first = (await self._call.inspect()).get("Pid")
-            if isinstance(first, int) and first in group.pids():
-                return await anyio.to_thread.run_sync(procfs.signal_family, first, group.pids, number)
-        return False
+        """Whether our process beside the command could be found, by its number inside, and its family be told."""
+
+        def tell() -> bool:
+            first = next((pid for pid in group.pids() if number_inside(pid) == self.launcher), None)
+            return first is not None and procfs.signal_family(first, group.pids, number)
+
+        return await anyio.to_thread.run_sync(tell)
 
     async def _signal(self, number: int) -> None:
         if self._over.is_set():

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
@@ -21,6 +20,7 @@ from belljar.core import errors
 from belljar.core.process import PtySize
 from belljar.core.result import STREAMS, Status, StreamName
 from belljar.host import process, procfs, terminal
+from belljar.host.process_table import number_inside
 
 _LEFT_BYTES = 1 << 20  # that are still read of what a pipe held when the command ended
 
@@ -72,7 +72,7 @@ class NativeLivingRun(NativeRun):
     async def _begin(self, told: Mapping[str, Any]) -> None:
         await super()._begin(told)
         first: int = told["child-pid"]
-        inside = _number_inside(first)
+        inside = number_inside(first)
         with suppress(OSError):
             self._handle = os.pidfd_open(first)
         if inside:
@@ -172,11 +172,3 @@ class NativeLivingRun(NativeRun):
         """Removes the command's group, if it left nothing running; else that is done at the box's end."""
         if self._group:
             self._group.remove()
-
-
-def _number_inside(pid: int) -> int:
-    """The number of a process in the innermost PID namespace that it is in; 0: it has ended."""
-    with suppress(OSError, IndexError, ValueError):
-        rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        return int(rows["NSpid"].split()[-1])
-    return 0
