@@ -100,9 +100,7 @@ async def test_a_paused_box_stands_still_and_goes_on(engine: Engine) -> None:
     async with living(engine) as box:
         ticking = await box.start("while :; do echo tick; sleep 0.05; done")
         await box.pause()
-        heard = len(ticking.kept())
-        with anyio.move_on_after(0.5):
-            await ticking.log.changed(heard)
+        heard = ticking.log.last
         await box.resume()
         with anyio.fail_after(30):
             async for chunk in ticking.output(heard):
@@ -120,7 +118,7 @@ async def test_a_container_that_somebody_removes_is_told_in_words(engine: Engine
         socket = engines().sockets[engine.settings.backend]
         line = ["docker", "-H", f"unix://{socket}", "rm", "-f", name.lstrip("/")]
         await anyio.run_process(line)
-        with pytest.raises(errors.ExecutionFailed, match="ended|engine"):
+        with pytest.raises(errors.ExecutionFailed, match=r"ended|engine"):
             await one.wait(60)
         with pytest.raises(errors.BackendError, match="its container is gone"), anyio.fail_after(60):
             while True:

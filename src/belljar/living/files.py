@@ -7,23 +7,43 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 import anyio.to_thread
 
+from belljar.control.box_tree import BoxTree
 from belljar.core import errors
 from belljar.core.options import StrPath
-from belljar.core.process import FileChange, FileStat
+from belljar.core.process import Feature, FileChange, FileStat
 from belljar.core.values import whole_path
 from belljar.host import archives, portal
-
-if TYPE_CHECKING:
-    from belljar.backends.base import BoxTree
-    from belljar.living.machine import LivingMachine
 
 _READ_BYTES = 64 * 1024  # that a blocking reader asks for at once
 _MAX_DEPTH = 64
 _DISKS = 4  # that a sandbox has: /workspace, its home, /tmp, /var/tmp; what is downloaded is no more than all of them
+
+
+class FileHolder(Protocol):
+    """What has files: an open living sandbox, here or on a server."""
+
+    @property
+    def tree(self) -> BoxTree:
+        """Its files; raises where they cannot be reached now."""
+        ...
+
+    @property
+    def home(self) -> str:
+        """The home of its programs."""
+        ...
+
+    @property
+    def disk(self) -> int:
+        """The bytes that each of its folders may hold."""
+        ...
+
+    def require(self, feature: Feature, what: str) -> None:
+        """Raises NotAvailable where it lacks a feature; `what`: that in words."""
+        ...
 
 
 class AsyncFiles:
@@ -33,7 +53,7 @@ class AsyncFiles:
     programs, and what goes wrong is the `OSError` that they would get. No link is followed.
     """
 
-    def __init__(self, machine: Callable[[], LivingMachine]) -> None:
+    def __init__(self, machine: Callable[[], FileHolder]) -> None:
         """`machine`: returns the open sandbox, or raises the reason why there is none."""
         self._machine = machine
 
@@ -158,7 +178,7 @@ class AsyncFiles:
             async with self.open(whole) as pieces:
                 await archives.in_thread(partial(_save, place, whole.rpartition("/")[2]), pieces)
             return ()
-        most = _DISKS * self._machine().lease.plan.limits.disk
+        most = _DISKS * self._machine().disk
         try:
             async with self.pack(whole) as pieces:
                 return await archives.in_thread(
@@ -169,13 +189,13 @@ class AsyncFiles:
 
     @property
     def _tree(self) -> BoxTree:
-        return self._machine().box.tree
+        return self._machine().tree
 
     def _whole(self, path: str) -> str:
         if not isinstance(path, str):
             raise errors.InvalidRequest(f"path: must be text, not {type(path).__name__}")
         try:
-            return whole_path(path, self._machine().lease.plan.home)
+            return whole_path(path, self._machine().home)
         except ValueError as error:
             raise errors.InvalidRequest(f"path: {error}") from None
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from anyio.abc import ByteStream
 
-from belljar.backends.base import BoxTree
+from belljar.control.box_tree import BoxTree
 from belljar.core.process import BoxProcess
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.abc import ByteStream, TaskGroup
 
-from belljar.backends.base import BoxTree, Emit
+from belljar.backends.base import Emit
 from belljar.backends.containers import inside, spec, typescript
 from belljar.backends.containers.box import ContainerHost, DockerBox
 from belljar.backends.containers.cleanup import Leftovers
@@ -24,6 +24,7 @@ from belljar.backends.containers.living.command import LivingCommand, Machine
 from belljar.backends.containers.living.inputs import Delivery
 from belljar.backends.containers.standby import Standby
 from belljar.backends.guest_text import shell_script
+from belljar.control.box_tree import BoxTree
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import INPUTS, Command, Plan
@@ -42,6 +43,7 @@ _OWN_PIDS = 64  # for what is ours beside the commands
 _RUN_BYTES = 64 * MIB
 _LOOK_SECONDS = 1.0  # between looks whether the container lives
 _LAST_WORDS_SECONDS = 5.0  # that an engine has to say how a container ended
+_FIRST_LOOKS_SECONDS = (0.0, 0.1, 0.3)
 _LAST_LOOKS_SECONDS = (0.1, 0.4, 1.0, 1.0, 1.0)
 _USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHIMS = f"{INPUTS}/.belljar/bin"
@@ -178,7 +180,8 @@ class LivingBox(DockerBox):
     def _as_machine(self, container: DockerContainer) -> Machine:
         group = self._standby.group
         return Machine(
-            container, self.uid, self._ended, self.how_it_ended, group=None if self._host.own_kernel else group,
+            container, self.uid, self._ended, self.how_it_ended, self._look,
+            group=None if self._host.own_kernel else group,
             oom_kills=lambda: group.usage().oom_kills if group else 0,
             full=lambda: self._state.get("OOMKilled") is True,
         )  # fmt: skip
@@ -207,6 +210,17 @@ class LivingBox(DockerBox):
                     break
                 await anyio.sleep(pause)
         self._ended.set()
+
+    async def _look(self) -> None:
+        """Notes the container's end at once, if it is ending: a command has hung up without a word."""
+        group = self._standby.group
+        for pause in _FIRST_LOOKS_SECONDS:
+            await anyio.sleep(pause)
+            if self._ended.is_set():
+                return
+            if await self._has_stopped() or (group and group.is_empty()):
+                self._ended.set()
+                return
 
     async def _told_by_engine(self, waiting: anyio.CancelScope) -> None:
         while not await self._has_stopped():

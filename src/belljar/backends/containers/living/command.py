@@ -9,7 +9,7 @@ import math
 import secrets
 import signal as signals
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _START_SECONDS = 60.0  # for the launcher to say its first word
 _LAST_OUTPUT_SECONDS = 1.0  # after the end of what was heard last
 _KILL_SECONDS = 10.0  # for the launcher to tell the end of what was killed
+_LAUNCHER_LOOK_SECONDS = 0.05
 _LOOK_SECONDS = 2.0  # between questions to the engine whether the command still runs
 _RESIZE_TRIES = 20
 _RESIZE_PAUSE_SECONDS = 0.05
@@ -56,6 +57,7 @@ class Machine(NamedTuple):
     uid: int
     ended: anyio.Event  # of the container
     how: Callable[[], str]  # in words, once it has
+    look: Callable[[], Awaitable[None]]  # whether it has, sooner than that would be noticed
     oom_kills: Callable[[], int]  # as far as the host's kernel tells
     full: Callable[[], bool]  # was it killed for memory, as a whole?
     group: cgroups.Group | None = None  # where the host sees the guest's processes
@@ -83,6 +85,7 @@ class LivingCommand:
         self._over = anyio.Event()  # the launcher told its end, or the engine hung up
         self._listening = anyio.CancelScope()
         self._silent_since = time.perf_counter()
+        self._first = 0  # the launcher's number on the host, once it was looked for
         self._call: Exec
         self._streams: ProgramStreams
 
@@ -245,6 +248,12 @@ class LivingCommand:
         self.outcome.end(verdict)
         await self._kill()
         self._listening.deadline = anyio.current_time() + _KILL_SECONDS
+        if self._machine.group and (self._begun.is_set() or self._fed):
+            while True:  # an engine may tell of its end late, or never
+                if not (self._first and number_inside(self._first)):
+                    break
+                await anyio.sleep(_LAUNCHER_LOOK_SECONDS)
+            self._listening.deadline = anyio.current_time() + 2 * _LAST_OUTPUT_SECONDS
 
     async def _kill(self) -> None:
         """Ends all that it started. What is not begun never will be: it waits for a line of ours."""
@@ -255,19 +264,18 @@ class LivingCommand:
 
     async def _tell_tree(self, name: str) -> None:
         """By the host's own hand where it sees them: a box that is full of processes lets no other one start."""
-        if self._machine.group and await self._tell_from_host(self._machine.group, getattr(signals, f"SIG{name}")):
-            return
+        if self._machine.group:
+            group, number = self._machine.group, signals.Signals[f"SIG{name}"]
+            if await anyio.to_thread.run_sync(self._tell_from_host, group, number):
+                return
         with suppress(errors.BelljarError):
             await self._send(name, "tree", str(self.launcher))
 
-    async def _tell_from_host(self, group: cgroups.Group, number: int) -> bool:
-        """Whether our process beside the command could be found, by its number inside, and its family be told."""
-
-        def tell() -> bool:
-            first = next((pid for pid in group.pids() if number_inside(pid) == self.launcher), None)
-            return first is not None and procfs.signal_family(first, group.pids, number)
-
-        return await anyio.to_thread.run_sync(tell)
+    def _tell_from_host(self, group: cgroups.Group, number: int) -> bool:
+        """Sends a signal to the family of our process beside the command; False: we have no right to."""
+        if not self._first:
+            self._first = next((pid for pid in group.pids() if number_inside(pid) == self.launcher), 0)
+        return not self._first or procfs.signal_family(self._first, group.pids, number)
 
     async def _signal(self, number: int) -> None:
         if self._over.is_set():
@@ -292,6 +300,8 @@ class LivingCommand:
                 f"cwd: {self._command.cwd} is no folder in the sandbox", fix="make it first, or leave cwd out"
             )
         code = self._teller.said.get(b"ended")
+        if code is None and self.outcome.verdict is None:
+            await self._machine.look()
         if self._machine.ended.is_set() and code is None:
             if self._machine.full():
                 return self.outcome.result(Ending(KILLED_EXIT_CODE, oom_killed=True))
@@ -311,8 +321,6 @@ class LivingCommand:
         """The launcher's own, who was killed together with the command."""
         if self.outcome.verdict:
             return KILLED_EXIT_CODE
-        with suppress(errors.BelljarError):
-            async with asking("the command's end"):
-                code = (await self._call.inspect()).get("ExitCode")
-            return code if isinstance(code, int) else _UNKNOWN_EXIT_CODE
-        return _UNKNOWN_EXIT_CODE
+        async with asking("the command's end"):
+            code = (await self._call.inspect()).get("ExitCode")
+        return code if isinstance(code, int) else _UNKNOWN_EXIT_CODE
