@@ -116,7 +116,8 @@ def container(guest: ContainerSpec) -> dict[str, Any]:
         "AttachStderr": True,
         "Tty": False,
         "Healthcheck": {"Test": ["NONE"]},  # else the image says what the host runs in it, and how often
-        "NetworkDisabled": not (guest.options.network or guest.beside),
+        # With networks switched off, Docker would give a machine no /etc/hosts, and so no localhost.
+        "NetworkDisabled": not (guest.options.network or guest.beside or guest.places),
         "HostConfig": _walls(guest),
     }
 
@@ -149,6 +150,8 @@ def _walls(guest: ContainerSpec) -> dict[str, Any]:
         ],
     }
     walls |= _changes(options) | _throttle(limits, options.disk)
+    if guest.places and not options.network and guest.flavour.names_host_dns:  # not the host's own name servers
+        walls |= {"Dns": ["127.0.0.1"], "DnsSearch": ["."]}
     mounts = [_mount(path, place, read_only=False) for path, place in guest.shown.items()]
     if guest.workspace:
         mounts.append(_mount(guest.workspace.path, WORKSPACE, read_only=not guest.workspace.write))

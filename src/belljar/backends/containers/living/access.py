@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Protocol
 
 from anyio.abc import ByteStream
@@ -19,8 +18,8 @@ class MachineAccess(Protocol):
         """The files, by whole paths."""
         ...
 
-    async def processes(self, ours: Collection[int]) -> tuple[BoxProcess, ...]:
-        """Lists what runs, but for what is ours: our own user's, and these numbers inside."""
+    async def processes(self) -> tuple[BoxProcess, ...]:
+        """Lists what runs, but for what is ours: our own user's, and whose parent is outside, started by the engine."""
         ...
 
     async def listens(self, port: int) -> bool:

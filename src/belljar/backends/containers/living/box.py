@@ -298,7 +298,7 @@ class LivingBox(DockerBox):
     async def processes(self) -> tuple[BoxProcess, ...]:
         """Lists what runs in the box now."""
         self._require_life()
-        return await self._access.processes({command.launcher for command in self._commands})
+        return await self._access.processes()
 
     async def listens(self, port: int) -> bool:
         """Whether something in the box listens on a TCP port."""

@@ -11,6 +11,7 @@ import signal as signals
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -46,6 +47,9 @@ _RESIZE_PAUSE_SECONDS = 0.05
 _UNKNOWN_EXIT_CODE = 255
 _GONE = 3  # what the signalling program ends with if nobody is there
 _END_OF_INPUT = b"\x04"  # what Ctrl-D sends
+_BECOME_SECONDS = 5.0  # that the launcher's shell may take to become the command; the start is told then in any case
+_BECOME_LOOK_SECONDS = 0.002
+_OURS = (b'/bin/sh\0-c\0printf "%s runs', b"/usr/bin/env\0--\0", b"/bin/env\0--\0")  # before it is the command
 _LAUNCH = shell_script("containers/command")
 _SIGNAL = shell_script("containers/signal")
 
@@ -164,10 +168,17 @@ class LivingCommand:
         if number := self._teller.said.get(b"runs"):
             self._begun.set()
             await self.outcome.begin()
-            self._control.begin(StartedGuest(number, self._signal, self._resize))
+            start_soon(self._tell_start, number)
         elif self.launcher and not self._fed:
             self._fed = True
             start_soon(self._feed)
+
+    async def _tell_start(self, number: int) -> None:
+        """Somebody who waits for the start may signal the command right then: so what is ours must have become it."""
+        if self._control.hear and self._machine.group:
+            with anyio.move_on_after(_BECOME_SECONDS):
+                await anyio.to_thread.run_sync(_await_command, self._machine.group, number, abandon_on_cancel=True)
+        self._control.begin(StartedGuest(number, self._signal, self._resize))
 
     def _told_end(self) -> bool:
         ended = b"ended" in self._teller.said
@@ -324,3 +335,12 @@ class LivingCommand:
         async with asking("the command's end"):
             code = (await self._call.inspect()).get("ExitCode")
         return code if isinstance(code, int) else _UNKNOWN_EXIT_CODE
+
+
+def _await_command(group: cgroups.Group, number: int) -> None:
+    """Waits until the process with a number inside is not the launcher's shell any more, nor `env`."""
+    pid = next((pid for pid in group.pids() if number_inside(pid) == number), 0)
+    deadline = time.monotonic() + _BECOME_SECONDS
+    with suppress(OSError):  # it has ended
+        while Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_OURS) and time.monotonic() < deadline:
+            time.sleep(_BECOME_LOOK_SECONDS)

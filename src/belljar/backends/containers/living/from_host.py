@@ -6,7 +6,7 @@ Nothing runs inside for that, and nothing that a guest says is believed.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -54,15 +54,15 @@ class AccessFromHost:
                 raise ProcessLookupError(first, "the container has ended")
             yield cls(group, network, HostTree(root, writable, owner=uid))
 
-    async def processes(self, ours: Collection[int]) -> tuple[BoxProcess, ...]:
+    async def processes(self) -> tuple[BoxProcess, ...]:
         """Lists what runs."""
-        return await anyio.to_thread.run_sync(self._processes, ours)
+        return await anyio.to_thread.run_sync(self._processes)
 
-    def _processes(self, ours: Collection[int]) -> tuple[BoxProcess, ...]:
+    def _processes(self) -> tuple[BoxProcess, ...]:
         found = []
         for pid in self._group.pids()[:_MOST]:
             with suppress(OSError, ValueError, IndexError, KeyError):
-                if _owner(pid) != spec.KEEPER and (one := described(pid)) and one.pid not in ours:
+                if _owner(pid) != spec.KEEPER and (one := described(pid)) and one.parent:
                     found.append(one)
         return tuple(sorted(found, key=lambda one: one.pid))
 
