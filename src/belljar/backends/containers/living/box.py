@@ -20,7 +20,7 @@ from belljar.backends.containers.box import ContainerHost, DockerBox
 from belljar.backends.containers.cleanup import Leftovers
 from belljar.backends.containers.living import from_host
 from belljar.backends.containers.living.access import MachineAccess
-from belljar.backends.containers.living.command import LivingCommand, Machine
+from belljar.backends.containers.living.command import LivingCommand, LivingContainer
 from belljar.backends.containers.living.inputs import Delivery
 from belljar.backends.containers.standby import Standby
 from belljar.backends.guest_text import shell_script
@@ -56,7 +56,7 @@ class LivingBox(DockerBox):
     def __init__(self, host: ContainerHost, plan: Plan, uid: int) -> None:
         super().__init__(host, plan, uid)
         self._standby: Standby
-        self._machine: Machine
+        self._machine: LivingContainer
         self._ended = anyio.Event()
         self._state: Mapping[str, Any] = {}  # of the container, as the engine told it when it had ended
         self._deliveries = Delivery(self._lay)
@@ -119,13 +119,13 @@ class LivingBox(DockerBox):
             places=self._places(),
         )  # fmt: skip
 
-    def _places(self) -> dict[str, spec.Place]:
+    def _places(self) -> dict[str, spec.GuestFolder]:
         """The writable folders, and that of the read-only files, which only the keeper can write to."""
         most = self.plan.limits.kept_bytes
-        own = {place: spec.Place(self.uid, most) for place in (self.plan.home, WORKSPACE)}
-        shared = {place: spec.Place(self.uid, most, 0o1777) for place in ("/tmp", "/var/tmp")}
-        run = {"/run": spec.Place(self.uid, min(_RUN_BYTES, most))}
-        return own | shared | run | {INPUTS: spec.Place(spec.KEEPER, most)}
+        own = {place: spec.GuestFolder(self.uid, most) for place in (self.plan.home, WORKSPACE)}
+        shared = {place: spec.GuestFolder(self.uid, most, 0o1777) for place in ("/tmp", "/var/tmp")}
+        run = {"/run": spec.GuestFolder(self.uid, min(_RUN_BYTES, most))}
+        return own | shared | run | {INPUTS: spec.GuestFolder(spec.KEEPER, most)}
 
     async def _make_volumes(self) -> None:
         """Where an engine cannot say whose a fresh folder is, it is a volume."""
@@ -177,9 +177,9 @@ class LivingBox(DockerBox):
         closed = {INPUTS, *((WORKSPACE,) if granted and not granted.write else ())}
         return tuple(place for place in self._places() if place not in closed)
 
-    def _as_machine(self, container: DockerContainer) -> Machine:
+    def _as_machine(self, container: DockerContainer) -> LivingContainer:
         group = self._standby.group
-        return Machine(
+        return LivingContainer(
             container, self.uid, self._ended, self.how_it_ended, self._look,
             group=None if self._host.own_kernel else group,
             oom_kills=lambda: group.usage().oom_kills if group else 0,

@@ -54,7 +54,7 @@ _LAUNCH = shell_script("containers/command")
 _SIGNAL = shell_script("containers/signal")
 
 
-class Machine(NamedTuple):
+class LivingContainer(NamedTuple):
     """The container that a command is started in, and what is known of it."""
 
     container: DockerContainer
@@ -71,7 +71,7 @@ class LivingCommand:
     """Runs one command. What it starts may go on after its end."""
 
     def __init__(
-        self, box: str, machine: Machine, command: Command, limits: Limits, emit: Emit, control: Control
+        self, box: str, machine: LivingContainer, command: Command, limits: Limits, emit: Emit, control: Control
     ) -> None:
         self._machine = machine
         self._command = command
