@@ -91,7 +91,7 @@ class NativeLivingBox(NativeBox):
         return walls.MachineSpec(
             bubblewrap=self._host.bubblewrap, limits=self.plan.limits, home=_home(self.plan.home),
             user=self.plan.user, workspace=workspace, grants=self._equipment.grants, files=dict(self.plan.files),
-            links=self._equipment.links,
+            links=self._equipment.links, binds=self._equipment.binds,
         )  # fmt: skip
 
     def _open_folders(self, root: int, stack: AsyncExitStack) -> None:
@@ -138,7 +138,7 @@ class NativeLivingBox(NativeBox):
 
     def _words(self, command: Command) -> Sequence[str]:
         words = self._argv(command.argv)
-        return ["setsid", "--ctty", *words] if command.pty else words
+        return [process.system_program("setsid"), "--ctty", *words] if command.pty else words
 
     def _entry(self, command: Command) -> walls.EntrySpec:
         online = egress.ENV if self.plan.egress.mode == "listed" else {}
