@@ -61,6 +61,16 @@ class MachineSpec(NamedTuple):
         return found if at_home else (*found, self.home)
 
     @property
+    def on_disk(self) -> Mapping[str, int]:
+        """The folders that a disk of its own can take -> their permissions; in others something is mounted."""
+        mounted = (*self.grants, *self.binds, *(f"{PROGRAMS}/{name}" for name in self.links))
+        return {
+            folder: 0o1777 if folder in _SHARED else 0o755
+            for folder in self.writable
+            if folder != "/run" and not any(_within(path, folder) for path in mounted)
+        }
+
+    @property
     def guest_id(self) -> int:
         """The uid of its guests, as they see it."""
         return 0 if self.user == "root" else jail.GUEST_ID
