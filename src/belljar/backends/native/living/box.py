@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -21,6 +20,7 @@ from belljar.backends.native.living import listing, walls
 from belljar.backends.native.living.equipment import Equipment
 from belljar.backends.native.living.network import BoxNetwork
 from belljar.backends.native.living.run import NativeLivingJob, NativeLivingRun
+from belljar.backends.native.living.unheard import UnheardStreams
 from belljar.backends.native.run import NativeJob
 from belljar.control.control import Control
 from belljar.core import errors
@@ -48,6 +48,7 @@ class NativeLivingBox(NativeBox):
         self._equipment: Equipment
         self._tasks: TaskGroup
         self._inside = -1  # /workspace, open
+        self._unheard = UnheardStreams()
         self._network: BoxNetwork
         self.tree: HostTree
 
@@ -72,6 +73,7 @@ class NativeLivingBox(NativeBox):
             root = stack.enter_context(files.opened(self._place))
             self._open_folders(root, stack)
             self._network = stack.enter_context(BoxNetwork.of(self._first.pid))
+            stack.callback(self._unheard.close)
             stack.enter_context(lone_errors())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(self._tasks.cancel_scope.cancel)
@@ -152,7 +154,7 @@ class NativeLivingBox(NativeBox):
 
     def _keep_reading(self, fd: int) -> None:
         """Reads what goes on to be written to the streams of a command that has ended; nobody hears it."""
-        self._tasks.start_soon(_read_away, fd)
+        self._unheard.add(fd, self._tasks)
 
     async def measure(self) -> Usage | None:
         """Returns what the whole box uses now."""
@@ -237,13 +239,3 @@ def _home(path: str) -> str:
     if not home.startswith("/") or home.startswith("//") or f"/{home.split('/')[1]}" in taken or home in ("/", "/var"):
         raise errors.InvalidRequest(f"home: {path} cannot be a home", fix="take /home/NAME, or /root")
     return home
-
-
-async def _read_away(fd: int) -> None:
-    try:
-        while await process.read_some(fd):
-            pass
-    except OSError:  # a terminal that nobody has open any more
-        pass
-    finally:
-        os.close(fd)
