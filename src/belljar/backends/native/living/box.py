@@ -34,7 +34,6 @@ from belljar.host.box_tree import HostTree
 from belljar.host.loops import lone_errors
 
 _HOLDER_LIMITS = Limits(memory=64 * MIB, pids=16)
-_OWN_PROCESSES = 64  # bubblewrap's monitors, one for each command that runs: the guest's limit is not for them
 
 
 class NativeLivingBox(NativeBox):
@@ -59,7 +58,7 @@ class NativeLivingBox(NativeBox):
             self._group = self._host.group_to_keep(self.plan.limits, True)
             stack.push_async_callback(self._destroy, self._group)
             if self._group:
-                self._group.bound(self.plan.limits, _OWN_PROCESSES)
+                self._group.bound(self.plan.limits, walls.OWN_PROCESSES)
             self._equipment = await anyio.to_thread.run_sync(
                 Equipment.find, self._host.toolchains, self.plan, self.packages
             )
@@ -114,8 +113,7 @@ class NativeLivingBox(NativeBox):
     ) -> Result:
         """Runs a command beside all others, to its end."""
         limits = command.limits or self.plan.limits
-        if self._first.bubblewrap.ended():  # another process may have its number by now
-            raise errors.StartFailed("the sandbox has ended: its first process is gone", fix="open another one")
+        holder = self._holder
         if "/" not in command.argv[0]:
             await self._host.toolchains.tool_for(command.argv[0], command.language)
         group = self._host.group_for(limits, self._group)  # last: from here on the run removes it, whatever happens
@@ -125,7 +123,7 @@ class NativeLivingBox(NativeBox):
             around=self._group,
         )  # fmt: skip
         living = NativeLivingJob(
-            self._machine, self._entry(command), self._first.pid, f"{self._place}/dev/pts/ptmx", command.pty,
+            self._machine, self._entry(command), holder, f"{self._place}/dev/pts/ptmx", command.pty,
             self._keep_reading, self._used,
         )  # fmt: skip
         run = NativeLivingRun(job, living, emit, control)
@@ -164,21 +162,32 @@ class NativeLivingBox(NativeBox):
         if self._group:
             figures = procfs.of_group(self._group)
         else:
-            figures = procfs.of_processes(listing.members(self._first.pid), self._used())
+            figures = procfs.of_processes(listing.members(self._holder), self._used())
         if figures is None or self.plan.egress.mode == "listed":
             return figures
-        rx, tx = procfs.network(self._first.pid)
+        rx, tx = procfs.network(self._holder)
         return figures._replace(rx=rx, tx=tx)
 
     def _used(self) -> int:
         """Bytes of memory that all processes and files of the box take."""
         folders = (self._place, f"{self._place}/dev/shm")
-        return procfs.private_memory(listing.members(self._first.pid)) + held_in_folders(folders)
+        return procfs.private_memory(listing.members(self._holder)) + held_in_folders(folders)
+
+    @property
+    def _holder(self) -> int:
+        """The machine's first process.
+
+        Raises:
+            StartFailed: it has ended; some process of the host may have its number by now.
+        """
+        if self._first.bubblewrap.ended():
+            raise errors.StartFailed("the sandbox has ended: its first process is gone", fix="open another one")
+        return self._first.pid
 
     @property
     def _place(self) -> str:
         """The root of the machine, as the host comes to it."""
-        return f"/proc/{self._first.pid}/root{walls.PLACE}"
+        return f"/proc/{self._holder}/root{walls.PLACE}"
 
     # --- the machine ---
 
@@ -189,14 +198,16 @@ class NativeLivingBox(NativeBox):
 
     async def processes(self) -> tuple[BoxProcess, ...]:
         """Lists what runs in the box now."""
-        return await anyio.to_thread.run_sync(listing.processes, self._first.pid, self._host.bubblewrap)
+        return await anyio.to_thread.run_sync(listing.processes, self._holder, self._host.bubblewrap)
 
     async def listens(self, port: int) -> bool:
         """Whether something in the box listens on a TCP port."""
+        self._holder  # noqa: B018  (which raises if the machine has ended)
         return await anyio.to_thread.run_sync(self._network.listens, port)
 
     async def dial(self, port: int) -> ByteStream:
         """Connects to a TCP port of the box's own loopback."""
+        self._holder  # noqa: B018  (which raises if the machine has ended)
         return await self._network.dial(port)
 
     async def pause(self) -> None:

@@ -16,8 +16,8 @@ _MOST = 10_000  # processes that are listed
 
 def members(holder: int) -> list[int]:
     """Lists the pids of all processes in the machine of this first process, those that are ours among them."""
-    wanted = _namespace(holder, "pid")
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _namespace(int(name), "pid") == wanted]
+    wanted = namespace(holder, "pid")
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and namespace(int(name), "pid") == wanted]
 
 
 def processes(holder: int, bubblewrap: str) -> tuple[BoxProcess, ...]:
@@ -25,11 +25,11 @@ def processes(holder: int, bubblewrap: str) -> tuple[BoxProcess, ...]:
 
     That is what is not in a user namespace of a guest's, and bubblewrap while it is about to become a guest's command.
     """
-    ours = _namespace(holder, "user")
+    ours = namespace(holder, "user")
     program = os.path.realpath(bubblewrap)
     found = []
     for pid in members(holder)[:_MOST]:
-        if _namespace(pid, "user") in ("", ours) or _link(pid, "exe") == program:
+        if namespace(pid, "user") in ("", ours) or _link(pid, "exe") == program:
             continue
         with suppress(OSError, ValueError, IndexError, KeyError):
             if one := _describe(pid):
@@ -57,7 +57,7 @@ def _describe(pid: int) -> BoxProcess | None:
 
 def _parent(pid: int, child: int) -> int:
     """The number of the parent inside; 0 for one that is outside, or in another namespace."""
-    if _namespace(pid, "pid") != _namespace(child, "pid"):
+    if namespace(pid, "pid") != namespace(child, "pid"):
         return 0
     with suppress(OSError, ValueError, IndexError, KeyError):
         rows = dict(line.split(":", 1) for line in _read(pid, "status").splitlines() if ":" in line)
@@ -65,7 +65,8 @@ def _parent(pid: int, child: int) -> int:
     return 0
 
 
-def _namespace(pid: int, kind: str) -> str:
+def namespace(pid: int, kind: str) -> str:
+    """Names the namespace that a process is in; empty: it has ended, or is not ours to know."""
     return _link(pid, f"ns/{kind}")
 
 

@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from belljar.backends.base import Emit
 from belljar.backends.native import jail
-from belljar.backends.native.living import walls
+from belljar.backends.native.living import listing, walls
 from belljar.backends.native.run import NativeJob, NativeRun
 from belljar.control.control import Control, StartedGuest
 from belljar.core import errors
@@ -59,15 +59,19 @@ class NativeLivingRun(NativeRun):
         return walls.entry_arguments(self._living.machine, self._living.entry, self._fds)
 
     def _launcher(self) -> list[str]:
-        join_files = self._group.join_files if self._group else ()
-        return [*jail.launcher(join_files, self._job.uid, 0), *walls.joining(self._living.holder)]
+        joining = walls.joining(self._living.holder)
+        if self._group:
+            return [*jail.launcher(self._group.join_files, self._job.uid, 0), *joining]
+        # Inside of the machine's user namespace, and around the command's own: so the kernel counts all of the machine.
+        most = f"--nproc={self._limits.pids + walls.OWN_PROCESSES}"
+        return [*jail.launcher((), self._job.uid, 0), *joining, process.system_program("prlimit"), most, "--"]
 
     def _streams(self, ours: dict[str, int], child_side: ExitStack) -> tuple[int, int, int]:
         if self._living.pty is None:
             return super()._streams(ours, child_side)
         near, far = terminal.open_pair(self._living.terminals, self._living.pty, owner=self._job.uid)
         child_side.callback(os.close, far)
-        self._fds.callback(os.close, near)
+        self._fds.callback(self._hang_up, near)
         self._terminal = ours["stdout"] = near
         if self._control.feed is not None:
             ours["stdin"] = os.dup(near)  # closed by who feeds it
@@ -76,9 +80,12 @@ class NativeLivingRun(NativeRun):
     async def _begin(self, told: Mapping[str, Any]) -> None:
         await super()._begin(told)
         first: int = told["child-pid"]
-        inside = _number_inside(first)
         with suppress(OSError):
             self._handle = os.pidfd_open(first)
+        inside = _number_inside(first)
+        if listing.namespace(first, "pid") not in ("", listing.namespace(self._living.holder, "pid")):
+            self._let_go()  # it has ended, and somebody else got its number before we held it
+            inside = 0
         if inside:
             if self._control.hear:  # somebody waits for the start, and may signal the command right then
                 await self._become(first)
@@ -107,8 +114,11 @@ class NativeLivingRun(NativeRun):
             raise errors.InvalidRequest("this process has no terminal", fix="start it with pty=")
         terminal.resize(self._terminal, size)
 
-    def _let_go(self) -> None:
+    def _hang_up(self, near: int) -> None:
         self._terminal = -1
+        os.close(near)
+
+    def _let_go(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

@@ -28,6 +28,7 @@ _MACHINE = (
     "--cap-add", "ALL", "--die-with-parent", "--as-pid-1", "--hostname", "belljar", "--bind", "/proc", "/proc",
     "--perms", "0755", "--dir", "/tmp", "--perms", "0755", "--dir", "/etc",
     "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
+    "--dev-bind", "/dev/null", "/dev/null",  # which the shell that is its first process opens
 )  # fmt: skip
 _COMMAND = (
     "--unshare-user", "--unshare-cgroup", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--clearenv",
@@ -36,6 +37,7 @@ PLACE = "/machine"  # below which all is that guests see
 _ETC_COPIED = (*jail.ETC_COPIED, "os-release", "services", "protocols", "mime.types", "ssl/openssl.cnf")
 _SHARED = ("/tmp", "/var/tmp")  # everybody's, and so with the sticky bit
 _MOST_FILE_BYTES = 1 << 20
+OWN_PROCESSES = 64  # bubblewrap's monitors, one for each command that runs: the guest's limit is not for them
 PROGRAMS = "/opt/belljar/bin"  # names for programs that the host has under others
 
 
