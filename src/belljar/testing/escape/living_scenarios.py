@@ -30,8 +30,9 @@ _QUIET_SECONDS = 0.4
 _FILE_ROUNDS = 25
 _KEPT_BYTES = 3 << 20  # of a process's output: its first megabyte, its last, and a piece that is on its way
 OUR_PROGRAMS = (
-    "bash", "bwrap", "cat", "chroot", "env", "find", "kill", "ls", "mkdir", "node", "nsenter", "prlimit", "ps", "python",
-    "python3", "rm", "setsid", "sh", "sleep", "stat", "tar", "test", "true", "cp", "mv", "id", "head", "dd", "mount",
+    "bash", "bwrap", "cat", "chroot", "cp", "dd", "env", "find", "head", "id", "kill", "ls", "mkdir", "mount", "mv",
+    "node", "nsenter", "prlimit", "ps", "python", "python3", "rm", "setsid", "sh", "sleep", "stat", "tar", "test",
+    "true",
 )  # fmt: skip
 
 

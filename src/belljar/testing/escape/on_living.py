@@ -37,7 +37,7 @@ while time.monotonic() < end and not (looks % 50 == 0 and os.path.exists("enough
         if pid != me:
             seen.add(pid) if pid not in old else None
             look(pid)
-held(f"{len(seen)} processes were seen to begin, none told anything") if len(seen) > 2 else print("it saw nothing begin")
+held(f"{len(seen)} processes were seen to begin") if len(seen) > 2 else print("it saw nothing begin")
 """
 _SECRETS = """
 import re
@@ -152,7 +152,7 @@ held(f"{last}; signals to it were sent")
     ),
     Attack(
         name="replaced programs", category="living",
-        tries="puts programs of its own under names that Belljar uses into a writable PATH, and start-up files into its home",
+        tries="puts programs under names that Belljar uses into a writable PATH, and start-up files into its home",
         payload="""
 home = os.path.expanduser("~")
 places = [f"{home}/.local/bin", f"{home}/bin", "/workspace", "/tmp", "/run"]
@@ -195,7 +195,8 @@ held("ended all that it could")
         control="none", uncontrolled="it would end every process of the host",
     ),
     Attack(
-        name="running while paused", category="living", tries="forks without end, so that some of it goes on while paused",
+        name="running while paused", category="living",
+        tries="forks without end, so that some of it goes on while paused",
         payload="""
 import time
 need("fork")
@@ -347,7 +348,8 @@ held("left them")
         held="plain files and folders with plain names leave, nothing else", scenario=scenarios.hostile_download,
     ),
     Attack(
-        name="endless file", category="living", tries="has a file read and downloaded that is endless and takes no room",
+        name="endless file", category="living",
+        tries="has a file read and downloaded that is endless and takes no room",
         payload="""
 try:
     os.truncate(os.open("endless", os.O_CREAT | os.O_WRONLY), 1 << 43)
@@ -443,7 +445,8 @@ def terminal(path):
 places = [f"/dev/pts/{n}" for n in range(64)] + [f"/dev/tty{n}" for n in range(8)] + ["/dev/console", "/dev/tty"]
 every("terminal", [(path, lambda path=path: terminal(path)) for path in places])
 """,
-        held="its own are all that there are", feature="pty", scenario=scenarios.terminals_of_others, control="terminal",
+        held="its own are all that there are", feature="pty", scenario=scenarios.terminals_of_others,
+        control="terminal",
     ),
     Attack(
         name="endless line", category="living",

@@ -14,13 +14,14 @@ import anyio.to_thread
 
 from belljar.backends.base import Emit
 from belljar.backends.native import jail
-from belljar.backends.native.living import listing, walls
+from belljar.backends.native.living import walls
 from belljar.backends.native.run import NativeJob, NativeRun
 from belljar.control.control import Control, StartedGuest
 from belljar.core import errors
 from belljar.core.process import PtySize
 from belljar.core.result import STREAMS, Status, StreamName
 from belljar.host import process, procfs, terminal
+from belljar.host.process_table import namespace, number_inside
 
 _START_SECONDS = 5.0  # that bubblewrap may take to become the command; the start is told then in any case
 _LOOK_SECONDS = 0.002
@@ -82,8 +83,8 @@ class NativeLivingRun(NativeRun):
         first: int = told["child-pid"]
         with suppress(OSError):
             self._handle = os.pidfd_open(first)
-        inside = _number_inside(first)
-        if listing.namespace(first, "pid") not in ("", listing.namespace(self._living.holder, "pid")):
+        inside = number_inside(first)
+        if namespace(first, "pid") not in ("", namespace(self._living.holder, "pid")):
             self._let_go()  # it has ended, and somebody else got its number before we held it
             inside = 0
         if inside:
@@ -215,11 +216,3 @@ def _line(words: Sequence[str]) -> bytes:
 
 def _line_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def _number_inside(pid: int) -> int:
-    """The number of a process in the innermost PID namespace that it is in; 0: it has ended."""
-    with suppress(OSError, IndexError, ValueError):
-        rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        return int(rows["NSpid"].split()[-1])
-    return 0
