@@ -324,7 +324,8 @@ class FakeBox:
         return outcome.result(Ending(code, status=verdict, memory_peak=process.memory_peak))
 
     def _program(self, command: Command) -> Program:
-        words = [word.removeprefix(f"{WORKSPACE}/") for word in command.argv] if command.language else []
+        given = f"{self.plan.inputs}/"
+        words = [word.removeprefix(given) for word in command.argv] if command.language else []
         code = next((command.files[word] for word in words if word in command.files), None)
         source = code.decode() if code is not None else shell_text(command.argv) or shlex.join(command.argv)
         return self._backend.programs.get(source, _missing)

@@ -149,6 +149,8 @@ class FakeTree:
         return True
 
     async def move(self, path: str, to: str) -> None:
+        self._require(path)
+        self._writable(path)
         await self.copy(path, to)
         self._drop(path)
         self._tell("moved", path)

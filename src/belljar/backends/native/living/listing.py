@@ -9,6 +9,7 @@ from pathlib import Path
 
 from belljar.core.display import neutralise
 from belljar.core.process import BoxProcess
+from belljar.host import procfs
 
 _COMMAND_BYTES = 4096
 _MOST = 10_000  # processes that are listed
@@ -25,16 +26,26 @@ def processes(holder: int, bubblewrap: str) -> tuple[BoxProcess, ...]:
 
     That is what is not in a user namespace of a guest's, and bubblewrap while it is about to become a guest's command.
     """
-    ours = _namespace(holder, "user")
-    program = os.path.realpath(bubblewrap)
     found = []
-    for pid in members(holder)[:_MOST]:
-        if _namespace(pid, "user") in ("", ours) or _link(pid, "exe") == program:
-            continue
+    for pid in _guests(holder, bubblewrap):
         with suppress(OSError, ValueError, IndexError, KeyError):
             if one := _describe(pid):
                 found.append(one)
     return tuple(sorted(found, key=lambda one: one.pid))
+
+
+def largest(holder: int, bubblewrap: str) -> int | None:
+    """Returns the guest's process that takes the most memory, as the host numbers it; None: there is none."""
+    return max(_guests(holder, bubblewrap), key=lambda pid: procfs.private_memory((pid,)), default=None)
+
+
+def _guests(holder: int, bubblewrap: str) -> list[int]:
+    ours, program = _namespace(holder, "user"), os.path.realpath(bubblewrap)
+    return [
+        pid
+        for pid in members(holder)[:_MOST]
+        if _namespace(pid, "user") not in ("", ours) and _link(pid, "exe") != program
+    ]
 
 
 def _describe(pid: int) -> BoxProcess | None:

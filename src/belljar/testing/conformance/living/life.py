@@ -74,6 +74,7 @@ async def _closed_paused(bench: Bench) -> None:
         async with bench.machine() as box:
             process = await box.start(LASTING)
             await box.pause()
+            expect(box.paused, "it does not say that it is paused")
     expect(not process.running, f"it is {process!r}")
 
 
@@ -140,6 +141,18 @@ async def _closing(bench: Bench) -> None:
         equal(stubborn.kept()[0].text, "ready\n", "its output")
     for attempt in (box.processes(), box.start(LASTING), box.dial(PORT)):
         await refused(InvalidRequest, attempt)
+
+
+_NUMBER = guest("echo $$", lambda p: p.out(f"{p.pid}\n"))
+
+
+@check(_AREA, "a sandbox in which nothing runs starts nothing", "living")
+async def _idle(bench: Bench) -> None:
+    async with bench.machine() as box:
+        first = int(succeeded(await done(box, _NUMBER)).stdout)
+        await anyio.sleep(_SILENT_SECONDS)
+        last = int(succeeded(await done(box, _NUMBER)).stdout)
+        expect(last - first < 50, f"one process had the number {first}, and the next one {last}")
 
 
 async def _play_trace(p: FakeProcess) -> None:

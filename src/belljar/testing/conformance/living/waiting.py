@@ -23,7 +23,7 @@ async def heard(process: AsyncProcess, text: str, since: int = 0) -> str:
             seen += chunk.data
             if text.encode() in seen:
                 return seen.decode("utf-8", "replace")
-    raise CheckFailed(f"the output is {seen[-200:]!r}, and should have {text!r}")
+    raise CheckFailed(f"the output of {process!r} is {seen[-200:]!r}, and should have {text!r}")
 
 
 async def until(holds: Callable[[], Awaitable[bool]], otherwise: str, seconds: float = SECONDS) -> None:
