@@ -10,7 +10,7 @@ import os
 import posixpath
 import stat
 import tarfile
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, MutableSequence, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, MutableSequence, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import ParamSpec, TypeVar
 
@@ -19,6 +19,7 @@ import anyio.to_thread
 
 from belljar.core.process import FileChange, FileStat
 from belljar.host import box_archive, box_files, files
+from belljar.host.box_members import FoundMember, found_members, lay
 from belljar.host.inotify import FolderWatch, opener
 
 _P = ParamSpec("_P")
@@ -43,6 +44,29 @@ class HostTree:
         self._root = root
         self._writable = (*writable, _SHARED_MEMORY)
         self._owner = owner
+
+    @contextmanager
+    def found(self, folders: Sequence[str], left_out: list[str]) -> Iterator[Iterator[FoundMember]]:
+        """Gives folders and all that they hold, to be read in a thread; see `box_members.found_members`.
+
+        It is safe to read on while the box is closed: the numbers of its descriptors may be others' by then.
+        """
+        with self._held_open() as root:
+            yield found_members(root, folders, left_out)
+
+    async def lay(self, entries: Iterable[FoundMember]) -> None:
+        """Lays entries, as the guest's own; nothing may run in the box yet."""
+        check = anyio.from_thread.check_cancelled
+        with self._held_open() as root:
+            await anyio.to_thread.run_sync(lambda: lay(root, entries, owner=self._owner, check=check))
+
+    @contextmanager
+    def _held_open(self) -> Iterator[int]:
+        fd = os.dup(self._root)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     async def stat(self, path: str) -> FileStat:
         """Tells what is there."""
