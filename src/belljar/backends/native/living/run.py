@@ -93,7 +93,7 @@ class NativeLivingRun(NativeRun):
 
     async def _become(self, pid: int) -> None:
         """Waits until bubblewrap, and what else of ours comes before the command, has become the command."""
-        words, ours = [*self._job.prefix, *process.hearing(), *self._job.argv], set[bytes]()
+        words, ours = [*self._job.prefix, *process.hearing(), *self._job.argv], {b""}  # empty for a moment
         for count in {0, len(self._job.prefix), len(words) - len(self._job.argv)}:
             ours.add(_line(words[count:]))
         ours -= set() if self._living.pty else {_line(self._job.argv)}  # else `setsid` is the last of ours
