@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -34,6 +36,7 @@ from belljar.host.box_tree import HostTree
 from belljar.host.loops import lone_errors
 
 _HOLDER_LIMITS = Limits(memory=64 * MIB, pids=16)
+_MEMORY_CHECK_SECONDS, _IDLE_CHECK_SECONDS = 0.02, 5.0  # while a command runs, and while none does
 
 
 class NativeLivingBox(NativeBox):
@@ -42,6 +45,7 @@ class NativeLivingBox(NativeBox):
     def __init__(self, host: NativeHost, plan: Plan, uid: int | None) -> None:
         super().__init__(host, plan, uid)
         self._runs: set[NativeLivingRun] = set()
+        self._own_processes = 0  # of ours that are always in the machine, where there are no control groups
         self._first: Holder
         self._machine: walls.MachineSpec
         self._equipment: Equipment
@@ -58,7 +62,7 @@ class NativeLivingBox(NativeBox):
             self._group = self._host.group_to_keep(self.plan.limits, True)
             stack.push_async_callback(self._destroy, self._group)
             if self._group:
-                self._group.bound(self.plan.limits, walls.OWN_PROCESSES)
+                self._group.bound(self.plan.limits)
             self._equipment = await anyio.to_thread.run_sync(
                 Equipment.find, self._host.toolchains, self.plan, self.packages
             )
@@ -78,6 +82,9 @@ class NativeLivingBox(NativeBox):
             stack.callback(self._tasks.cancel_scope.cancel)
             if self.plan.egress.mode == "listed":
                 await self._open_egress()
+            if self._group is None:
+                self._own_processes = len(await anyio.to_thread.run_sync(listing.members, self._first.pid))
+                self._tasks.start_soon(self._watch_memory)
             yield
 
     async def _destroy(self, group: cgroups.Group | None) -> None:
@@ -124,17 +131,38 @@ class NativeLivingBox(NativeBox):
         )  # fmt: skip
         living = NativeLivingJob(
             self._machine, self._entry(command), holder, f"{self._place}/dev/pts/ptmx", command.pty,
-            self._keep_reading, self._used,
+            self._keep_reading, self._most_processes(1) + self._own_processes,
         )  # fmt: skip
         run = NativeLivingRun(job, living, emit, control)
         self._runs.add(run)
         try:
+            self._allow_processes()
             result = await run.go()
         finally:
             self._runs.discard(run)
+            self._allow_processes()
         if note:
             note(run.status)
         return result
+
+    def _most_processes(self, more: int = 0) -> int:
+        """How many processes may be in the machine: the guest's, and one of ours for each command."""
+        return self.plan.limits.pids + len(self._runs) + more
+
+    def _allow_processes(self) -> None:
+        if self._group:
+            with suppress(OSError):  # the machine is being closed
+                self._group.allow(self._most_processes())
+
+    async def _watch_memory(self) -> None:
+        """Without control groups: adds up what the machine keeps in memory; over the limit its largest process ends."""
+        while True:
+            await anyio.sleep(_MEMORY_CHECK_SECONDS if self._runs else _IDLE_CHECK_SECONDS)
+            if await anyio.to_thread.run_sync(self._used) > self.plan.limits.memory:
+                largest = await anyio.to_thread.run_sync(listing.largest, self._first.pid, self._host.bubblewrap)
+                if largest is not None and not any(run.end_of_memory(largest) for run in self._runs):
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(largest, signal.SIGKILL)
 
     def _words(self, command: Command) -> Sequence[str]:
         words = self._argv(command.argv)
