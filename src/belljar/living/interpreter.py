@@ -59,7 +59,9 @@ class AsyncBoxInterpreter(Openable):
         Raises:
             SessionEnded: it has ended before.
         """
-        lease, conversation = self._machine().lease, self._open_conversation
+        machine, conversation = self._machine(), self._open_conversation
+        machine.box  # noqa: B018  (which raises where nothing can run)
+        lease = machine.lease
         asked = request(await turn_code(code, path), language=self.language, timeout=timeout)
         limits = lease.limits(asked)
 
@@ -80,6 +82,16 @@ class AsyncBoxInterpreter(Openable):
     def ended(self) -> str:
         """Says how it ended; empty while it lives."""
         return self._open_conversation.ended
+
+    @property
+    def turns(self) -> int:
+        """How many turns it has had."""
+        return self._open_conversation.turns
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is under way."""
+        return self._open_conversation.busy
 
     @property
     def _open_conversation(self) -> Conversation:
@@ -152,3 +164,13 @@ class BoxInterpreter(portal.Blocking[AsyncBoxInterpreter]):
     def ended(self) -> str:
         """Says how it ended; empty while it lives."""
         return self._core.ended
+
+    @property
+    def turns(self) -> int:
+        """How many turns it has had."""
+        return self._core.turns
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is under way."""
+        return self._core.busy

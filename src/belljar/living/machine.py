@@ -112,10 +112,11 @@ class LivingMachine:
 
     async def check_folder(self, path: str) -> None:
         """Raises InvalidRequest unless a command can start in a folder: a missing one is not made."""
+        box = self.box
         if path == WORKSPACE:
             return
         try:
-            kind = (await self.box.tree.stat(path)).kind
+            kind = (await box.tree.stat(path)).kind
         except OSError as error:
             raise errors.InvalidRequest(f"cwd: {path}: {error.strerror}", fix="make it first: files.make_dir") from None
         if kind not in ("folder", "link"):
