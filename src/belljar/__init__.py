@@ -18,10 +18,10 @@ _MODULES: dict[str, str] = {
         "run arun stream astream Sandbox AsyncSandbox list_backends alist_backends supported_languages "
         "asupported_languages"
     ),
-    "living.process": "Process AsyncProcess",
+    "living.blocking": "Process BoxInterpreter Connection",
+    "living.process": "AsyncProcess",
     "living.files": "Files AsyncFiles",
-    "living.interpreter": "BoxInterpreter AsyncBoxInterpreter",
-    "living.ports": "Connection",
+    "living.interpreter": "AsyncBoxInterpreter",
     "session.session": "Session AsyncSession Checkpoint",
     "client.client": "Client",
     "client.async_client": "AsyncClient",
@@ -222,13 +222,13 @@ if TYPE_CHECKING:
     from belljar.core.result import Status as Status
     from belljar.engine.engine import Engine as Engine
     from belljar.images.build_log import BuildReport as BuildReport
+    from belljar.living.blocking import BoxInterpreter as BoxInterpreter
+    from belljar.living.blocking import Connection as Connection
+    from belljar.living.blocking import Process as Process
     from belljar.living.files import AsyncFiles as AsyncFiles
     from belljar.living.files import Files as Files
     from belljar.living.interpreter import AsyncBoxInterpreter as AsyncBoxInterpreter
-    from belljar.living.interpreter import BoxInterpreter as BoxInterpreter
-    from belljar.living.ports import Connection as Connection
     from belljar.living.process import AsyncProcess as AsyncProcess
-    from belljar.living.process import Process as Process
     from belljar.protocol.records import LogLine as LogLine
     from belljar.protocol.records import RunRecord as RunRecord
     from belljar.protocol.records import SandboxMetrics as SandboxMetrics

@@ -21,7 +21,8 @@ from belljar.engine.engine import Engine
 from belljar.engine.lease import Lease
 from belljar.host import portal
 from belljar.host.source import with_code, with_named_files
-from belljar.living.part import AsyncLivingPart, LivingPart
+from belljar.living.blocking import LivingPart
+from belljar.living.part import AsyncLivingPart
 
 _OF_THE_MACHINE = frozenset(Limits.model_fields) - {"timeout", "grace", "output"}  # limits of a living sandbox
 _engine: Engine | None = None

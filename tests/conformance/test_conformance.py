@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from belljar.backends.fake import Fake
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.plan import Plan
+from belljar.core.process import Chunk, FileStat
 from belljar.core.result import Result, Status
 from belljar.engine.backends import NAMES
 from belljar.engine.engine import Engine
@@ -74,7 +75,7 @@ class CodeOnly(Fake):
     async def probe(self) -> Capabilities:
         offer = await super().probe()
         return offer.model_copy(
-            update={"commands": False, "processes": False, "languages": frozenset({"python"})},
+            update={"commands": False, "processes": False, "living": None, "languages": frozenset({"python"})},
         )
 
     async def languages(self) -> tuple[LanguageSupport, ...]:
@@ -90,7 +91,7 @@ async def test_a_backend_that_runs_only_code_is_held_to_all_that_code_can_show()
         "fake runs code, not commands", "fake has no processes beside the guest", "fake cannot run bash here",
         "fake is no POSIX system to its guests", "fake cannot run javascript here", "fake cannot run typescript here",
         "fake has no python sessions", "fake does not limit cpus here", "fake cannot be granted a folder of the host",
-        "fake cannot copy a session", "fake cannot count fuel or fix clock and seed",
+        "fake cannot copy a session", "fake cannot count fuel or fix clock and seed", "fake has no living sandboxes",
     }  # fmt: skip
 
 
@@ -164,8 +165,102 @@ def test_a_backend_that_breaks_the_contract_is_caught(saboteur: type[Saboteur]) 
     assert all(verdict.detail for verdict in verdicts)
 
 
+class HollowProcess:
+    """A process that does nothing, and ends when it is looked at."""
+
+    pid = 0
+    running = False
+    labels: Mapping[str, str] = {}
+    command = ""
+
+    def __init__(self, answer: Result) -> None:
+        self._answer = self.result = answer
+
+    async def output(self, since: int = 0) -> AsyncIterator[Chunk]:
+        for chunk in ():
+            yield chunk
+
+    def kept(self, since: int = 0) -> tuple[Chunk, ...]:
+        return ()
+
+    async def write(self, *_: object) -> None:
+        return None
+
+    close_stdin = resize = write
+
+    async def signal(self, *_: object) -> bool:
+        return True
+
+    async def wait(self, *_: object) -> Result:
+        return self._answer
+
+    kill = wait
+
+
+class HollowStream:
+    """A connection on which nothing comes."""
+
+    async def __aenter__(self) -> HollowStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def send(self, *_: object) -> None:
+        return None
+
+    async def receive(self, *_: object) -> bytes:
+        raise anyio.EndOfStream
+
+    async def send_eof(self) -> None:
+        return None
+
+
+class HollowFiles:
+    """Files that take everything and have nothing."""
+
+    async def write(self, *_: object, **__: object) -> None:
+        return None
+
+    unpack = upload = move = copy = remove = write
+
+    async def make_dir(self, *_: object) -> bool:
+        return True
+
+    async def read(self, *_: object) -> bytes:
+        return b""
+
+    async def read_text(self, *_: object) -> str:
+        return ""
+
+    async def list(self, *_: object, **__: object) -> tuple[()]:
+        return ()
+
+    download = list
+
+    async def stat(self, path: str) -> FileStat:
+        return FileStat(path=path, kind="file")
+
+    async def exists(self, *_: object) -> bool:
+        return False
+
+    @asynccontextmanager
+    async def open(self, *_: object, **__: object) -> AsyncIterator[AsyncIterator[Any]]:
+        yield HollowProcess(Result(status=Status.SUCCESS)).output()
+
+    pack = watch = open
+
+
 class HollowBox:
     """A sandbox, or a session, in which nothing ever happens."""
+
+    paused = False
+    ended = ""
+    expires = None
+    home = ""
+    started: tuple[()] = ()
+    labels: Mapping[str, str] = {}
+    files = HollowFiles()
 
     def __init__(self, answer: Result) -> None:
         self._answer = answer
@@ -189,6 +284,39 @@ class HollowBox:
 
     async def list(self) -> tuple[()]:
         return ()
+
+    async def start(self, *_: object, **__: object) -> HollowProcess:
+        return HollowProcess(self._answer)
+
+    def process(self, *_: object) -> HollowProcess:
+        return HollowProcess(self._answer)
+
+    async def processes(self) -> tuple[()]:
+        return ()
+
+    async def wait_for_port(self, *_: object, **__: object) -> None:
+        return None
+
+    pause = resume = close = wait_for_port
+
+    async def dial(self, *_: object) -> HollowStream:
+        return HollowStream()
+
+    def extend(self, *_: object) -> None:
+        return None
+
+    def interrupt(self) -> bool:
+        return False
+
+    def interpreter(self, *_: object, **__: object) -> HollowBox:
+        return self
+
+    fork = interpreter
+
+    async def checkpoint(self, *_: object) -> None:
+        return None
+
+    rollback = checkpoint
 
 
 class HollowBench(Bench):
@@ -215,6 +343,8 @@ async def fails_on(answer: Result, check: Check) -> bool:
     bench.answer = answer
     try:
         await check.body(bench)
+    except AttributeError:
+        raise  # it asked what a hollow sandbox does not even have: that proves nothing
     except Exception:
         return True
     return False
@@ -233,6 +363,7 @@ def test_the_contract_has_at_least_sixty_checks_and_covers_every_area() -> None:
         "exit codes", "signals", "errors", "languages", "timeout", "memory", "processes", "disk", "cpu", "caps",
         "fuel", "checkpoints",
         "cancel", "concurrency", "state", "result", "figures", "network", "walls", "sessions",
+        "living processes", "living output", "terminals", "ports",
     }  # fmt: skip
     assert {check.area for check in CHECKS} == areas
 
@@ -261,7 +392,7 @@ async def test_a_skip_names_the_capability_that_is_missing() -> None:
     assert {verdict.detail for verdict in verdicts} == {"fake has no python sessions", "fake does not limit cpus here"}
 
 
-@pytest.mark.parametrize("need", ["commands", "processes", "posix"])
+@pytest.mark.parametrize("need", ["commands", "processes", "posix", "living", "pty", "dial", "pause", "watch", "root"])
 async def test_a_need_is_lacking_only_where_the_capability_is(need: str) -> None:
     for fake, lacking in ((Fake({}), False), (CodeOnly({}), True)):
         bench = Bench(Engine(load(), extra=(fake,)), fake.name, await fake.probe(), await fake.languages())

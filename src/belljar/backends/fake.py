@@ -162,6 +162,10 @@ class FakeProcess:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         self._box.ports[port] = (self, serve)
 
+    async def connect(self, port: int) -> ByteStream:
+        """Connects to a port that some process of this living sandbox listens on."""
+        return await self._box.dial(port)
+
     def background(self, program: Program, command: str = "background") -> None:
         """Starts a process that outlives this one in a living sandbox; in any other it does not."""
         self._box.leave(self, program, command)
@@ -280,6 +284,10 @@ class FakeBox:
 
     def leave(self, parent: FakeProcess, program: Program, command: str) -> None:
         """Starts what outlives its parent; here nothing does."""
+
+    async def dial(self, port: int) -> ByteStream:
+        """Connects to a port; here nothing goes on that could listen."""
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
     async def measure(self) -> Usage | None:
         return self._current.figures if self._current else None

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import anyio
-from anyio.abc import ByteStream, ObjectReceiveStream, ObjectSendStream, TaskGroup
+from anyio.abc import ByteStream, TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from belljar.backends.fake import Fake, FakeBox, FakeProcess, Program, _ending_of
 from belljar.backends.fake_tree import FakeTree
@@ -101,9 +102,11 @@ class FakeLivingBox(FakeBox):
         here, there = _pair()
 
         async def serve() -> None:
-            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream):
-                await self.ports[port][1](there)
-            await there.aclose()
+            try:
+                with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream):
+                    await self.ports[port][1](there)
+            finally:
+                there.close()
 
         self._tasks.start_soon(serve)
         return here
@@ -121,7 +124,7 @@ class FakeLivingBox(FakeBox):
 class FakeStream(ByteStream):
     """One end of a pretended connection."""
 
-    def __init__(self, incoming: ObjectReceiveStream[bytes], outgoing: ObjectSendStream[bytes]) -> None:
+    def __init__(self, incoming: MemoryObjectReceiveStream[bytes], outgoing: MemoryObjectSendStream[bytes]) -> None:
         self._incoming, self._outgoing = incoming, outgoing
         self._rest = b""
 
@@ -138,8 +141,12 @@ class FakeStream(ByteStream):
         await self._outgoing.aclose()
 
     async def aclose(self) -> None:
-        await self._outgoing.aclose()
-        await self._incoming.aclose()
+        self.close()
+
+    def close(self) -> None:
+        """Closes both directions."""
+        self._outgoing.close()
+        self._incoming.close()
 
 
 def _pair() -> tuple[FakeStream, FakeStream]:

@@ -18,7 +18,7 @@ from belljar.core.plan import Plan
 from belljar.core.values import format_size
 
 _MODULES_SHOWN = 5
-_FEATURES = {  # what is said of a backend that lacks one
+LACKS = {  # feature of living sandboxes -> what is said of a backend that lacks it
     "dial": "have ports that cannot be reached from outside", "pause": "cannot be paused", "pty": "have no terminals",
     "root": "have no root inside", "snapshot": "cannot be copied", "watch": "do not tell changes of files",
 }  # fmt: skip
@@ -192,7 +192,7 @@ def _lacks_life(plan: Plan, candidate: Capabilities) -> Iterator[str]:
         yield "it has no living sandboxes"
         return
     for feature in sorted(plan.features - candidate.living):
-        yield f"its living sandboxes {_FEATURES[feature]}"
+        yield f"its living sandboxes {LACKS[feature]}"
 
 
 def _lacks_language(plan: Plan, candidate: Capabilities) -> Iterator[str]:

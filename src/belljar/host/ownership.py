@@ -82,7 +82,7 @@ def prepare(state_dir: Path) -> None:
             f"the state directory {state_dir} is not ours alone",
             fix="remove it, or set BELLJAR_STATE_DIR to a private directory",
         )
-    for name in ("workspace", "tmp", "machine"):  # where each box mounts its own writable space, unseen by all others
+    for name in ("workspace", "tmp"):  # where each box mounts its own writable space, unseen by all others
         with suppress(FileExistsError):
             (state_dir / name).mkdir(mode=0o755)
 

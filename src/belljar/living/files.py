@@ -7,23 +7,43 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 import anyio.to_thread
 
+from belljar.control.box_tree import BoxTree
 from belljar.core import errors
 from belljar.core.options import StrPath
-from belljar.core.process import FileChange, FileStat
+from belljar.core.process import Feature, FileChange, FileStat
 from belljar.core.values import whole_path
 from belljar.host import archives, portal
-
-if TYPE_CHECKING:
-    from belljar.backends.base import BoxTree
-    from belljar.living.machine import LivingMachine
 
 _READ_BYTES = 64 * 1024  # that a blocking reader asks for at once
 _MAX_DEPTH = 64
 _DISKS = 4  # that a sandbox has: /workspace, its home, /tmp, /var/tmp; what is downloaded is no more than all of them
+
+
+class FileHolder(Protocol):
+    """What has files: an open living sandbox, here or on a server."""
+
+    @property
+    def tree(self) -> BoxTree:
+        """Its files; raises where they cannot be reached now."""
+        ...
+
+    @property
+    def home(self) -> str:
+        """The home of its programs."""
+        ...
+
+    @property
+    def disk(self) -> int:
+        """The bytes that each of its folders may hold."""
+        ...
+
+    def require(self, feature: Feature, what: str) -> None:
+        """Raises NotAvailable where it lacks a feature; `what`: that in words."""
+        ...
 
 
 class AsyncFiles:
@@ -33,7 +53,7 @@ class AsyncFiles:
     programs, and what goes wrong is the `OSError` that they would get. No link is followed.
     """
 
-    def __init__(self, machine: Callable[[], LivingMachine]) -> None:
+    def __init__(self, machine: Callable[[], FileHolder]) -> None:
         """`machine`: returns the open sandbox, or raises the reason why there is none."""
         self._machine = machine
 
@@ -58,45 +78,45 @@ class AsyncFiles:
             raise errors.InvalidRequest(f"content: must be bytes or text, not {type(content).__name__}")
         if mode is not None and not 0 <= mode <= 0o777:
             raise errors.InvalidRequest(f"mode: must be permissions, 0 to 0o777 (got {mode:#o})")
-        await self._tree.write(self.whole_path(path), content.encode() if isinstance(content, str) else content, mode)
+        await self._tree.write(self._whole(path), content.encode() if isinstance(content, str) else content, mode)
 
     def open(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Opens a file, and gives its content piece by piece: `async with box.files.open("big") as pieces`."""
-        return self._tree.reading(self.whole_path(path))
+        return self._tree.reading(self._whole(path))
 
     async def list(self, path: str = ".", depth: int = 1) -> tuple[FileStat, ...]:
         """Lists a folder, sorted by path: its entries (`depth` 1), those below them (2), and so on."""
         if not 1 <= depth <= _MAX_DEPTH:
             raise errors.InvalidRequest(f"depth: must be 1 to {_MAX_DEPTH} (got {depth})")
-        return await self._tree.list(self.whole_path(path), depth)
+        return await self._tree.list(self._whole(path), depth)
 
     async def stat(self, path: str) -> FileStat:
         """Tells what is there: its kind, size, permissions and time; of a link, the link itself."""
-        return await self._tree.stat(self.whole_path(path))
+        return await self._tree.stat(self._whole(path))
 
     async def exists(self, path: str) -> bool:
         """Tells whether there is something of that name."""
         try:
-            await self._tree.stat(self.whole_path(path))
+            await self._tree.stat(self._whole(path))
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
     async def make_dir(self, path: str) -> bool:
         """Makes a folder and those above it; False: it was there."""
-        return await self._tree.make_dir(self.whole_path(path))
+        return await self._tree.make_dir(self._whole(path))
 
     async def move(self, path: str, to: str) -> None:
         """Renames a file or a folder; a file that was there is replaced."""
-        await self._tree.move(self.whole_path(path), self.whole_path(to))
+        await self._tree.move(self._whole(path), self._whole(to))
 
     async def copy(self, path: str, to: str) -> None:
         """Copies a file, a folder with all that it holds, or a link as such."""
-        await self._tree.copy(self.whole_path(path), self.whole_path(to))
+        await self._tree.copy(self._whole(path), self._whole(to))
 
     async def remove(self, path: str) -> None:
         """Removes a file, or a folder with all that it holds."""
-        await self._tree.remove(self.whole_path(path))
+        await self._tree.remove(self._whole(path))
 
     def watch(
         self, path: str = ".", *, recursive: bool = False
@@ -108,11 +128,11 @@ class AsyncFiles:
             recursive: whether changes in the folders below it are told, too.
         """
         self._machine().require("watch", "does not tell changes of files")
-        return self._tree.watch(self.whole_path(path), recursive=recursive)
+        return self._tree.watch(self._whole(path), recursive=recursive)
 
     def pack(self, *paths: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Gives files and folders as one tar archive, piece by piece. It is as hostile as whoever wrote the files."""
-        return self._tree.packing([self.whole_path(path) for path in paths or (".",)])
+        return self._tree.packing([self._whole(path) for path in paths or (".",)])
 
     async def unpack(self, path: str, archive: AsyncIterator[bytes]) -> None:
         """Lays the files of a tar archive below a folder.
@@ -121,7 +141,7 @@ class AsyncFiles:
             InvalidRequest: a name in it leads out of the folder, or it holds a device or a pipe.
         """
         try:
-            await self._tree.unpack(self.whole_path(path), archive)
+            await self._tree.unpack(self._whole(path), archive)
         except ValueError as error:
             raise errors.InvalidRequest(f"archive: {error}", fix="pack plain files and folders") from None
 
@@ -133,7 +153,7 @@ class AsyncFiles:
         Raises:
             OSError: it cannot be read here, or not written there.
         """
-        whole, place = self.whole_path(path), os.fspath(local)
+        whole, place = self._whole(path), os.fspath(local)
         if await anyio.to_thread.run_sync(os.path.isdir, place):
             await self.unpack(whole, portal.in_threads(archives.packed(place)))
             return
@@ -153,12 +173,12 @@ class AsyncFiles:
         Raises:
             OSError: it cannot be read there, or not written here.
         """
-        whole, place = self.whole_path(path), os.fspath(local)
+        whole, place = self._whole(path), os.fspath(local)
         if (await self.stat(whole)).kind != "folder":
             async with self.open(whole) as pieces:
                 await archives.in_thread(partial(_save, place, whole.rpartition("/")[2]), pieces)
             return ()
-        most = _DISKS * self._machine().lease.plan.limits.disk
+        most = _DISKS * self._machine().disk
         try:
             async with self.pack(whole) as pieces:
                 return await archives.in_thread(
@@ -169,18 +189,13 @@ class AsyncFiles:
 
     @property
     def _tree(self) -> BoxTree:
-        return self._machine().box.tree
+        return self._machine().tree
 
-    def whole_path(self, path: str) -> str:
-        """Returns the whole path that a path stands for.
-
-        Raises:
-            InvalidRequest: nothing can have such a name.
-        """
+    def _whole(self, path: str) -> str:
         if not isinstance(path, str):
             raise errors.InvalidRequest(f"path: must be text, not {type(path).__name__}")
         try:
-            return whole_path(path, self._machine().lease.plan.home)
+            return whole_path(path, self._machine().home)
         except ValueError as error:
             raise errors.InvalidRequest(f"path: {error}") from None
 

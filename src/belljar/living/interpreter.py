@@ -12,16 +12,15 @@ from belljar.core import errors, policy
 from belljar.core.options import StrPath, request
 from belljar.core.request import MAX_TIMEOUT_SECONDS
 from belljar.core.result import Result
-from belljar.host import portal
-from belljar.host.lifetime import Openable
 from belljar.host.source import turn_code
 from belljar.living.conversation import Conversation, named_alike
+from belljar.living.handles import InterpreterHandle
 
 if TYPE_CHECKING:
     from belljar.living.machine import LivingMachine
 
 
-class AsyncBoxInterpreter(Openable):
+class AsyncBoxInterpreter(InterpreterHandle):
     """An interpreter of a living sandbox: `async with box.interpreter() as python: await python.run("x = 1")`.
 
     Or `python = await box.interpreter()` and `await python.close()`. It ends with its sandbox at the latest. A turn
@@ -84,16 +83,6 @@ class AsyncBoxInterpreter(Openable):
         return self._open_conversation.ended
 
     @property
-    def turns(self) -> int:
-        """How many turns it has had."""
-        return self._open_conversation.turns
-
-    @property
-    def busy(self) -> bool:
-        """Whether a turn is under way."""
-        return self._open_conversation.busy
-
-    @property
     def _open_conversation(self) -> Conversation:
         if self._conversation is None:
             raise errors.InvalidRequest("this interpreter is not open", fix="use it in a `with` block")
@@ -122,55 +111,3 @@ class AsyncBoxInterpreter(Openable):
         finally:
             machine.interpreters.discard(self)
             await conversation.close()
-
-
-class BoxInterpreter(portal.Blocking[AsyncBoxInterpreter]):
-    """An interpreter that lives in a living sandbox: `with box.interpreter() as python: python.run("x = 1")`.
-
-    What holds for turns is told at `AsyncBoxInterpreter`.
-    """
-
-    @property
-    def language(self) -> str:
-        """Its language."""
-        return self._core.language
-
-    def run(
-        self, code: str | None = None, *, path: StrPath | None = None, timeout: float | None = None,
-        on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
-        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, id: str = "",
-    ) -> Result:  # fmt: skip
-        """Runs one turn: see `AsyncBoxInterpreter.run`. Callbacks are called from another thread."""
-        return portal.call(
-            lambda: self._core.run(
-                code, path=path, timeout=timeout, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr,
-                cancel=cancel, id=id,
-            )
-        )  # fmt: skip
-
-    def interrupt(self) -> bool:
-        """Interrupts the turn under way, from another thread: see `AsyncBoxInterpreter.interrupt`."""
-
-        async def interrupt() -> bool:
-            return self._core.interrupt()
-
-        return portal.call(interrupt)
-
-    def complete(self, text: str) -> tuple[str, ...]:
-        """Returns the names that a half-typed one, such as "os.pa", may become, as the guest says."""
-        return portal.call(self._core.complete, text)
-
-    @property
-    def ended(self) -> str:
-        """Says how it ended; empty while it lives."""
-        return self._core.ended
-
-    @property
-    def turns(self) -> int:
-        """How many turns it has had."""
-        return self._core.turns
-
-    @property
-    def busy(self) -> bool:
-        """Whether a turn is under way."""
-        return self._core.busy

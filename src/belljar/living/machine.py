@@ -20,6 +20,7 @@ from belljar.host.lifetime import LifetimeTask
 from belljar.host.loops import lone_errors
 
 if TYPE_CHECKING:
+    from belljar.control.box_tree import BoxTree
     from belljar.engine.lease import Lease
     from belljar.living.interpreter import AsyncBoxInterpreter
     from belljar.living.process import AsyncProcess
@@ -104,6 +105,21 @@ class LivingMachine:
         if self.paused:
             raise errors.InvalidRequest("this sandbox is paused", fix="resume() it first")
         return box
+
+    @property
+    def tree(self) -> BoxTree:
+        """The files of the box."""
+        return self.box.tree
+
+    @property
+    def home(self) -> str:
+        """The home of its programs."""
+        return self.lease.plan.home
+
+    @property
+    def disk(self) -> int:
+        """The bytes that each of its folders may hold."""
+        return self.lease.plan.limits.disk
 
     @property
     def tasks(self) -> TaskGroup:

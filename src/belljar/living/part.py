@@ -7,29 +7,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from belljar.core import errors
 from belljar.core.options import check_seconds
 from belljar.core.process import BoxProcess, PtySize, shell
 from belljar.core.request import RunRequest
-from belljar.host import portal
-from belljar.host.lifetime import Openable
+from belljar.living.handles import LivingHandle
 
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
-    from belljar.living.files import AsyncFiles, Files
-    from belljar.living.interpreter import AsyncBoxInterpreter, BoxInterpreter
+    from belljar.living.files import AsyncFiles
+    from belljar.living.interpreter import AsyncBoxInterpreter
     from belljar.living.machine import LivingMachine
-    from belljar.living.ports import Connection
-    from belljar.living.process import AsyncProcess, Process
-
-PartT = TypeVar("PartT", bound="AsyncLivingPart")
+    from belljar.living.process import AsyncProcess
 
 
-class AsyncLivingPart(Openable):
+class AsyncLivingPart(LivingHandle):
     """What `AsyncSandbox` can do when it was opened with `living=True`."""
 
     _request: RunRequest
@@ -74,7 +69,11 @@ class AsyncLivingPart(Openable):
         asked = self._asked(command=words, workdir=cwd, env=env or {}, timeout=timeout)
         await machine.check_folder(asked.workdir)
         process = AsyncProcess(id or machine.next_id(), asked, size, labels or {})
-        machine.admit(process)
+        try:
+            machine.admit(process)
+        except errors.BelljarError:
+            process.forgo()
+            raise
         await process.begin(machine, id or f"{machine.lease.box.id}.{process.id}")
         return process
 
@@ -195,113 +194,3 @@ class AsyncLivingPart(Openable):
         if self._machine is None:
             raise errors.InvalidRequest("this sandbox is not open", fix="use it in a `with` block, or .open() it")
         return self._machine
-
-
-class LivingPart(portal.Blocking[PartT]):
-    """What `Sandbox` can do when it was opened with `living=True`."""
-
-    def start(
-        self, command: str | Iterable[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None,
-        pty: tuple[int, int] | PtySize | None = None, timeout: float | None = None,
-        labels: Mapping[str, str] | None = None, id: str = "",
-    ) -> Process:  # fmt: skip
-        """Starts a process that goes on beside everything else, and returns when it runs: see `AsyncSandbox.start`."""
-        from belljar.living.process import Process
-
-        return Process(
-            portal.call(
-                lambda: self._core.start(
-                    command, cwd=cwd, env=env, pty=pty, timeout=timeout, labels=labels, id=id
-                )
-            )
-        )  # fmt: skip
-
-    def process(self, id: str) -> Process:
-        """Returns a process that was started here, by its id."""
-        from belljar.living.process import Process
-
-        return Process(self._core.process(id))
-
-    @property
-    def started(self) -> tuple[Process, ...]:
-        """The processes that were started here: all that run, and the last that have ended."""
-        from belljar.living.process import Process
-
-        return tuple(Process(one) for one in self._core.started)
-
-    def processes(self) -> tuple[BoxProcess, ...]:
-        """Lists what runs in the sandbox now, by the kernel's word: also what its processes have started."""
-        return portal.call(self._core.processes)
-
-    def wait_for_port(self, port: int, *, timeout: float = 30.0) -> None:
-        """Waits until something in the sandbox listens on a TCP port; raises TimeoutError if nothing does."""
-        portal.call(partial(self._core.wait_for_port, port, timeout=timeout))
-
-    def dial(self, port: int) -> Connection:
-        """Connects to a TCP port of the sandbox's own loopback. No network is opened for that, in or out.
-
-        Raises:
-            ConnectionRefusedError: nothing listens there.
-        """
-        from belljar.living.ports import Connection
-
-        return Connection(portal.call(self._core.dial, port))
-
-    @property
-    def files(self) -> Files:
-        """Its files, by whole paths."""
-        from belljar.living.files import Files
-
-        return Files(self._core.files)
-
-    def interpreter(self, language: str = "python", *, env: Mapping[str, str] | None = None) -> BoxInterpreter:
-        """Opens an interpreter that keeps its variables: `with box.interpreter() as python`, or `close` it later."""
-        from belljar.living.interpreter import BoxInterpreter
-
-        return BoxInterpreter._of(self._core.interpreter(language, env=env))._open()
-
-    @property
-    def living(self) -> bool:
-        """Whether it is a living sandbox: one machine for all its commands."""
-        return self._core.living
-
-    @property
-    def home(self) -> str:
-        """The home of its programs."""
-        return self._core.home
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Names and values of yours."""
-        return self._core.labels
-
-    @property
-    def expires(self) -> float | None:
-        """When it ends by itself, in seconds since 1970; None: it does not."""
-        return self._core.expires
-
-    @property
-    def paused(self) -> bool:
-        """Whether its processes are stopped where they are."""
-        return self._core.paused
-
-    @property
-    def ended(self) -> str:
-        """Says how it ended, if its time was over before it was closed; empty while it lives."""
-        return self._core.ended
-
-    def pause(self) -> None:
-        """Stops all its processes where they are, until `resume`. They keep their memory and use no processor."""
-        portal.call(self._core.pause)
-
-    def resume(self) -> None:
-        """Lets its processes go on; one that paused because its time was over gets that time again."""
-        portal.call(self._core.resume)
-
-    def extend(self, seconds: float) -> None:
-        """Moves the end of its time to so many seconds from now."""
-
-        async def extend() -> None:
-            self._core.extend(seconds)
-
-        portal.call(extend)

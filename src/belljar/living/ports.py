@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import ByteStream
 
 from belljar.core import errors
 from belljar.core.options import check_seconds
-from belljar.host import portal
 
 if TYPE_CHECKING:
     from belljar.living.machine import LivingMachine
@@ -48,38 +46,3 @@ def check_port(port: int) -> None:
     """Raises InvalidRequest for what is no TCP port."""
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
         raise errors.InvalidRequest(f"port: must be 1 to 65535 (got {port!r})")
-
-
-class Connection:
-    """A connection to a port of a living sandbox: `with box.dial(8000) as port: port.write(b"..."); port.read()`."""
-
-    def __init__(self, stream: ByteStream) -> None:
-        """Wraps the async one: `Sandbox.dial` makes it."""
-        self._stream = stream
-
-    def read(self, count: int = _READ_BYTES) -> bytes:
-        """Returns what came next, at most so many bytes; waits for it. Nothing: the other side has closed."""
-
-        async def receive() -> bytes:
-            try:
-                return await self._stream.receive(count)
-            except anyio.EndOfStream:
-                return b""
-
-        return portal.call(receive)
-
-    def write(self, data: bytes) -> None:
-        """Sends all of it."""
-        portal.call(self._stream.send, data)
-
-    def close(self) -> None:
-        """Closes it, in both directions. Closing twice does no harm."""
-        portal.call(self._stream.aclose)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

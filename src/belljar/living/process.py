@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import signal as signals
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,7 +17,6 @@ from belljar.core import errors
 from belljar.core.process import Chunk, PtySize, shell_text
 from belljar.core.request import RunRequest
 from belljar.core.result import STREAMS, Result, Status, StreamName
-from belljar.host import portal
 from belljar.host.loops import lone_errors
 
 if TYPE_CHECKING:
@@ -167,6 +165,11 @@ class AsyncProcess:
         """Waits until nothing of it is left."""
         await self._over.wait()
 
+    def forgo(self) -> None:
+        """Says that it will never be started."""
+        self._feed.close()
+        self._input.close()
+
     async def begin(self, machine: LivingMachine, id: str) -> None:
         """Starts it, and returns when it runs or has failed to.
 
@@ -240,110 +243,3 @@ def _number(signal: str | int) -> int:
     elif not isinstance(signal, bool) and 0 < signal < 65:
         return int(signal)
     raise errors.InvalidRequest(f"signal: there is no signal {signal!r}", fix='write signal("TERM"), or its number')
-
-
-class Process:
-    """A process that was started in a living sandbox, and goes on until it ends or the sandbox does.
-
-    Its output is kept, the first megabyte and the last one, so that readers can come, go and come back: `output`.
-    """
-
-    def __init__(self, core: AsyncProcess) -> None:
-        """Wraps the async one: `Sandbox.start` makes it."""
-        self._core = core
-
-    def __repr__(self) -> str:
-        return repr(self._core)
-
-    @property
-    def id(self) -> str:
-        """Its name in the sandbox."""
-        return self._core.id
-
-    @property
-    def pid(self) -> int:
-        """Its number inside the sandbox; 0 if it never ran."""
-        return self._core.pid
-
-    @property
-    def command(self) -> str:
-        """Its command line."""
-        return self._core.command
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Names and values of yours."""
-        return self._core.labels
-
-    @property
-    def pty(self) -> PtySize | None:
-        """The size that its terminal began with; None: it has none."""
-        return self._core.pty
-
-    @property
-    def started(self) -> float:
-        """When it was started, in seconds since 1970."""
-        return self._core.started
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended yet."""
-        return self._core.running
-
-    @property
-    def result(self) -> Result | None:
-        """What came of it; None while it runs, and where Belljar lost it (`wait` raises the reason then)."""
-        return self._core.result
-
-    @property
-    def error(self) -> errors.BelljarError | None:
-        """Why Belljar lost it; None while it runs, and where it has a result."""
-        return self._core.error
-
-    def output(self, since: int = 0) -> Iterator[Chunk]:
-        """Gives its output as it comes, until its end: `for chunk in process.output()`.
-
-        Args:
-            since: the `seq` of the last piece that you have; what came after it and is kept is given at once.
-        """
-        return portal.iterating(self._core.output(since))
-
-    def kept(self, since: int = 0) -> tuple[Chunk, ...]:
-        """Returns the pieces of its output that are kept now, after number `since`."""
-
-        async def look() -> tuple[Chunk, ...]:
-            return self._core.kept(since)
-
-        return portal.call(look)
-
-    def write(self, data: bytes | str) -> None:
-        """Writes to its standard input, or types into its terminal; waits while it does not read.
-
-        Raises:
-            BrokenPipeError: it has ended, or its input was closed.
-        """
-        portal.call(self._core.write, data)
-
-    def close_stdin(self) -> None:
-        """Ends its standard input, as Ctrl-D does; what has a terminal can be written to afterwards."""
-        portal.call(self._core.close_stdin)
-
-    def signal(self, signal: str | int) -> bool:
-        """Sends it a signal: "TERM", "INT", 9, … False if it has ended."""
-        return portal.call(self._core.signal, signal)
-
-    def kill(self) -> Result:
-        """Ends it and everything it started: SIGTERM, and SIGKILL after its grace. Returns its result."""
-        return portal.call(self._core.kill)
-
-    def resize(self, columns: int, rows: int) -> None:
-        """Gives its terminal another size."""
-        portal.call(self._core.resize, columns, rows)
-
-    def wait(self, timeout: float | None = None) -> Result:
-        """Waits until it ends, and returns its result: see `AsyncProcess.wait`.
-
-        Raises:
-            TimeoutError: it has not ended after so many seconds. It goes on.
-        """
-        return portal.call(partial(self._core.wait, timeout))

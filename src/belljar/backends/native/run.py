@@ -305,7 +305,7 @@ class NativeRun:
 
     def _never_ran(self, exit_: int, oom_killed: bool) -> int | None:
         """No exit code was reported: was the program missing, was it ended from outside, or did we fail?"""
-        said = self._outcome.stderr
+        said = self._words()
         missing = re.search(r"^(?:bwrap: execvp|prlimit: failed to execute) (.+): (.+)$", said, re.MULTILINE)
         if missing:
             return 127 if "No such file" in missing[2] else 126
@@ -316,3 +316,7 @@ class NativeRun:
             self._outcome.end(Status.KILLED)
             return None
         raise errors.StartFailed(f"the sandbox could not be built: {said.strip() or f'exit code {exit_}'}")
+
+    def _words(self) -> str:
+        """What was printed to stderr: bubblewrap's own words, if the command never ran."""
+        return self._outcome.stderr

@@ -21,8 +21,9 @@ _MOST = 16  # of one sandbox
 
 def record_of(id: str, interpreter: AsyncBoxInterpreter) -> InterpreterRecord:
     """Returns an interpreter as its caller is told of it."""
+    conversation = interpreter._open_conversation
     return InterpreterRecord(
-        id=id, language=interpreter.language, turns=interpreter.turns, busy=interpreter.busy, ended=interpreter.ended
+        id=id, language=interpreter.language, turns=conversation.turns, busy=conversation.busy, ended=interpreter.ended
     )
 
 

@@ -10,17 +10,20 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from belljar.core import errors
-from belljar.living.files import AsyncFiles
+from belljar.core.values import whole_path
+from belljar.sandbox import AsyncSandbox
 
 _NEW_MODE = 0o644
 _BLOCK = tarfile.BLOCKSIZE
 
 
-async def upload(files: AsyncFiles, path: str, size: int, pieces: AsyncIterator[bytes], mode: int | None) -> None:
+async def upload(
+    box: AsyncSandbox, path: str, size: int, pieces: AsyncIterator[bytes], mode: int | None
+) -> None:  # fmt: skip
     """Writes a file piece by piece: all of it, or nothing.
 
     Args:
-        files: of the sandbox.
+        box: the sandbox.
         path: the name of the file.
         size: its bytes, as they were announced.
         pieces: its content.
@@ -30,15 +33,14 @@ async def upload(files: AsyncFiles, path: str, size: int, pieces: AsyncIterator[
         OSError: what the guest would get.
         InvalidRequest: it is another size than was announced.
     """
-    found = None
+    found, files = None, box.files
     with suppress(FileNotFoundError, NotADirectoryError):
         found = await files.stat(path)
     if found is not None and found.kind != "file":
         await files.write(path, b"")  # which raises what the guest would get
         raise OSError(errno.EINVAL, f"it is a {found.kind}", path)
     usual = _NEW_MODE if found is None else found.mode
-    whole = files.whole_path(path)
-    folder, _, name = whole.rpartition("/")
+    folder, _, name = whole_path(path, box.home).rpartition("/")
     entry = tarfile.TarInfo(name)
     entry.size, entry.mtime, entry.mode = size, int(time.time()), stat.S_IMODE(usual if mode is None else mode)
     await files.unpack(folder or "/", _archive(entry, pieces))

@@ -29,6 +29,7 @@ from belljar.testing.conformance import (
     inputs,
     limits,
     lives,
+    living,
     results,
     sandboxes,
     sessions,
@@ -39,7 +40,7 @@ from belljar.testing.conformance.bench import CHECKS, SCRIPTS, Bench, Check, Che
 
 __all__ = ["AREAS", "Bench", "Check", "CheckFailed", "CheckVerdict", "check", "checks", "conform", "guest", "scripts"]
 
-AREAS = (streams, inputs, files, sandboxes, box_files, endings, limits, lives, results, walls, sessions)
+AREAS = (streams, inputs, files, sandboxes, box_files, endings, limits, lives, results, walls, sessions, *living.AREAS)
 AT_ONCE = 6
 _DEADLINE_SECONDS = 90
 

@@ -11,6 +11,7 @@ from belljar.backends.fake import FakeProcess, Program
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.result import Event, Result
+from belljar.core.routing import LACKS
 from belljar.engine.engine import Engine
 from belljar.sandbox import AsyncSandbox, arun
 
@@ -52,6 +53,10 @@ class Bench:
     def sandbox(self, **options: Any) -> AsyncSandbox:
         return AsyncSandbox(backend=self.backend, engine=self.engine, **options)
 
+    def machine(self, **options: Any) -> AsyncSandbox:
+        """A living sandbox, not yet open."""
+        return self.sandbox(living=True, **options)
+
     def session(self, **options: Any) -> AsyncSession:
         from belljar.session.session import AsyncSession
 
@@ -86,6 +91,10 @@ class Bench:
                 return "" if offer.fuel else f"{self.backend} cannot count fuel or fix clock and seed"
             case "posix":  # users, file modes, /proc: what a guest has where it is a process among others
                 return "" if offer.processes else f"{self.backend} is no POSIX system to its guests"
+            case "living":
+                return "" if offer.living is not None else f"{self.backend} has no living sandboxes"
+            case "pty" | "dial" | "pause" | "watch" | "root":
+                return "" if kind in (offer.living or ()) else f"living sandboxes of {self.backend} {LACKS[kind]}"
         raise ValueError(f"{need!r} is not something a check can need")
 
 

@@ -47,6 +47,7 @@ class NativeLivingBox(NativeBox):
         self._machine: walls.MachineSpec
         self._equipment: Equipment
         self._tasks: TaskGroup
+        self._inside = -1  # /workspace, open
         self._network: BoxNetwork
         self.tree: HostTree
 
@@ -88,14 +89,16 @@ class NativeLivingBox(NativeBox):
         if workspace and self._lent:
             workspace = workspace.model_copy(update={"path": self._host.place})
         return walls.MachineSpec(
-            place=str(self._host.state_dir / "machine"), limits=self.plan.limits, home=_home(self.plan.home),
+            bubblewrap=self._host.bubblewrap, limits=self.plan.limits, home=_home(self.plan.home),
             user=self.plan.user, workspace=workspace, grants=self._equipment.grants, files=dict(self.plan.files),
             links=self._equipment.links,
         )  # fmt: skip
 
     def _open_folders(self, root: int, stack: AsyncExitStack) -> None:
+        # By way of the machine, a granted one too: of a folder elsewhere bubblewrap could not mount a part in there.
+        self._inside = stack.enter_context(files.below(root, WORKSPACE.lstrip("/")))
         if not self.plan.workspace:
-            self._root = stack.enter_context(files.below(root, WORKSPACE.lstrip("/")))
+            self._root = self._inside
         self._tmp = stack.enter_context(files.below(root, "tmp"))
         writable = self._machine.writable
         if self.plan.workspace and self.plan.workspace.write:
@@ -135,7 +138,7 @@ class NativeLivingBox(NativeBox):
 
     def _words(self, command: Command) -> Sequence[str]:
         words = self._argv(command.argv)
-        return ["setsid", "--ctty", *words] if command.pty else words
+        return [process.system_program("setsid"), "--ctty", *words] if command.pty else words
 
     def _entry(self, command: Command) -> walls.EntrySpec:
         online = egress.ENV if self.plan.egress.mode == "listed" else {}
@@ -144,7 +147,7 @@ class NativeLivingBox(NativeBox):
             env={**self._equipment.env, **online, **terminal, **command.env},
             cwd=posixpath.join(WORKSPACE, command.cwd),
             files=dict(self.plan.files) | dict(command.files) if command.files else {},
-            terminal=command.pty is not None, granted=self._root, uid=self.uid,
+            terminal=command.pty is not None, granted=self._inside, uid=self.uid,
         )  # fmt: skip
 
     def _keep_reading(self, fd: int) -> None:
@@ -173,7 +176,7 @@ class NativeLivingBox(NativeBox):
     @property
     def _place(self) -> str:
         """The root of the machine, as the host comes to it."""
-        return f"/proc/{self._first.pid}/root{self._machine.place}"
+        return f"/proc/{self._first.pid}/root{walls.PLACE}"
 
     # --- the machine ---
 

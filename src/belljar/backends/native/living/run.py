@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,9 @@ from belljar.core.process import PtySize
 from belljar.core.result import STREAMS, Status, StreamName
 from belljar.host import process, procfs, terminal
 
+_START_SECONDS = 5.0  # that bubblewrap may take to become the command; the start is told then in any case
+_LOOK_SECONDS = 0.002
+_SAID_BYTES = 4096  # of what a command prints first: bubblewrap's words, if it never ran
 _LEFT_BYTES = 1 << 20  # that are still read of what a pipe held when the command ended
 
 
@@ -47,6 +50,7 @@ class NativeLivingRun(NativeRun):
         self._waits: set[anyio.CancelScope] = set()
         self._handle: int | None = None  # of the command's first process
         self._terminal = -1
+        self._said = b""
         self._fds.callback(self._let_go)
 
     # --- starting ---
@@ -76,7 +80,22 @@ class NativeLivingRun(NativeRun):
         with suppress(OSError):
             self._handle = os.pidfd_open(first)
         if inside:
+            if self._control.hear:  # somebody waits for the start, and may signal the command right then
+                await self._become(first)
             self._control.begin(StartedGuest(inside, self._signal, self._resize))
+
+    async def _become(self, pid: int) -> None:
+        """Waits until bubblewrap, and what else of ours comes before the command, has become the command."""
+        words, ours = [*self._job.prefix, *process.hearing(), *self._job.argv], set[bytes]()
+        for count in {0, len(self._job.prefix), len(words) - len(self._job.argv)}:
+            ours.add(_line(words[count:]))
+        ours -= set() if self._living.pty else {_line(self._job.argv)}  # else `setsid` is the last of ours
+        program = os.path.realpath(self._job.bubblewrap)
+        with anyio.move_on_after(_START_SECONDS), suppress(OSError):  # it has ended
+            while True:
+                if os.readlink(f"/proc/{pid}/exe") != program and _line_of(pid) not in ours:
+                    return
+                await anyio.sleep(_LOOK_SECONDS)
 
     async def _signal(self, number: int) -> None:
         if self._handle is None:
@@ -126,6 +145,8 @@ class NativeLivingRun(NativeRun):
         while left > 0 and (data := await self._next(fd)):
             if self._over:
                 left -= len(data)
+            if len(self._said) < _SAID_BYTES:
+                self._said += data
             if self._control.hear:
                 self._control.hear(name, data)
             if await self._outcome.take(name, data) and self._outcome.verdict is None:
@@ -156,11 +177,14 @@ class NativeLivingRun(NativeRun):
     # --- ending ---
 
     def _never_ran(self, exit_: int, oom_killed: bool) -> int | None:
-        if "bwrap: Can't chdir to" in self._outcome.stderr:
+        if b"bwrap: Can't chdir to" in self._said:
             raise errors.InvalidRequest(
                 f"cwd: {self._living.entry.cwd} is no folder in the sandbox", fix="make it first"
             )
         return super()._never_ran(exit_, oom_killed)
+
+    def _words(self) -> str:
+        return self._said.decode("utf-8", "replace")
 
     def _terminate(self, child: process.Child) -> bool:
         return bool(process.terminate(lambda: self._members(child), spare=(child.pid,)))
@@ -172,6 +196,15 @@ class NativeLivingRun(NativeRun):
         """Removes the command's group, if it left nothing running; else that is done at the box's end."""
         if self._group:
             self._group.remove()
+
+
+def _line(words: Sequence[str]) -> bytes:
+    """A command line as the kernel tells it."""
+    return b"".join(word.encode() + b"\0" for word in words)
+
+
+def _line_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def _number_inside(pid: int) -> int:

@@ -3,6 +3,9 @@
 One bubblewrap builds the machine: its namespaces, and below one folder all that guests see. It stays as the machine's
 first process. Each command is one more bubblewrap that joins those namespaces, has a view of that folder of its own
 with the same walls, a user namespace of its own, and the seccomp filter.
+
+Guests have both in sight, and of each process in sight the kernel tells everybody the mounts. So beside that folder
+there is nothing in the machine but what bubblewrap itself needs: programs, and the host's /proc to find itself in.
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ from belljar.core.values import WORKSPACE
 
 _MACHINE = (
     "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--uid", "0", "--gid", "0",
-    "--cap-add", "ALL", "--die-with-parent", "--as-pid-1", "--hostname", "belljar", "--dev-bind", "/", "/",
+    "--cap-add", "ALL", "--die-with-parent", "--as-pid-1", "--hostname", "belljar", "--bind", "/proc", "/proc",
+    "--perms", "0755", "--dir", "/tmp", "--perms", "0755", "--dir", "/etc",
+    "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
 )  # fmt: skip
 _COMMAND = (
     "--unshare-user", "--unshare-cgroup", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--clearenv",
 )  # fmt: skip
+PLACE = "/machine"  # below which all is that guests see
 _ETC_COPIED = (*jail.ETC_COPIED, "os-release", "services", "protocols", "mime.types", "ssl/openssl.cnf")
 _SHARED = ("/tmp", "/var/tmp")  # everybody's, and so with the sticky bit
 _MOST_FILE_BYTES = 1 << 20
@@ -36,7 +42,7 @@ PROGRAMS = "/opt/belljar/bin"  # names for programs that the host has under othe
 class MachineSpec(NamedTuple):
     """All that differs from one living sandbox to the next."""
 
-    place: str  # the folder of the host below which it is built, unseen by all others
+    bubblewrap: str
     limits: Limits
     home: str
     user: User
@@ -73,13 +79,14 @@ class EntrySpec(NamedTuple):
 def machine_arguments(machine: MachineSpec, stack: ExitStack) -> tuple[list[str], list[int]]:
     """bubblewrap's arguments for a machine with its first process, and the descriptors that they name."""
     fds: list[int] = []
-    at = machine.place
+    at = PLACE
 
     def text(path: str, content: bytes) -> list[str]:
         fds.append(jail.memory_file(content, stack))
         return ["--perms", "0444", "--file", str(fds[-1]), f"{at}{path}"]
 
-    args = [*_MACHINE, "--perms", "0755", "--size", str(machine.limits.kept_bytes), "--tmpfs", at]
+    args = [*_MACHINE, *jail.root_mounts(), *_own_program(machine.bubblewrap)]
+    args += ["--perms", "0755", "--size", str(machine.limits.kept_bytes), "--tmpfs", at]
     for folder in ("/etc", "/var", "/opt", INPUTS, PROGRAMS):
         args += ["--perms", "0755", "--dir", f"{at}{folder}"]
     args += jail.root_mounts(at)
@@ -88,6 +95,8 @@ def machine_arguments(machine: MachineSpec, stack: ExitStack) -> tuple[list[str]
     for name, content in _etc(machine):
         args += text(f"/etc/{name}", content)
     args += ["--proc", f"{at}/proc", *jail.proc_masks(at)]
+    for name in ("1/cgroup", "1/task/1/cgroup"):  # whose names tell which process of the host is Belljar
+        args += ["--ro-bind", "/dev/null", f"{at}/proc/{name}"]
     args += ["--dev", f"{at}/dev", "--perms", "1777", "--size", str(jail.SHM_BYTES), "--tmpfs", f"{at}/dev/shm"]
     args += ["--remount-ro", f"{at}/dev"]
     for folder in (*machine.writable, machine.home):
@@ -102,7 +111,12 @@ def machine_arguments(machine: MachineSpec, stack: ExitStack) -> tuple[list[str]
     for name, content in machine.files.items():
         args += text(f"{INPUTS}/{name}", content)
     first = ["/bin/sh", "-c", shell_script("native/machine"), "belljar", at, str(machine.limits.kept_inodes)]
-    return [*args, "--chdir", "/", "--", *first], fds
+    return [*args, "--remount-ro", "/", "--chdir", "/", "--", *first], fds
+
+
+def _own_program(path: str) -> list[str]:
+    """Mounts bubblewrap, with which each command begins, if it is none of the system's programs."""
+    return [] if path.startswith(("/usr/", "/bin/")) else ["--ro-bind", path, path]
 
 
 def entry_arguments(machine: MachineSpec, entry: EntrySpec, stack: ExitStack) -> tuple[list[str], list[int]]:
@@ -113,9 +127,9 @@ def entry_arguments(machine: MachineSpec, entry: EntrySpec, stack: ExitStack) ->
     if not entry.terminal:  # else the command itself begins a session, which its terminal belongs to
         args.append("--new-session")
     args += [part for name, value in entry.env.items() for part in ("--setenv", name, value)]
-    args += ["--dev-bind", machine.place, "/"]
+    args += ["--dev-bind", PLACE, "/"]
     for folder in machine.writable:
-        args += ["--bind", f"{machine.place}{folder}", folder]
+        args += ["--bind", f"{PLACE}{folder}", folder]
     if machine.workspace and machine.workspace.write and not machine.workspace.write_git:
         walls = jail.Jail({}, "/", 0, {}, "", (), machine.workspace, jail.Space(), granted=entry.granted, uid=entry.uid)
         args += jail.git_walls(walls, fds, stack)

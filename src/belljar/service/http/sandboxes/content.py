@@ -11,6 +11,7 @@ from fastapi import Query, Request, Response
 from belljar.core.values import MIB
 from belljar.living.files import AsyncFiles
 from belljar.protocol import file_errors
+from belljar.sandbox import AsyncSandbox
 from belljar.service.http.bodies import STREAMED
 from belljar.service.http.sessions import FileResponse
 from belljar.service.sandboxes import uploads
@@ -58,13 +59,13 @@ async def _part(pieces: AsyncIterator[bytes], start: int, stop: int | None) -> A
             return
 
 
-async def written(request: Request, files: AsyncFiles, path: str, mode: int | None) -> None:
+async def written(request: Request, box: AsyncSandbox, path: str, mode: int | None) -> None:
     """Makes the body of a request a file: when it is there, or while it arrives if it is known to be large."""
     length = request.headers.get("content-length", "")
     if not length.isdecimal() or int(length[:20]) <= _HELD_BYTES:
-        await files.write(path, await request.body(), mode)
+        await box.files.write(path, await request.body(), mode)
         return
-    await uploads.upload(files, path, int(length[:20]), arriving(request), mode)
+    await uploads.upload(box, path, int(length[:20]), arriving(request), mode)
 
 
 async def packed(stack: AsyncExitStack, files: AsyncFiles, paths: list[str]) -> Response:

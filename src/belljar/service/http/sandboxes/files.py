@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response, WebSocket
 
 from belljar.core.process import FileStat
+from belljar.core.values import whole_path
 from belljar.protocol import file_errors
 from belljar.protocol.living import Exists, FilePage, Made, MakeDir, MoveFile
 from belljar.service.http.dependencies import BoundedRoute, TheRequest
@@ -100,7 +101,7 @@ async def write_content(request: Request, box: TheFileBox, path: Path, mode: Mod
     """The request's body becomes the file, whole or not at all."""
     async with box.uploading() as sandbox:
         with file_errors.refused(path):
-            await content.written(request, sandbox.files, path, None if mode is None else int(mode, 8))
+            await content.written(request, sandbox, path, None if mode is None else int(mode, 8))
 
 
 @raw.get("/{id}/files/archive", response_class=Response, responses=content.ARCHIVE)
@@ -127,6 +128,6 @@ async def watch_folder(socket: WebSocket, id: str, path: Folder = ".", recursive
         with file_errors.refused(path):
             changes = await stack.enter_async_context(joined.held.box.files.watch(path, recursive=recursive))
         async with joined.opened(joined.ignore_messages):
-            await joined.tell({"watching": joined.held.box.files.whole_path(path)})
+            await joined.tell({"watching": whole_path(path, joined.held.box.home)})
             async for change in changes:
                 await joined.send_text(change.model_dump_json())
