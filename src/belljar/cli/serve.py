@@ -74,7 +74,8 @@ def listen(app: FastAPI, settings: Settings, as_json: bool) -> None:
         app, http=_patient(), lifespan="off",
         log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="wsproto",
         ws_max_size=64 * 1024,
-        ws_ping_interval=_PING_SECONDS, ws_ping_timeout=_PONG_SECONDS, timeout_graceful_shutdown=_LAST_SECONDS, backlog=2048,
+        ws_ping_interval=_PING_SECONDS, ws_ping_timeout=_PONG_SECONDS,
+        timeout_graceful_shutdown=_LAST_SECONDS, backlog=2048,
     )  # fmt: skip
 
     class ServerWithoutSignals(uvicorn.Server):

@@ -19,8 +19,8 @@ from belljar.service.sandboxes import uploads
 PARTLY: dict[int | str, dict[str, Any]] = {206: {"description": "the range of it that was asked for"}}
 ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-tar": {}}}}
 Paths = Annotated[
-    list[Annotated[str, Query(min_length=1, max_length=4096)]],
-    Query(alias="path", max_length=256, description="files and folders; unless given, /workspace"),
+    list[Annotated[str, Query(min_length=1, max_length=1024)]],
+    Query(alias="path", max_length=16, description="files and folders; unless given, /workspace"),
 ]
 _HELD_BYTES = MIB  # of a file that is written at once
 Opening = Callable[[str], AbstractAsyncContextManager[AsyncIterator[bytes]]]
