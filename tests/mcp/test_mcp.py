@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
-import venv
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -54,7 +56,8 @@ async def test_annotations_say_the_worst_that_a_tool_can_do(place: Server) -> No
     async with on_stdio(place) as client:
         hints = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
     read_only = {name for name, hint in hints.items() if hint and hint.read_only_hint}
-    assert read_only == {"file_read", "file_list", "list_languages"}
+    reading = {"file_read", "file_list", "list_languages", "list_processes", "read_output", "wait_for_port"}
+    assert read_only == reading
     assert not any(hint and hint.open_world_hint for hint in hints.values()), "no host was granted"
     once = hints["execute_code"]
     assert once and once.idempotent_hint and not once.destructive_hint
@@ -101,7 +104,8 @@ async def test_stdin_null_and_json_like_texts_reach_the_guest_as_they_are(listen
         ("execute_code", {"code": "1", "language": "cobol"}, "cobol"),
         ("execute_code", {"code": "1", "net": ["example.org"]}, "'example.org' may not be reached"),
         ("execute_code", {"code": "1", "net": ["https://x/"]}, "is not a host name"),
-        ("run_command", {"command": "ls -la"}, "command: "),
+        ("run_command", {"command": 5}, "command"),
+        ("run_command", {"command": []}, "command: "),
         ("session_run", {"code": "1", "session_id": "bs-none"}, "there is no open session"),
         ("file_read", {"session_id": "bs-none", "path": "a"}, "there is no open session"),
     ],
@@ -146,7 +150,8 @@ async def test_a_folder_and_packages_that_the_operator_grants_are_there_in_every
     work, packages = open_folder / "work", open_folder / "venv"
     work.mkdir(mode=0o755)
     (work / "a.txt").write_text("seen")
-    venv.create(packages, with_pip=False, symlinks=True)
+    python = "/usr/bin/python3" if os.geteuid() == 0 and os.path.exists("/usr/bin/python3") else sys.executable
+    subprocess.run([python, "-m", "venv", "--without-pip", str(packages)], check=True)  # one that guests can read
     (site,) = packages.glob("lib/python3*/site-packages")
     (site / "granted.py").write_text("word = 'imported'")
     code = "import granted; print(open('a.txt').read(), granted.word); open('b.txt', 'w').write('new')"

@@ -17,6 +17,7 @@ from pydantic import (
 
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
+from belljar.core.package_names import Packages
 from belljar.core.process import HOME, User
 from belljar.core.values import (
     GIB,
@@ -181,6 +182,7 @@ class Life(Model):
     labels: Annotated[Mapping[LabelName, LabelText], Field(max_length=MAX_LABELS)] = Field(default_factory=dict)
     """Names and values of your own, to find it by."""
     expires: float | None = Field(None, gt=0, le=MAX_LIFE_SECONDS, description="seconds after which it ends")
+    idle: float | None = Field(None, gt=0, le=MAX_LIFE_SECONDS, description="seconds without use after which it ends")
     on_expire: Literal["remove", "pause"] = "remove"
     """What becomes of it then."""
     snapshot: SnapshotName = ""
@@ -188,8 +190,8 @@ class Life(Model):
 
     @model_validator(mode="after")
     def _pause_of_something(self) -> Self:
-        if self.on_expire == "pause" and self.expires is None:
-            raise ValueError("on_expire goes with expires")
+        if self.on_expire == "pause" and self.expires is None and self.idle is None:
+            raise ValueError("on_expire goes with expires or idle")
         return self
 
 
@@ -217,7 +219,10 @@ class RunRequest(Model):
     auto_remove: StrictBool | None = Field(None, description="false: the container is kept, for inspection")
     type: TypeName | None = Field(None, description="kind of work, for its image and limits: test-runner, …")
     workspace: Workspace | None = None
-    packages: Folder | None = Field(None, description="a Python environment (venv) of the host, granted read-only")
+    packages: Packages = Field(
+        None, description="names of packages to be there (`requests`, `npm:lodash@4`), or the folder of a Python "
+        "environment (venv) of the host; read-only",
+    )  # fmt: skip
     living: Life | None = Field(None, description="a sandbox that is one machine for all its commands")
     workdir: str = WORKSPACE
     deterministic: Annotated[Deterministic | None, BeforeValidator(_as_deterministic)] = Field(

@@ -14,7 +14,7 @@ from belljar.core.result import Result
 
 Surface = Literal["python", "cli", "http", "mcp"]
 
-_VALUE = r"([\w.*-]{1,253})"
+_VALUE = r"([\w*](?:[\w.*@/:+-]{0,251}[\w*])?)"
 # Python's words -> those of the command line, of a JSON body, and of a tool's arguments. @: some name, which is kept.
 _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("net=[...]", "--net HOST", '"net": ["HOST"]', 'net=["HOST"]'),
@@ -35,7 +35,23 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("stdin=...", "--stdin FILE", '"stdin": "..."', "stdin"),
     ('packages="/path/to/venv"', "--packages /path/to/venv", '"packages": "/path/to/venv"',
      "the help of the operator of this server"),
+    ('packages=["@"]', "--packages @", '"packages": ["@"]',
+     "the help of the operator of this server (belljar mcp --packages @)"),
+    ('packages=["<name>"]', "--packages <name>", '"packages": ["<name>"]',
+     "the help of the operator of this server (belljar mcp --packages <name>)"),
     ('collect=["<name>"]', "--collect <name> --out DIR", '"collect": ["<name>"]', "the tool file_read, in a session"),
+    ("open it with living=True", "`belljar shell` opens one", 'open it with "living": true',
+     'open one with session_open(kind="sandbox")'),
+    ("make it first: files.make_dir", "make it first: mkdir -p", 'make it first: files/make_dir',
+     'make it first: run_command("mkdir -p ...")'),
+    ("`started` lists those that it has", "`belljar ps` lists those that it has", "list its processes",
+     "list_processes lists those that it has"),
+    ("list the files first", "list the files first", "list the files first", "call file_list first"),
+    ("resume() it first", "`belljar resume` it first", "resume it first", "ask the user to resume it"),
+    ("give it when you open the sandbox", "give it when you open the sandbox", "give it when you open the sandbox",
+     "the operator sets it"),
+    ("`sessions` lists yours", "list yours first", "GET /api/sandbox/sessions lists yours",
+     "list_processes lists your sandboxes, session_open opens one"),
     ("write=True", "--rw", '"write": true', "the operator's consent"),
 )  # fmt: skip
 _COLUMNS: dict[Surface, int] = {"python": 0, "cli": 1, "http": 2, "mcp": 3}

@@ -264,6 +264,8 @@ class Engine:
             strict = max(plan.isolation, after.guarantees.isolation, key=lambda isolation: isolation.rank)
             plan = plan.model_copy(update={"isolation": strict})
         choice = routing.choose(plan, await self._candidates(plan, after=after))
+        if plan.packages and (await self.capabilities(choice.backend)).packages:
+            policy.check_packages(plan, self.settings)
         notes = plan.notes
         if not plan.auto_remove and choice.backend not in _KEEPERS:
             notes = (*notes, f"auto_remove=False has no effect: {choice.backend} has no container to keep")
@@ -279,7 +281,7 @@ class Engine:
         backend, capabilities = self.backend(choice.backend), await self.capabilities(choice.backend)
         async with AsyncExitStack() as stack:
             leaving = stack.enter_context(ExitStack())
-            await stack.enter_async_context(self._capacity)
+            await stack.enter_async_context(self._capacity.place(living=plan.living))
             await self.record("created", run=plan.id, backend=choice.backend, reasons=choice.reasons)
             stack.push_async_callback(self._record_end, plan.id)
             async with self.recording_failure(run=plan.id):

@@ -59,7 +59,6 @@ class AsyncBoxInterpreter(InterpreterHandle):
             SessionEnded: it has ended before.
         """
         machine, conversation = self._machine(), self._open_conversation
-        machine.box  # noqa: B018  (which raises where nothing can run)
         lease = machine.lease
         asked = request(await turn_code(code, path), language=self.language, timeout=timeout)
         limits = lease.limits(asked)
@@ -67,7 +66,8 @@ class AsyncBoxInterpreter(InterpreterHandle):
         async def work(emit: Emit) -> Result:
             return await conversation.turn(asked.code or "", limits, emit, cancel or Cancel())
 
-        return await lease.conduct(asked, work, listener=listening(on_event, on_stdout, on_stderr), id=id)
+        with machine.in_use():
+            return await lease.conduct(asked, work, listener=listening(on_event, on_stdout, on_stderr), id=id)
 
     def interrupt(self) -> bool:
         """Interrupts the turn under way, as Ctrl-C does; the interpreter lives on. False: no turn is under way."""

@@ -22,8 +22,9 @@ from anyio.abc import TaskGroup
 from belljar.control.callbacks import Listener
 from belljar.control.control import Control
 from belljar.core import errors, policy
+from belljar.core.package_names import both
 from belljar.core.request import RunRequest
-from belljar.core.result import Result
+from belljar.core.result import LIFE_KINDS, EventKind, Result
 from belljar.core.settings import Settings
 from belljar.engine import audit
 from belljar.engine.engine import Engine
@@ -64,7 +65,8 @@ class Service:
         settings = _with_service_caps(settings)
         self.settings: Settings = settings
         self.publisher: Publisher = Publisher(settings)
-        self.sinks: Sinks = Sinks([Sink("events", self.publisher.event, kinds=("started", "limit", "denied"))])
+        told: tuple[EventKind, ...] = ("started", "limit", "denied", *LIFE_KINDS)
+        self.sinks: Sinks = Sinks([Sink("events", self.publisher.event, kinds=told)])
         self.engine: Engine = Engine(settings, sinks=[self.sinks.hear], on_box=self._on_box)
         self.store: Store = Store(store_url(settings), outbox=bool(settings.service.shared_store))
         self.access: Access = Access(settings, self.store)
@@ -154,7 +156,8 @@ class Service:
 
     async def _run_request(self, request: RunRequest, id: str, listener: Listener, control: Control) -> Result:
         folder = request.workspace
-        with self.grants.given((request.packages, False), (folder.path, folder.write) if folder else (None, False)):
+        environment = request.packages if isinstance(request.packages, str) else None
+        with self.grants.given((environment, False), (folder.path, folder.write) if folder else (None, False)):
             return await self.engine.run(request, listener=listener, control=control, id=id)
 
     async def check(self, request: RunRequest, caller: Caller) -> RunRequest:
@@ -263,9 +266,16 @@ class Service:
 
 
 def _with_service_caps(settings: Settings) -> Settings:
-    """Returns the settings with the caps that hold for whoever asks the service: outputs are in its memory."""
+    """Returns the settings as they hold for whoever asks the service: outputs are in its memory, and packages that are
+    installed for a caller are in everybody's cache."""
     output = min(settings.caps.output, settings.service.output)
-    return settings.model_copy(update={"caps": settings.caps.model_copy(update={"output": output})})
+    packages = both(settings.packages.names, settings.service.packages)
+    return settings.model_copy(
+        update={
+            "caps": settings.caps.model_copy(update={"output": output}),
+            "packages": settings.packages.model_copy(update={"names": packages}),
+        }
+    )
 
 
 def _fingerprint(request: RunRequest) -> str:

@@ -91,7 +91,7 @@ class NativeLivingBox(NativeBox):
         return walls.MachineSpec(
             bubblewrap=self._host.bubblewrap, limits=self.plan.limits, home=_home(self.plan.home),
             user=self.plan.user, workspace=workspace, grants=self._equipment.grants, files=dict(self.plan.files),
-            links=self._equipment.links,
+            links=self._equipment.links, binds=self._equipment.binds,
         )  # fmt: skip
 
     def _open_folders(self, root: int, stack: AsyncExitStack) -> None:
