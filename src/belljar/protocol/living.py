@@ -9,11 +9,11 @@ from pydantic import AfterValidator, Field, StrictBool, StrictFloat, StrictInt
 
 from belljar.core import errors
 from belljar.core.model import Model
+from belljar.core.package_names import Packages
 from belljar.core.process import HOME, Chunk, FileStat, PtySize, User
 from belljar.core.request import (
     MAX_LABELS,
     MAX_LIFE_SECONDS,
-    Folder,
     LabelName,
     LabelText,
     LanguageName,
@@ -35,7 +35,6 @@ _OUR_IDS = ("bj-", "bs-", "server-")
 Labels = Annotated[dict[LabelName, LabelText], Field(max_length=MAX_LABELS)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_LIFE_SECONDS, allow_inf_nan=False, strict=True)]
 PathInside = Annotated[Text, Field(min_length=1, max_length=4096, description="whole, below /workspace, or ~/…")]
-Requirement = Annotated[Text, Field(min_length=1, max_length=512)]
 
 
 def _no_id_of_ours(value: str) -> str:
@@ -73,8 +72,8 @@ class OpenSandbox(SandboxFields):
     on_expire: Literal["remove", "pause"] = Field("remove", description="what becomes of it then")
     idle: Seconds | None = Field(None, description="seconds without any use, after which it ends as well")
     snapshot: SnapshotName = Field("", description="the snapshot whose files it begins with")
-    packages: Folder | Annotated[tuple[Requirement, ...], Field(max_length=256)] | None = Field(
-        None, description="a folder of the server with a Python environment, or requirements"
+    packages: Packages = Field(
+        None, description="names of packages to be there, or a Python environment of the server below a project root"
     )
 
     def options(self) -> dict[str, Any]:
@@ -145,7 +144,7 @@ class Resize(RequestBody):
     rows: Characters
 
 
-class Control(RequestBody):
+class ControlMessage(RequestBody):
     """A message of text from whoever is attached to a process: what is to be done besides input."""
 
     resize: tuple[Characters, Characters] | None = Field(None, description="columns and rows")
@@ -243,7 +242,7 @@ class SignalSent(Model):
     sent: bool
 
 
-class Written(Model):
+class StdinWritten(Model):
     """How much of what was sent a process has taken."""
 
     written: int
@@ -276,7 +275,7 @@ class Made(Model):
     made: bool
 
 
-class Link(Model):
+class SignedLink(Model):
     """A link to one file of a living sandbox."""
 
     url: str = Field(description="relative to the server")

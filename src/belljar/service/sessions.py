@@ -52,6 +52,7 @@ class Held:
         self.idle = idle
         self.lifetime: float = record.expires - record.created
         self.grant = grant
+        self.environment: str | None = None  # a Python environment that it is granted, too
         self.checkpoints: dict[str, Checkpoint] = {}
         self.over: anyio.Event = anyio.Event()  # somebody wants it closed
         self.closed: anyio.Event = anyio.Event()
@@ -173,7 +174,7 @@ class Sessions:
         audit.caller.set(held.record.caller)
         started = False
         try:
-            with self._service.grants.given(held.grant):
+            with self._service.grants.given((held.environment, False), held.grant):
                 async with held.handle:
                     sandbox = held.handle._sandbox if isinstance(held.handle, AsyncSession) else held.handle
                     held.record = held.record.model_copy(update={"backend": sandbox.lease.capabilities.backend})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import anyio
 
@@ -76,6 +77,11 @@ class HeldSandbox(Held):
         box = self.box
         expires = box.expires if box._machine is not None and not box.ended else None
         return self.end if expires is None or (box.paused and expires < time.time()) else min(expires, self.end)
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Says that it is used while the block runs, for longer than one call; one that is paused is used by nobody."""
+        machine = self.box._machine
+        return nullcontext() if machine is None or machine.paused else machine.in_use()
 
     def extend(self, seconds: float) -> None:
         """Moves the end of its time to so many seconds from now.

@@ -18,7 +18,7 @@ from belljar.protocol.living import (
     OutputPage,
     ProcessRecord,
     StartProcess,
-    Written,
+    StdinWritten,
 )
 from belljar.sandbox import AsyncSandbox
 from belljar.service.sandboxes.sandboxes import labelled
@@ -73,7 +73,7 @@ async def kill(process: AsyncProcess) -> ProcessRecord:
     return await wait(process, MAX_WAIT_SECONDS)
 
 
-async def write(process: AsyncProcess, data: bytes) -> Written:
+async def write(process: AsyncProcess, data: bytes) -> StdinWritten:
     """Writes to a process what it takes within a while.
 
     Raises:
@@ -90,7 +90,7 @@ async def write(process: AsyncProcess, data: bytes) -> Written:
             written += len(piece)
     if not process.running and written < len(data):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-    return Written(written=written)
+    return StdinWritten(written=written)
 
 
 async def output(process: AsyncProcess, since: int, limit: int, seconds: float) -> OutputPage:

@@ -42,11 +42,12 @@ class Sandboxes:
         wanted = await self.service.check(request(**options), caller)
         record, folder = self._new_record(caller), wanted.workspace
         asked = options | {"engine": self.service.engine, "id": record.id, "workspace": folder}
-        if isinstance(body.packages, str):
-            asked["packages"] = wanted.packages
         grant = (folder.path, folder.write) if folder else NO_GRANT
         memory = self.service.demand(wanted, kept=True).memory
+        environment = wanted.packages if isinstance(wanted.packages, str) else None
+        asked |= {"packages": environment} if environment else {}
         held = HeldSandbox(AsyncSandbox(**asked), record, grant, memory, idle=body.idle, settle=self._ended.ended)
+        held.environment = environment
         return await self._hold(caller, held)
 
     async def _hold(self, caller: Caller, held: HeldSandbox) -> SandboxRecord:

@@ -34,7 +34,7 @@ ANSWERS: tuple[Model, ...] = (
     ),
     living.ProcessRecord(id="p1", pid=7, command="npm run dev", state="running", started=_AT, last=7),
     living.SignalSent(sent=True),
-    living.Written(written=6),
+    living.StdinWritten(written=6),
     _CHUNK,
     living.OutputPage(chunks=(_CHUNK,), last=7, over=False),
     BoxProcess(pid=7, command="node server.js", started=_AT, cpu_ms=120.5, memory=41_943_040),

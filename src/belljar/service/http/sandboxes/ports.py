@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from belljar.core import errors
 from belljar.protocol import file_errors
-from belljar.protocol.living import MAX_WAIT_SECONDS, Control, Listening
+from belljar.protocol.living import MAX_WAIT_SECONDS, ControlMessage, Listening
 from belljar.service.http.dependencies import BoundedRoute
 from belljar.service.http.sandboxes.box import PREFIX, TheBox
 from belljar.service.http.sandboxes.sockets import Joined, attached
@@ -74,9 +74,9 @@ async def _sent(joined: Joined, stream: ByteStream, data: bytes) -> None:
         joined.end(1000, "the connection was reset")
 
 
-async def _control(joined: Joined, message: str) -> Control:
+async def _control(joined: Joined, message: str) -> ControlMessage:
     try:
-        return Control.model_validate_json(message)
+        return ControlMessage.model_validate_json(message)
     except ValidationError as error:
-        await joined.tell_problem(errors.from_validation(error, "control", Control))
-        return Control()
+        await joined.tell_problem(errors.from_validation(error, "control", ControlMessage))
+        return ControlMessage()

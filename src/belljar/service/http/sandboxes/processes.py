@@ -18,7 +18,7 @@ from belljar.protocol.living import (
     SendSignal,
     SignalSent,
     StartProcess,
-    Written,
+    StdinWritten,
 )
 from belljar.service.http.dependencies import BoundedRoute, TheRequest
 from belljar.service.http.sandboxes import terminals
@@ -86,7 +86,7 @@ async def kill_process(box: TheBox, process: Process) -> ProcessRecord:
 
 
 @raw.post(_ONE + "/stdin")
-async def write_stdin(request: Request, box: TheBox, process: Process) -> Written:
+async def write_stdin(request: Request, box: TheBox, process: Process) -> StdinWritten:
     """Writes the body to its standard input, or types it; answers how much was taken."""
     async with box.process(process) as found:
         with file_errors.refused("stdin"):

@@ -145,7 +145,7 @@ async def attached(socket: WebSocket, id: str, scope: Any) -> AsyncIterator[Join
     service, headers = sandboxes.service, headers_of(socket)
     caller = await gate.admit(service, headers, scope)
     async with sandboxes.used(id, caller) as held:
-        with sandboxes.attached.taken(caller.name), suppress(WebSocketDisconnect), lone_errors():
+        with held.in_use(), sandboxes.attached.taken(caller.name), suppress(WebSocketDisconnect), lone_errors():
             yield Joined(socket, sandboxes, held, headers)
 
 

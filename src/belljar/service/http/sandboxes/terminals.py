@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from belljar.core import errors
 from belljar.living.process import AsyncProcess
-from belljar.protocol.living import Control
+from belljar.protocol.living import ControlMessage
 from belljar.service.http.sandboxes.sockets import Joined
 from belljar.service.sandboxes.processes import record_of
 
@@ -53,9 +53,9 @@ async def _hear(joined: Joined, process: AsyncProcess, feed: ObjectSendStream[by
             await feed.send(message)
             continue
         try:
-            asked = Control.model_validate_json(message)
+            asked = ControlMessage.model_validate_json(message)
         except ValidationError as error:
-            await joined.tell_problem(errors.from_validation(error, "control", Control))
+            await joined.tell_problem(errors.from_validation(error, "control", ControlMessage))
             continue
         if asked.eof:
             await feed.send(None)
@@ -65,7 +65,7 @@ async def _hear(joined: Joined, process: AsyncProcess, feed: ObjectSendStream[by
             await joined.tell_problem(error)
 
 
-async def _obey(process: AsyncProcess, asked: Control) -> None:
+async def _obey(process: AsyncProcess, asked: ControlMessage) -> None:
     if asked.resize is not None:
         await process.resize(*asked.resize)
     if asked.signal is not None:
