@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import posixpath
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -19,7 +20,6 @@ from belljar.backends.native.footprint import held_in_folders
 from belljar.backends.native.holder import Holder, held
 from belljar.backends.native.living import listing, walls
 from belljar.backends.native.living.equipment import Equipment
-from belljar.backends.native.living.network import BoxNetwork
 from belljar.backends.native.living.run import NativeLivingJob, NativeLivingRun
 from belljar.backends.native.run import NativeJob
 from belljar.control.control import Control
@@ -30,11 +30,12 @@ from belljar.core.request import Limits
 from belljar.core.result import Result, Usage
 from belljar.core.values import MIB, WORKSPACE
 from belljar.host import cgroups, egress, files, process, procfs
+from belljar.host.box_network import BoxNetwork
 from belljar.host.box_tree import HostTree
 from belljar.host.loops import lone_errors
 
 _HOLDER_LIMITS = Limits(memory=64 * MIB, pids=16)
-_OWN_PROCESSES = 64  # bubblewrap's monitors, one for each command that runs: the guest's limit is not for them
+_MEMORY_CHECK_SECONDS, _IDLE_CHECK_SECONDS = 0.02, 5.0  # while a command runs, and while none does
 
 
 class NativeLivingBox(NativeBox):
@@ -43,6 +44,7 @@ class NativeLivingBox(NativeBox):
     def __init__(self, host: NativeHost, plan: Plan, uid: int | None) -> None:
         super().__init__(host, plan, uid)
         self._runs: set[NativeLivingRun] = set()
+        self._own_processes = 0  # of ours that are always in the machine, where there are no control groups
         self._first: Holder
         self._machine: walls.MachineSpec
         self._equipment: Equipment
@@ -58,7 +60,7 @@ class NativeLivingBox(NativeBox):
             self._group = self._host.group_to_keep(self.plan.limits, True)
             stack.push_async_callback(self._destroy, self._group)
             if self._group:
-                self._group.bound(self.plan.limits, _OWN_PROCESSES)
+                self._group.bound(self.plan.limits)
             self._equipment = await anyio.to_thread.run_sync(
                 Equipment.find, self._host.toolchains, self.plan, self.packages
             )
@@ -77,6 +79,9 @@ class NativeLivingBox(NativeBox):
             stack.callback(self._tasks.cancel_scope.cancel)
             if self.plan.egress.mode == "listed":
                 await self._open_egress()
+            if self._group is None:
+                self._own_processes = len(await anyio.to_thread.run_sync(listing.members, self._first.pid))
+                self._tasks.start_soon(self._watch_memory)
             yield
 
     async def _destroy(self, group: cgroups.Group | None) -> None:
@@ -124,17 +129,38 @@ class NativeLivingBox(NativeBox):
         )  # fmt: skip
         living = NativeLivingJob(
             self._machine, self._entry(command), self._first.pid, f"{self._place}/dev/pts/ptmx", command.pty,
-            self._keep_reading, self._used,
+            self._keep_reading, self._most_processes(1) + self._own_processes,
         )  # fmt: skip
         run = NativeLivingRun(job, living, emit, control)
         self._runs.add(run)
         try:
+            self._allow_processes()
             result = await run.go()
         finally:
             self._runs.discard(run)
+            self._allow_processes()
         if note:
             note(run.status)
         return result
+
+    def _most_processes(self, more: int = 0) -> int:
+        """How many processes may be in the machine: the guest's, and one of ours for each command."""
+        return self.plan.limits.pids + len(self._runs) + more
+
+    def _allow_processes(self) -> None:
+        if self._group:
+            with suppress(OSError):  # the machine is being closed
+                self._group.allow(self._most_processes())
+
+    async def _watch_memory(self) -> None:
+        """Without control groups: adds up what the machine keeps in memory; over the limit its largest process ends."""
+        while True:
+            await anyio.sleep(_MEMORY_CHECK_SECONDS if self._runs else _IDLE_CHECK_SECONDS)
+            if await anyio.to_thread.run_sync(self._used) > self.plan.limits.memory:
+                largest = await anyio.to_thread.run_sync(listing.largest, self._first.pid, self._host.bubblewrap)
+                if largest is not None and not any(run.end_of_memory(largest) for run in self._runs):
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(largest, signal.SIGKILL)
 
     def _words(self, command: Command) -> Sequence[str]:
         words = self._argv(command.argv)
