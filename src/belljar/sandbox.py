@@ -344,7 +344,7 @@ class AsyncSandbox(AsyncLivingPart):
         env = {**mine.env, **options.pop("env", {})}
         limits = {**mine.limits.named(), **options.pop("limits", {})}
         if self.living:
-            options["living"] = True
+            options["home"] = self.home  # as any word of a living sandbox, it makes the command one of such
         options.setdefault("deterministic", mine.deterministic)
         return request(env=env, limits=limits, backend=mine.backend, **options)
 

@@ -239,8 +239,8 @@ class RunRequest(Model):
     @field_validator("workdir")
     @classmethod
     def _workdir(cls, value: str, info: ValidationInfo) -> str:
-        if info.data.get("living"):
-            return whole_path(value)
+        if living := info.data.get("living"):
+            return whole_path(value, living.home)
         return (
             WORKSPACE
             if PurePosixPath(value) in (PurePosixPath(WORKSPACE), PurePosixPath("."))

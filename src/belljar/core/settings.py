@@ -281,6 +281,10 @@ class ServiceSettings(Model):
     rate: str = Field("600/minute", pattern=r"^\d+ ?(/|per) ?(second|minute|hour|day)$", description="of one caller")
     concurrency: int = Field(0, ge=0, description="runs of one caller at once; 0: as many as there may be at all")
     sessions: int = Field(0, ge=0, description="open at once; 0: half of max_containers")
+    living_lifetime: float = Field(
+        30 * 86400.0, gt=0, le=30 * 86400.0, allow_inf_nan=False,
+        description="seconds that a living sandbox may have in all, extensions included",
+    )  # fmt: skip
     cpu_overcommit: float = Field(8, gt=0, description="CPUs that running guests may have for each of ours")
     memory_headroom: Size = Field(128 * MIB, ge=0, description="bytes of the host that guests leave alone")
     drain: float = Field(30, ge=0, allow_inf_nan=False, description="seconds that runs have to end after SIGTERM")

@@ -23,16 +23,18 @@ from belljar.core.process import User
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import WORKSPACE
 
+PLACE = "/machine"  # below which all is that guests see
+# Its own /dev/null is for the shell there, which opens it for what it starts in the background, or starts nothing.
 _MACHINE = (
     "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--uid", "0", "--gid", "0",
     "--cap-add", "ALL", "--die-with-parent", "--as-pid-1", "--hostname", "belljar", "--bind", "/proc", "/proc",
     "--perms", "0755", "--dir", "/tmp", "--perms", "0755", "--dir", "/etc",
     "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
+    "--perms", "0755", "--dir", "/dev", "--symlink", f"{PLACE}/dev/null", "/dev/null",
 )  # fmt: skip
 _COMMAND = (
     "--unshare-user", "--unshare-cgroup", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--clearenv",
 )  # fmt: skip
-PLACE = "/machine"  # below which all is that guests see
 _ETC_COPIED = (*jail.ETC_COPIED, "os-release", "services", "protocols", "mime.types", "ssl/openssl.cnf")
 _SHARED = ("/tmp", "/var/tmp")  # everybody's, and so with the sticky bit
 _MOST_FILE_BYTES = 1 << 20
