@@ -101,7 +101,7 @@ class NativeLivingBox(NativeBox):
                 f"disk: a sandbox's files cannot be kept on disk here: {why}", fix='set living.disk_backing to "auto"'
             )
         places = {f"{walls.PLACE}{folder}": mode for folder, mode in self._machine.on_disk.items()}
-        await disk_image.mount_in(self._first.pid, self._host.state_dir, size, places, self.uid)
+        await disk_image.mount_in(self._holder, self._host.state_dir, size, places, self.uid)
         self.on_disk = True
 
     async def _destroy(self, group: cgroups.Group | None) -> None:
