@@ -11,7 +11,7 @@ from belljar.backends.native.toolchains import Grant, Toolchains
 from belljar.core.plan import Plan
 
 _PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
-# Root inside has one uid and no capability: unpacking for other owners fails, so tar does not try; and pip need not warn.
+# Root inside has one uid and no capability: tar cannot unpack for other owners, and so does not try; pip need not warn.
 _AS_ROOT = {"TAR_OPTIONS": "--no-same-owner", "PIP_ROOT_USER_ACTION": "ignore"}
 
 
