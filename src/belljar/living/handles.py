@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from belljar.control.callbacks import Cancel, Listener, OutputCallback
+from belljar.core import errors
 from belljar.core.options import StrPath
 from belljar.core.process import BoxProcess, Chunk, PtySize
 from belljar.core.result import Result
@@ -51,8 +52,18 @@ class ProcessHandle(Protocol):
         ...
 
     @property
+    def started(self) -> float:
+        """When it was started, in seconds since 1970."""
+        ...
+
+    @property
     def running(self) -> bool:
         """Whether it has not ended yet."""
+        ...
+
+    @property
+    def error(self) -> errors.BelljarError | None:
+        """Why Belljar lost it."""
         ...
 
     @property

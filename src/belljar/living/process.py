@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal as signals
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class AsyncProcess:
         labels: names and values of yours.
         pty: the size that its terminal began with; None: it has none.
         log: its output so far.
+        started: when it was started, in seconds since 1970.
     """
 
     def __init__(self, id: str, request: RunRequest, pty: PtySize | None, labels: Mapping[str, str]) -> None:
@@ -46,6 +48,7 @@ class AsyncProcess:
         self.labels: Mapping[str, str] = dict(labels)
         self.pty: PtySize | None = pty
         self.log: OutputLog = OutputLog()
+        self.started: float = time.time()
         self._request = request
         self._feed, self._input = anyio.create_memory_object_stream[bytes](_WAITING_PIECES)
         self._control = Control(self._input, self.log.add)
@@ -72,6 +75,11 @@ class AsyncProcess:
     def result(self) -> Result | None:
         """What came of it; None while it runs, and where Belljar lost it (`wait` raises the reason then)."""
         return self._result
+
+    @property
+    def error(self) -> errors.BelljarError | None:
+        """Why Belljar lost it; None while it runs, and where it has a result."""
+        return self._error
 
     def output(self, since: int = 0) -> AsyncIterator[Chunk]:
         """Gives its output as it comes, until its end: `async for chunk in process.output()`.
