@@ -20,7 +20,8 @@ pytestmark = [
 _FILES = """
 set -e; export TZ=UTC
 mkdir -p a ~/d; echo one > a/one; ln a/one a/twin; ln -s /etc/passwd a/link; printf '#!' > a/run
-chmod 755 a/run; mkfifo a/pipe; echo h > ~/d/h; echo t > /tmp/t; echo x > a/locked; chmod 000 a/locked; touch -d '2020-01-02 03:04:05' a/old
+chmod 755 a/run; mkfifo a/pipe
+echo h > ~/d/h; echo t > /tmp/t; echo x > a/locked; chmod 000 a/locked; touch -d '2020-01-02 03:04:05' a/old
 """
 _LOOK = """
 cat a/one ~/d/h /tmp/t; readlink a/link; stat -c '%a %h' a/run a/twin a/locked; stat -c %Y a/old; test -O a/run
