@@ -22,7 +22,7 @@ from belljar.core import errors
 from belljar.core.process import PtySize
 from belljar.core.result import STREAMS, Status, StreamName
 from belljar.host import process, procfs, terminal
-from belljar.host.process_table import number_inside
+from belljar.host.process_table import namespace, number_inside
 
 _START_SECONDS = 5.0  # that bubblewrap may take to become the command; the start is told then in any case
 _LOOK_SECONDS = 0.002
@@ -74,7 +74,7 @@ class NativeLivingRun(NativeRun):
             return super()._streams(ours, child_side)
         near, far = terminal.open_pair(self._living.terminals, self._living.pty, owner=self._job.uid)
         child_side.callback(os.close, far)
-        self._fds.callback(os.close, near)
+        self._fds.callback(self._hang_up, near)
         self._terminal = ours["stdout"] = near
         if self._control.feed is not None:
             ours["stdin"] = os.dup(near)  # closed by who feeds it
@@ -83,9 +83,12 @@ class NativeLivingRun(NativeRun):
     async def _begin(self, told: Mapping[str, Any]) -> None:
         await super()._begin(told)
         first: int = told["child-pid"]
-        inside = number_inside(first)
         with suppress(OSError):
             self._handle = os.pidfd_open(first)
+        inside = number_inside(first)
+        if namespace(first, "pid") not in ("", namespace(self._living.holder, "pid")):
+            self._let_go()  # it has ended, and somebody else got its number before we held it
+            inside = 0
         if inside:
             if self._control.hear:  # somebody waits for the start, and may signal the command right then
                 await self._become(first)
@@ -114,8 +117,11 @@ class NativeLivingRun(NativeRun):
             raise errors.InvalidRequest("this process has no terminal", fix="start it with pty=")
         terminal.resize(self._terminal, size)
 
-    def _let_go(self) -> None:
+    def _hang_up(self, near: int) -> None:
         self._terminal = -1
+        os.close(near)
+
+    def _let_go(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
