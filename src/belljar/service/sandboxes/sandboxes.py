@@ -106,7 +106,7 @@ class Sandboxes:
     def list(self, caller: Caller, labels: Iterable[str]) -> list[SandboxRecord]:
         """Returns a caller's that live and have all of these labels, each `name:value`, or a name alone."""
         wanted = tuple(labels)
-        mine = (held.told() for held in self._sessions.all(caller) if isinstance(held, HeldSandbox))
+        mine = (held.told() for held in self._sessions.all(caller) if isinstance(held, HeldSandbox) and held.began)
         return [told for told in mine if labelled(told.labels, wanted)]
 
     def look(self, id: str, caller: Caller) -> SandboxRecord:
@@ -130,7 +130,7 @@ class Sandboxes:
             SessionEnded: it has ended.
         """
         held = self._sessions.find(id, caller)
-        if isinstance(held, HeldSandbox):
+        if isinstance(held, HeldSandbox) and not held.ended:
             return held
         record = self.look(id, caller)
         raise errors.SessionEnded(f"this sandbox has ended: {record.reason}", fix="open a new one")
