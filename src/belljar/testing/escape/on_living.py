@@ -346,6 +346,7 @@ os.makedirs("a/b/c")
 held("left them")
 """,
         held="plain files and folders with plain names leave, nothing else", scenario=scenarios.hostile_download,
+        control="none", uncontrolled=_LIBRARYS,
     ),
     Attack(
         name="endless file", category="living",
@@ -442,11 +443,12 @@ def terminal(path):
     if not os.isatty(fd):
         raise OSError(0, "no terminal")
     return os.ttyname(fd)
+own = {os.ttyname(fd) for fd in (0, 1, 2) if os.isatty(fd)}
 places = [f"/dev/pts/{n}" for n in range(64)] + [f"/dev/tty{n}" for n in range(8)] + ["/dev/console", "/dev/tty"]
+places = [path for path in places if path not in own]
 every("terminal", [(path, lambda path=path: terminal(path)) for path in places])
 """,
         held="its own are all that there are", feature="pty", scenario=scenarios.terminals_of_others,
-        control="terminal",
     ),
     Attack(
         name="endless line", category="living",
