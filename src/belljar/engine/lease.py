@@ -25,6 +25,7 @@ from belljar.core.values import WORKSPACE, few
 from belljar.engine import audit
 from belljar.engine.tracing import span
 from belljar.host import git_settings
+from belljar.host.box_tree import HostTree
 
 if TYPE_CHECKING:
     from belljar.engine.engine import Engine
@@ -33,6 +34,7 @@ _log = logging.getLogger("belljar.runs")
 _log.addHandler(logging.NullHandler())  # whoever logs nothing has the result, and needs no line on stderr
 
 IN_MEMORY = "tmpfs size"  # how a backend says that a guest's files are kept in memory
+ON_DISK = "size of its file system"
 NO_MODULE = "ModuleNotFoundError"
 
 
@@ -204,6 +206,8 @@ class Lease:
 
     def _guarantees(self) -> Guarantees | None:
         promise, hosts = routing.promise(self.plan, self.capabilities), sorted(self.plan.egress.hosts)
+        if promise and getattr(self.box, "on_disk", False):
+            promise = promise.model_copy(update={"limits": {**promise.limits, "disk": ON_DISK}})
         if promise and self.plan.egress.mode == "open":
             return promise.model_copy(update={"network": "open: whatever the network that was set up for it reaches"})
         if promise is None or not hosts:
@@ -225,6 +229,8 @@ class Lease:
         if capabilities.processes and NO_MODULE in result.stderr:
             way, modules = await self.engine.way_to_wasm(self.plan)
             around = around._replace(wasm=way, wasm_modules=modules)
+        if around.disk_in_memory and isinstance(tree := getattr(self.box, "tree", None), HostTree):
+            around = around._replace(files=await tree.held(), memory=self.plan.limits.memory)
         language, limits = self._language(request), self.limits(request)
         failure = diagnose.diagnose(
             result, language=language, limits=limits, processes=capabilities.processes, around=around

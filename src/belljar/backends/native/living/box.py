@@ -30,7 +30,7 @@ from belljar.core.process import BoxProcess
 from belljar.core.request import Limits
 from belljar.core.result import Result, Usage
 from belljar.core.values import MIB, WORKSPACE
-from belljar.host import cgroups, egress, files, process, procfs
+from belljar.host import cgroups, disk_image, egress, files, process, procfs
 from belljar.host.box_network import BoxNetwork
 from belljar.host.box_tree import HostTree
 from belljar.host.loops import lone_errors
@@ -54,6 +54,7 @@ class NativeLivingBox(NativeBox):
         self._unheard = UnheardStreams()
         self._network: BoxNetwork
         self.tree: HostTree
+        self.on_disk: bool = False  # whether its files are not memory
 
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
@@ -73,8 +74,11 @@ class NativeLivingBox(NativeBox):
                 args, fds = walls.machine_arguments(self._machine, texts)
                 opening = held(self._before_holder(first), self._host.bubblewrap, args, fds)
                 self._first = await stack.enter_async_context(opening)
+            await self._make_disk()
             root = stack.enter_context(files.opened(self._place))
             self._open_folders(root, stack)
+            if self.on_disk and self._machine.home not in self._machine.writable:
+                await self.tree.make_dir(self._machine.home)
             self._network = stack.enter_context(BoxNetwork.of(self._first.pid))
             stack.callback(self._unheard.close)
             stack.enter_context(lone_errors())
@@ -86,6 +90,19 @@ class NativeLivingBox(NativeBox):
                 self._own_processes = len(await anyio.to_thread.run_sync(listing.members, self._first.pid))
                 self._tasks.start_soon(self._watch_memory)
             yield
+
+    async def _make_disk(self) -> None:
+        """Gives it a disk that is not memory, if the settings say so; `auto`: where that can be."""
+        wanted, size = self._host.disk_backing, self.plan.limits.disk
+        if wanted == "memory" or (wanted == "auto" and disk_image.why_not(self._host.state_dir, size)):
+            return
+        if why := disk_image.why_not(self._host.state_dir, size):
+            raise errors.NotAvailable(
+                f"disk: a sandbox's files cannot be kept on disk here: {why}", fix='set living.disk_backing to "auto"'
+            )
+        places = {f"{walls.PLACE}{folder}": mode for folder, mode in self._machine.on_disk.items()}
+        await disk_image.mount_in(self._holder, self._host.state_dir, size, places, self.uid)
+        self.on_disk = True
 
     async def _destroy(self, group: cgroups.Group | None) -> None:
         with anyio.CancelScope(shield=True):

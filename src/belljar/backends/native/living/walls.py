@@ -35,7 +35,12 @@ _MACHINE = (
 _COMMAND = (
     "--unshare-user", "--unshare-cgroup", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--clearenv",
 )  # fmt: skip
-_ETC_COPIED = (*jail.ETC_COPIED, "os-release", "services", "protocols", "mime.types", "ssl/openssl.cnf")
+_ETC_COPIED = (
+    *jail.ETC_COPIED, "os-release", "debian_version", "services", "protocols", "mime.types", "shells", "inputrc",
+    "ssl/openssl.cnf",
+)  # fmt: skip
+# For who has said nothing else in ~/.gitconfig: a commit that only wants a name does not fail for it.
+_GIT = "[user]\n\tname = {user}\n\temail = {user}@belljar.invalid\n[init]\n\tdefaultBranch = main\n"
 _SHARED = ("/tmp", "/var/tmp")  # everybody's, and so with the sticky bit
 _MOST_FILE_BYTES = 1 << 20
 PROGRAMS = "/opt/belljar/bin"  # names for programs that the host has under others
@@ -61,6 +66,16 @@ class MachineSpec(NamedTuple):
         found = (*own, *_SHARED, "/run")
         at_home = any(_within(self.home, folder) for folder in (*found, WORKSPACE))
         return found if at_home else (*found, self.home)
+
+    @property
+    def on_disk(self) -> Mapping[str, int]:
+        """The folders that a disk of its own can take -> their permissions; in others something is mounted."""
+        mounted = (*self.grants, *self.binds, *(f"{PROGRAMS}/{name}" for name in self.links))
+        return {
+            folder: 0o1777 if folder in _SHARED else 0o755
+            for folder in self.writable
+            if folder != "/run" and not any(_within(path, folder) for path in mounted)
+        }
 
     @property
     def guest_id(self) -> int:
@@ -164,6 +179,7 @@ def _etc(machine: MachineSpec) -> Iterator[tuple[str, bytes]]:
     yield "group", f"root:x:0:\n{group}nogroup:x:65534:\n".encode()
     yield "hosts", b"127.0.0.1 localhost belljar\n::1 localhost\n"
     yield "hostname", b"belljar\n"
+    yield "gitconfig", _GIT.format(user=machine.user).encode()
     yield "nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n"
     for name in _ETC_COPIED:
         path = Path("/etc", name)
