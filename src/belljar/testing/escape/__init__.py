@@ -40,8 +40,8 @@ from belljar.testing.escape.on_wasm import WASM
 from belljar.testing.escape.scenarios import Range
 
 __all__ = [
-    "ATTACKS", "Attack", "AttackStatus", "AttackVerdict", "Bait", "Control", "attack", "carry_out", "in_living_sandboxes",
-    "lay",
+    "ATTACKS", "Attack", "AttackStatus", "AttackVerdict", "Bait", "Control", "attack", "carry_out",
+    "in_living_sandboxes", "lay",
 ]  # fmt: skip
 
 ATTACKS: tuple[Attack, ...] = (

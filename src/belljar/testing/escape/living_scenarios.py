@@ -27,6 +27,7 @@ _READY_SECONDS = 20.0
 _COMMANDS = 12  # that are started before the eyes of one that lies in wait
 _STALL_SECONDS = 1.0  # of CPU
 _QUIET_SECONDS = 0.4
+_STILL_SECONDS = 8.0  # after which what is over a limit has been seen
 _PAUSED_MS = 20  # of processor, that the kernel may count late
 _FILE_ROUNDS = 25
 _KEPT_BYTES = 3 << 20  # of a process's output: its first megabyte, its last, and a piece that is on its way
@@ -447,11 +448,11 @@ def command_by_command(look: str, commands: int) -> Callable[[Range], Awaitable[
                 ended = await box.run(range_.payload, timeout=20)
                 if ended.status in ("oom_killed", "killed"):
                     return _verdict(f"HELD a command was ended: {ended.status}")
-            deadline = time.monotonic() + _READY_SECONDS
-            while True:  # what a command left running may still be on its way to its limit
-                after = await box.run(range_.ready(look), timeout=20)
-                if "WAIT" not in after.stdout or time.monotonic() > deadline:
-                    return after
+            deadline = time.monotonic() + _STILL_SECONDS
+            while "STILL" in (after := await box.run(range_.ready(look), timeout=20)).stdout:
+                if time.monotonic() > deadline:
+                    return escaped_by(after, after.stdout.strip())
+            return after
 
     return scenario
 
