@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import anyio
 
 from belljar.control.callbacks import Cancel, Listener, OutputCallback
+from belljar.core import errors
 from belljar.core.options import StrPath
 from belljar.core.process import BoxProcess, Chunk, PtySize
 from belljar.core.result import Result
@@ -173,6 +174,11 @@ class Process:
         return self._core.pty
 
     @property
+    def started(self) -> float:
+        """When it was started, in seconds since 1970."""
+        return self._core.started
+
+    @property
     def running(self) -> bool:
         """Whether it has not ended yet."""
         return self._core.running
@@ -181,6 +187,11 @@ class Process:
     def result(self) -> Result | None:
         """What came of it; None while it runs, and where Belljar lost it (`wait` raises the reason then)."""
         return self._core.result
+
+    @property
+    def error(self) -> errors.BelljarError | None:
+        """Why Belljar lost it; None while it runs, and where it has a result."""
+        return self._core.error
 
     def output(self, since: int = 0) -> Iterator[Chunk]:
         """Gives its output as it comes, until its end: `for chunk in process.output()`.

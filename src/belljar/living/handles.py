@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from belljar.control.callbacks import Cancel, Listener, OutputCallback
+from belljar.core import errors
 from belljar.core.options import StrPath
 from belljar.core.process import BoxProcess, Chunk, PtySize
 from belljar.core.result import Result
@@ -20,6 +21,24 @@ if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
     from belljar.living.files import AsyncFiles
+
+
+def pty_size(given: tuple[int, int] | PtySize | None) -> PtySize | None:
+    """Returns the size of a terminal, from columns and rows."""
+    if given is None or isinstance(given, PtySize):
+        return given
+    try:
+        columns, rows = given
+        return PtySize(columns=columns, rows=rows)
+    except (TypeError, ValueError):
+        raise errors.InvalidRequest("pty: takes columns and rows of 1 to 4096", fix="write pty=(80, 24)") from None
+
+
+def lacking(backend: str, what: str) -> errors.NotAvailable:
+    """Returns the error for what a backend's living sandboxes cannot do; `what`: that in words."""
+    return errors.NotAvailable(
+        f"{backend} {what}", fix="choose another backend: `belljar doctor` shows what each can do"
+    )
 
 
 class ProcessHandle(Protocol):
@@ -51,8 +70,18 @@ class ProcessHandle(Protocol):
         ...
 
     @property
+    def started(self) -> float:
+        """When it was started, in seconds since 1970."""
+        ...
+
+    @property
     def running(self) -> bool:
         """Whether it has not ended yet."""
+        ...
+
+    @property
+    def error(self) -> errors.BelljarError | None:
+        """Why Belljar lost it."""
         ...
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal as signals
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from belljar.core.process import Chunk, PtySize, shell_text
 from belljar.core.request import RunRequest
 from belljar.core.result import STREAMS, Result, Status, StreamName
 from belljar.host.loops import lone_errors
+from belljar.living.handles import pty_size
 
 if TYPE_CHECKING:
     from belljar.living.machine import LivingMachine
@@ -37,6 +39,7 @@ class AsyncProcess:
         labels: names and values of yours.
         pty: the size that its terminal began with; None: it has none.
         log: its output so far.
+        started: when it was started, in seconds since 1970.
     """
 
     def __init__(self, id: str, request: RunRequest, pty: PtySize | None, labels: Mapping[str, str]) -> None:
@@ -46,6 +49,7 @@ class AsyncProcess:
         self.labels: Mapping[str, str] = dict(labels)
         self.pty: PtySize | None = pty
         self.log: OutputLog = OutputLog()
+        self.started: float = time.time()
         self._request = request
         self._feed, self._input = anyio.create_memory_object_stream[bytes](_WAITING_PIECES)
         self._control = Control(self._input, self.log.add)
@@ -72,6 +76,11 @@ class AsyncProcess:
     def result(self) -> Result | None:
         """What came of it; None while it runs, and where Belljar lost it (`wait` raises the reason then)."""
         return self._result
+
+    @property
+    def error(self) -> errors.BelljarError | None:
+        """Why Belljar lost it; None while it runs, and where it has a result."""
+        return self._error
 
     def output(self, since: int = 0) -> AsyncIterator[Chunk]:
         """Gives its output as it comes, until its end: `async for chunk in process.output()`.
@@ -213,17 +222,6 @@ class AsyncProcess:
         out, err = (b"".join(texts[name]).decode("utf-8", "replace") for name in STREAMS)
         cut = any(chunk.missed for chunk in kept)
         return result.model_copy(update={"stdout": out, "stderr": err, "truncated": cut})
-
-
-def pty_size(given: tuple[int, int] | PtySize | None) -> PtySize | None:
-    """Returns the size of a terminal, from columns and rows."""
-    if given is None or isinstance(given, PtySize):
-        return given
-    try:
-        columns, rows = given
-        return PtySize(columns=columns, rows=rows)
-    except (TypeError, ValueError):
-        raise errors.InvalidRequest("pty: takes columns and rows of 1 to 4096", fix="write pty=(80, 24)") from None
 
 
 def _number(signal: str | int) -> int:
