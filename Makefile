@@ -40,6 +40,7 @@ bench: $(STAMP)            ## side by side with bare Python, bubblewrap by hand 
 	@$(BIN)/python tests/bench/bench.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_wasm.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_containers.py $(BENCH)
+	@$(BIN)/python tests/bench/bench_living.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_service.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_cli.py $(BENCH)
 	@$(BIN)/python tests/bench/bench_neighbour.py $(BENCH)

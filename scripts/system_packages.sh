@@ -8,6 +8,8 @@ needed="
 bubblewrap:bwrap:the sandbox tests with the system's bubblewrap (the wheel's is used where it works)
 util-linux:setpriv:every test that runs a real sandbox
 python3:python3:the tests of Python in the native sandbox
+python3-pip:/usr/lib/python3/dist-packages/pip:the tests of pip in the native sandbox
+git:git:the tests of repositories
 libseccomp2:libseccomp.so.2:the comparison of the seccomp profile with its source
 golang-go:go:the tests of Go
 rustc:rustc:the tests of Rust

@@ -24,7 +24,7 @@ IMAGE=belljar-test/base:latest
 CACHE=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/belljar-tests
 PACKAGES="docker.io:dockerd docker-cli:docker runsc:runsc runc:runc podman:podman catatonit:catatonit uidmap:newuidmap slirp4netns:slirp4netns
 fuse-overlayfs:fuse-overlayfs mmdebstrap:mmdebstrap docker-registry:docker-registry iptables:iptables iproute2:ip e2fsprogs:mkfs.ext4"
-INSIDE=bash,ca-certificates,nodejs,python3,python3-numpy,python3-pip,python3-pytest
+INSIDE=bash,ca-certificates,git,nodejs,python3,python3-numpy,python3-pip,python3-pytest
 COMPILERS=bash,ca-certificates,golang-go,rustc,gcc,libc6-dev
 archive() { echo "$CACHE/$1-$(echo "$2" | cksum | cut -d' ' -f1).tar"; } # another list, another file
 BASE=$(archive base "$INSIDE")

@@ -54,7 +54,8 @@ async def test_annotations_say_the_worst_that_a_tool_can_do(place: Server) -> No
     async with on_stdio(place) as client:
         hints = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
     read_only = {name for name, hint in hints.items() if hint and hint.read_only_hint}
-    assert read_only == {"file_read", "file_list", "list_languages"}
+    reading = {"file_read", "file_list", "list_languages", "list_processes", "read_output", "wait_for_port"}
+    assert read_only == reading
     assert not any(hint and hint.open_world_hint for hint in hints.values()), "no host was granted"
     once = hints["execute_code"]
     assert once and once.idempotent_hint and not once.destructive_hint
@@ -101,7 +102,8 @@ async def test_stdin_null_and_json_like_texts_reach_the_guest_as_they_are(listen
         ("execute_code", {"code": "1", "language": "cobol"}, "cobol"),
         ("execute_code", {"code": "1", "net": ["example.org"]}, "'example.org' may not be reached"),
         ("execute_code", {"code": "1", "net": ["https://x/"]}, "is not a host name"),
-        ("run_command", {"command": "ls -la"}, "command: "),
+        ("run_command", {"command": 5}, "command"),
+        ("run_command", {"command": []}, "command: "),
         ("session_run", {"code": "1", "session_id": "bs-none"}, "there is no open session"),
         ("file_read", {"session_id": "bs-none", "path": "a"}, "there is no open session"),
     ],

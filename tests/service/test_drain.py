@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from belljar.host import ownership
 from serving import Server, posted, served
 from watching import Watcher
 from witness import descendants, eventually
@@ -189,7 +190,7 @@ def test_sessions_are_closed_with_the_service_and_a_turn_under_way_is_ended_and_
         assert not eventually_gone(below)
         kept = records(server)[id]
         assert (kept["state"], kept["result"]["stdout"]) == ("finished", "up\n")
-        assert not [path for path in server.state_dir.rglob("*") if path.name not in ("workspace", "tmp")]
+        assert not [path for path in server.state_dir.rglob("*") if path.name not in ownership.PLACES]
 
 
 # --- a client that goes away ---

@@ -71,8 +71,7 @@ class Traces:
         if not self.state_dir.exists():
             return []
         expected = {
-            "workspace",
-            "tmp",
+            *ownership.PLACES,
             f"{ownership._namespace()}.{os.getpid()}.{ownership._started(os.getpid())}.owner",
         }
         return [path.name for path in self.state_dir.rglob("*") if path.name not in expected]

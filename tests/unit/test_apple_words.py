@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from belljar.backends.apple import arguments, output, ownership
-from belljar.backends.apple.arguments import LEAST_MEMORY, Machine
+from belljar.backends.apple.arguments import LEAST_MEMORY, AppleMachine
 from belljar.backends.apple.backend import Apple
 from belljar.backends.apple.run import MachineFigures, figures
 from belljar.backends.guest_text import shell_script
@@ -129,8 +129,8 @@ def test_the_whole_kernel_s_count_is_taken_only_from_a_kernel_of_its_own() -> No
 WATCH = arguments.GuestLaunch("mark", sure=True, filter="")
 
 
-def machine(workspace: Workspace | None = None, **limits: Any) -> Machine:
-    return Machine("bj-1", "python:3.12-slim", Limits(**limits), "/state/1-a.apple", workspace)
+def machine(workspace: Workspace | None = None, **limits: Any) -> AppleMachine:
+    return AppleMachine("bj-1", "python:3.12-slim", Limits(**limits), "/state/1-a.apple", workspace)
 
 
 def after(words: list[str], flag: str) -> list[str]:

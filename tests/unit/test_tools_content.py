@@ -158,3 +158,47 @@ def test_a_folder_without_end_is_cut_and_says_so() -> None:
     assert answer.structured_content
     assert len(answer.structured_content["files"]) + answer.structured_content["left_out"] == 5000
     assert "more were left out" in text(answer) and len(sent(answer)) < TAKEN
+
+
+# --- lines of a file ---
+
+
+def _lines(data: bytes, first: int, most: int | None, size: int) -> content.LineWindow:
+    window = content.LineWindow(first, most)
+    for at in range(0, len(data), size):
+        window.take(data[at : at + size])
+    return window
+
+
+@given(
+    data=st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\xc3\xbc"]), max_size=40).map(b"".join),
+    first=st.integers(1, 8), most=st.none() | st.integers(1, 5), size=st.integers(1, 9),
+)  # fmt: skip
+def test_lines_are_the_same_however_a_file_comes_in(data: bytes, first: int, most: int | None, size: int) -> None:
+    whole = data.splitlines(keepends=True)  # there is no other end of a line in it
+    wanted = whole[first - 1 : None if most is None else first - 1 + most]
+    window = _lines(data, first, most, size)
+    assert (bytes(window.part), window.line_count, window.size) == (b"".join(wanted), len(whole), len(data))
+    after = first + len(wanted)
+    assert window.next_line == (after if wanted and after <= len(whole) else None)
+
+
+def test_lines_that_do_not_fit_into_an_answer_are_read_on_from_the_next() -> None:
+    data = b"".join(b"%d %s\n" % (number, b"x" * 90) for number in range(1, 3001))
+    read, first = b"", 1
+    while first is not None:
+        window = _lines(data, first, None, 1000)
+        assert 0 < len(window.part) <= content.FILE_LIMIT
+        read, first = read + window.part, window.next_line
+    assert read == data
+
+
+def test_a_line_that_is_longer_than_an_answer_is_cut_and_does_not_hold_up_the_next() -> None:
+    answer = content.of_lines("a", window := _lines(b"y" * 200_000 + b"\nnext\n", 1, None, 4096))
+    assert (window.long, window.next_line, len(window.part)) == (True, 2, content.FILE_LIMIT)
+    assert "offset" in text(answer) and "first_line=2" in text(answer)
+
+
+def test_lines_of_what_is_no_text_are_refused() -> None:
+    with pytest.raises(errors.InvalidRequest, match="is not text"):
+        content.of_lines("a", _lines(b"\0\1\n", 1, None, 4096))

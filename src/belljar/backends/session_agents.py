@@ -101,8 +101,8 @@ class _MarkingAgent:
     completes: bool = False
 
     def __init__(self) -> None:
-        self.mark = f"\x1e{secrets.token_hex(16)}\x1e"
-        self._streams = {name: MarkedText(self.mark) for name in STREAMS}
+        self.mark: str = f"\x1e{secrets.token_hex(16)}\x1e"
+        self._streams: Mapping[StreamName, MarkedText] = {name: MarkedText(self.mark) for name in STREAMS}
 
     def feed(self, stream: StreamName, text: str) -> list[tuple[str, bool]]:
         return self._streams[stream].feed(text)

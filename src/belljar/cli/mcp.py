@@ -60,7 +60,7 @@ def mcp(
     if folders:  # whoever starts the server is its administrator
         service["projects"] = [*load().service.projects, *folders]
     settings = load(service=service) if service else load()
-    grants = _package("belljar.service.mcp.tools").OperatorGrants(
+    grants = _package("belljar.service.mcp.calls").OperatorGrants(
         hosts=tuple(net or ()), workspace=workspace and _folder(workspace), write=rw,
         packages=packages and _folder(packages),
     )  # fmt: skip

@@ -32,7 +32,7 @@ SERVER = "http://127.0.0.1:8080"  # where `belljar serve` serves
 _OWN_SERVER = frozenset(("top",))  # commands whose --server has a default of its own
 
 
-class Destination(NamedTuple):
+class ChosenServer(NamedTuple):
     """Where a command is done: on a server, or here if none is named."""
 
     server: str | None = None
@@ -40,7 +40,7 @@ class Destination(NamedTuple):
     insecure: bool = False
 
 
-_place = Destination()
+_place = ChosenServer()
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,7 +73,7 @@ def choose(
 ) -> None:
     """Before the command: where it is done. What a server cannot do is refused: it must not be done here instead."""
     global _place
-    _place = Destination(server, key, insecure)
+    _place = ChosenServer(server, key, insecure)
     if server is not None and context.invoked_subcommand not in COMMANDS:
         after = context.invoked_subcommand in _OWN_SERVER
         raise errors.InvalidRequest(
@@ -85,7 +85,7 @@ def choose(
 def use(server: str | None, key: str | None, insecure: bool) -> None:
     """Takes what stands after the command: it counts more than what stands before it."""
     global _place
-    _place = Destination(server or _place.server, key or _place.key, insecure or _place.insecure)
+    _place = ChosenServer(server or _place.server, key or _place.key, insecure or _place.insecure)
 
 
 def client() -> AsyncClient | None:

@@ -36,6 +36,18 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ('packages="/path/to/venv"', "--packages /path/to/venv", '"packages": "/path/to/venv"',
      "the help of the operator of this server"),
     ('collect=["<name>"]', "--collect <name> --out DIR", '"collect": ["<name>"]', "the tool file_read, in a session"),
+    ("open it with living=True", "`belljar shell` opens one", 'open it with "living": true',
+     'open one with session_open(kind="sandbox")'),
+    ("make it first: files.make_dir", "make it first: mkdir -p", 'make it first: files/make_dir',
+     'make it first: run_command("mkdir -p ...")'),
+    ("`started` lists those that it has", "`belljar ps` lists those that it has", "list its processes",
+     "list_processes lists those that it has"),
+    ("list the files first", "list the files first", "list the files first", "call file_list first"),
+    ("resume() it first", "`belljar resume` it first", "resume it first", "ask the user to resume it"),
+    ("give it when you open the sandbox", "give it when you open the sandbox", "give it when you open the sandbox",
+     "the operator sets it"),
+    ("`sessions` lists yours", "list yours first", "GET /api/sandbox/sessions lists yours",
+     "list_processes lists your sandboxes, session_open opens one"),
     ("write=True", "--rw", '"write": true', "the operator's consent"),
 )  # fmt: skip
 _COLUMNS: dict[Surface, int] = {"python": 0, "cli": 1, "http": 2, "mcp": 3}

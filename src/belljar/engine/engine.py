@@ -279,7 +279,7 @@ class Engine:
         backend, capabilities = self.backend(choice.backend), await self.capabilities(choice.backend)
         async with AsyncExitStack() as stack:
             leaving = stack.enter_context(ExitStack())
-            await stack.enter_async_context(self._capacity)
+            await stack.enter_async_context(self._capacity.place(living=plan.living))
             await self.record("created", run=plan.id, backend=choice.backend, reasons=choice.reasons)
             stack.push_async_callback(self._record_end, plan.id)
             async with self.recording_failure(run=plan.id):

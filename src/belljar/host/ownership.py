@@ -21,6 +21,12 @@ from belljar.core import errors
 from belljar.core.settings import PRIVATE_UIDS
 from belljar.host import cgroups
 
+PLACES: tuple[str, ...] = (
+    "workspace",
+    "tmp",
+    "machine",
+)  # folders where each box mounts its own writable space, unseen by all others
+
 
 class Owner:
     """This process as an owner of sandboxes. A file says where its control groups are, for a later cleanup."""
@@ -82,7 +88,7 @@ def prepare(state_dir: Path) -> None:
             f"the state directory {state_dir} is not ours alone",
             fix="remove it, or set BELLJAR_STATE_DIR to a private directory",
         )
-    for name in ("workspace", "tmp", "machine"):  # where each box mounts its own writable space, unseen by all others
+    for name in PLACES:
         with suppress(FileExistsError):
             (state_dir / name).mkdir(mode=0o755)
 

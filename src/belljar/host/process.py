@@ -16,6 +16,8 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from belljar.core import errors
+
 _ENV = "/usr/bin/env"  # coreutils' from 8.31 on (2019)
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
@@ -25,11 +27,12 @@ class Child:
 
     def __init__(self, argv: Sequence[str], *, stdin: int, stdout: int, stderr: int, fds: Sequence[int] = ()) -> None:
         # No preexec_fn, user or group: any of them would make Python fork a copy of this whole process
-        # instead of using vfork, which stays fast however large the process is. A process group of its own: Ctrl-C on
-        # a terminal goes to all of ours, and what becomes of a guest then is for us to decide.
+        # instead of using vfork, which stays fast however large the process is. A session of its own: Ctrl-C on a
+        # terminal goes to all of ours, and what becomes of a guest then is for us to decide; and a guest that begins
+        # no session by itself finds no terminal of ours behind /dev/tty.
         self._popen = subprocess.Popen(
             list(argv), stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=tuple(fds), env=_ENVIRONMENT, cwd="/",
-            process_group=0,
+            start_new_session=True,
         )  # fmt: skip
         self.pid: int = self._popen.pid
         self._exit: int | None = None
@@ -90,6 +93,19 @@ def hearing() -> tuple[str, ...]:
     names = tuple(number.name.removeprefix("SIG") for number in _HEARD if signal.getsignal(number) is signal.SIG_IGN)
     words = (_ENV, f"--default-signal={','.join(names)}") if names else ()
     return words if words and _works(words) else ()
+
+
+@cache
+def system_program(name: str) -> str:
+    """Returns the whole path of a program of the system's, for where a guest's own PATH would be searched.
+
+    Raises:
+        NotAvailable: this system does not have it.
+    """
+    for folder in ("/usr/bin", "/bin"):
+        if os.access(path := f"{folder}/{name}", os.X_OK):
+            return path
+    raise errors.NotAvailable(f"this system has no {name}", fix="install util-linux")
 
 
 @cache

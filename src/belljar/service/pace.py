@@ -10,7 +10,7 @@ _FREE_BYTES = MIB  # of each run: what prints less never waits
 _BYTES_A_SECOND = 16 * MIB  # that all runs print beyond that
 
 
-class Pace:
+class OutputPace:
     """Lets large outputs pass at a bounded rate; a guest that prints faster waits at its pipe, and takes no CPU."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from belljar.protocol.records import Alert, Caller, RunRecord, now
 from belljar.service.admission.queue import Admission
 from belljar.service.budget import ByteBudget, Share
 from belljar.service.instances import ServerInstance
-from belljar.service.pace import Pace
+from belljar.service.pace import OutputPace
 from belljar.service.publisher import Publisher
 from belljar.service.refusals import Refusals
 from belljar.service.store.result_text import LargeText, ResultText, parse, result_text
@@ -59,7 +59,7 @@ class Demand(NamedTuple):
 class Run:
     """One run, as the process that carries it out knows it."""
 
-    def __init__(self, record: RunRecord, live: Live, request: Share, output: Share, pace: Pace) -> None:
+    def __init__(self, record: RunRecord, live: Live, request: Share, output: Share, pace: OutputPace) -> None:
         self.record: RunRecord = record
         self.live = live
         self.request = request  # what it holds of memory to be run
@@ -186,7 +186,7 @@ class RunLifecycle:
         self._log_memory = settings.log_memory
         self._ends: set[anyio.CancelScope] = set()  # of runs whose end is being recorded
         self._ends_until = math.inf
-        self._pace = Pace()
+        self._pace = OutputPace()
         self._requests = ByteBudget("requests that run or wait", 2 * settings.request_size, 3 * settings.request_size)
         self._outputs = ByteBudget("outputs of runs", settings.output_memory, 4 * settings.output_memory)
 

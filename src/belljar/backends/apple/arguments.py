@@ -23,7 +23,7 @@ NEEDED = ("--cap-drop", "--init", "--label", "--mount", "--network", "--read-onl
 TOOLS = ("sh", "cat", "env", "tar", "find", "stat", "head", "mktemp", "mv", "mkdir", "rmdir")
 
 
-class Machine(NamedTuple):
+class AppleMachine(NamedTuple):
     """All that differs from one virtual machine to the next."""
 
     name: str
@@ -47,7 +47,7 @@ def disk(limits: Limits) -> int:
     return max(1, min(limits.disk, limits.memory * 3 // 8) // MIB) * MIB  # below a megabyte `size` means: any size
 
 
-def run(machine: Machine) -> list[str]:
+def run(machine: AppleMachine) -> list[str]:
     """Boots it. Its first program only repeats its stdin, so it ends when we close that, or die."""
     limits = machine.limits
     words = [

@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from belljar.backends import inputs
 from belljar.backends.apple import arguments, output
-from belljar.backends.apple.arguments import GuestLaunch, Machine
+from belljar.backends.apple.arguments import AppleMachine, GuestLaunch
 from belljar.backends.apple.cli import Cli, CliCall, Said
 from belljar.backends.apple.run import AppleJob, AppleRun, MachineFigures, figures
 from belljar.backends.base import Emit, ImageUsed
@@ -60,7 +60,7 @@ class AppleBox:
     def __init__(self, host: AppleHost, plan: Plan, image: str) -> None:
         self.id: str = plan.id
         self.plan = plan
-        self.machine: Machine = Machine(plan.id, image, plan.limits, host.owner, plan.workspace)
+        self.machine: AppleMachine = AppleMachine(plan.id, image, plan.limits, host.owner, plan.workspace)
         self._host = host
         self._cli = host.cli
         self._uid = random.choice(host.uids)

@@ -299,7 +299,9 @@ class Native:
         own = limits.model_copy(update={"pids": limits.pids + _OWN_PROCESSES})
         device = cgroups.disk_of("/usr") if limits.io_bps or limits.io_iops else None
         name = self._owner.next_name()
-        return around.inside(name, own, device) if around else self.groups.create(name, own, device)
+        if around:  # without the owner's name, which has our pid in it: guests see what groups inside are called
+            return around.inside(name.rpartition("-")[2], own, device)
+        return self.groups.create(name, own, device)
 
     def group_to_keep(self, limits: Limits, freezer: bool = False) -> cgroups.Group | None:
         """Makes the control group of a box that is kept, for those of its commands; `freezer`: it may be paused."""

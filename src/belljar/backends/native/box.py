@@ -30,7 +30,7 @@ from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Collected, Entry, File, Result, Usage
 from belljar.core.values import WORKSPACE
-from belljar.host import box_files, cgroups, egress, files, lending
+from belljar.host import box_files, cgroups, egress, files, lending, process
 from belljar.host.egress import Proxy, Resolve, Told
 from belljar.host.lending import LentFolder
 
@@ -246,7 +246,7 @@ class NativeBox:
 
 def rlimits(limits: Limits) -> Sequence[str]:
     """The command that sets rlimits. Inside its own user namespace the guest's processes are counted from zero."""
-    return ["prlimit", f"--nproc={limits.pids + 1}", f"--data={limits.memory}", "--"]
+    return [process.system_program("prlimit"), f"--nproc={limits.pids + 1}", f"--data={limits.memory}", "--"]
 
 
 def _joined(env: dict[str, str], over: Mapping[str, str]) -> dict[str, str]:

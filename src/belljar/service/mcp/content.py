@@ -52,6 +52,17 @@ class FileText(Model):
     text: str | None = None
     base64: str | None = None
     next_offset: int | None = Field(None, description="read on from here; null: this was the rest of it")
+    next_line: int | None = Field(None, description="the same, where lines were asked for")
+    line_count: int | None = Field(None, description="of the whole file, where lines were asked for")
+
+
+class Edited(Model):
+    """A file in which text was replaced."""
+
+    path: str
+    size: int = Field(description="bytes that it has now")
+    replaced: int = Field(description="how often")
+    line: int = Field(description="where the first one is")
 
 
 class Written(Model):
@@ -73,6 +84,7 @@ class SessionOpened(SessionRecord):
     """An open session. `session_id` is its `id`, under the name that the other tools have for it."""
 
     session_id: str
+    living: bool = Field(False, description="processes go on in it: start_process")
 
 
 class LanguageList(Model):
@@ -82,7 +94,9 @@ class LanguageList(Model):
 # --- runs ---
 
 
-def of_run(result: Result, id: str, session_id: str | None = None, *, opened: bool = False) -> CallToolResult:
+def of_run(
+    result: Result, id: str, session_id: str | None = None, *, opened: bool = False, hint: str = ""
+) -> CallToolResult:
     """A guest's failure is an answer like any other: `isError` is kept for refusals and for our own failures.
 
     Args:
@@ -90,13 +104,14 @@ def of_run(result: Result, id: str, session_id: str | None = None, *, opened: bo
         id: of the run.
         session_id: the session that it was a turn of.
         opened: whether the session is new, so that the model has yet to learn its name.
+        hint: what else a model should know.
     """
     images, bundles, notes = _split(result.results)
     told = result.model_copy(
         update={
             "stdout": cut(result.stdout), "stderr": cut(result.stderr), "results": bundles, "files": (),
             "truncated": result.truncated or max(len(result.stdout), len(result.stderr)) > TEXT_LIMIT,
-            "error": _short_failure(result),
+            "error": short_failure(result),
         }
         | _short_notes(result)
     )  # fmt: skip
@@ -105,6 +120,8 @@ def of_run(result: Result, id: str, session_id: str | None = None, *, opened: bo
         data["session_id"] = session_id
     if session_id is not None and opened:
         notes.append(f"[session_id: {session_id}, to go on with]")
+    if hint:
+        notes.append(hint)
     return CallToolResult(content=[_text(_prose(told, notes)), *images], structured_content=data)
 
 
@@ -121,7 +138,8 @@ def _short_notes(result: Result) -> dict[str, tuple[str, ...]]:
     return short
 
 
-def _short_failure(result: Result) -> Any:
+def short_failure(result: Result) -> Failure | None:
+    """Returns what went wrong with a run, as much of it as fits into an answer, in the words of the tools."""
     if result.error is None:
         return None
     context = {
@@ -246,6 +264,77 @@ class FileWindow:
         return text
 
 
+class LineWindow:
+    """Looks at a file as it passes by, and keeps some of its lines, as much of them as one answer takes."""
+
+    def __init__(self, first: int, most: int | None) -> None:
+        self.first: int = first
+        self.size: int = 0
+        self.part: bytearray = bytearray()  # the lines that are kept
+        self.long: bool = False  # one line is longer than an answer
+        self._end = None if most is None else first + most  # the line before which it ends
+        self._breaks = 0  # of lines, so far
+        self._last = b""  # the file's last byte
+        self._full = False
+
+    @property
+    def line_count(self) -> int:
+        """The lines of the file; the last one need not end."""
+        return self._breaks + (self._last not in (b"", b"\n"))
+
+    @property
+    def next_line(self) -> int | None:
+        """The line after those that are kept; None: there is none."""
+        unended = bool(self.part) and not self.part.endswith(b"\n")
+        after = self.first + self.part.count(b"\n") + unended
+        return after if after <= self.line_count else None
+
+    def take(self, piece: bytes) -> None:
+        """Goes on with the next piece. Lines are counted, not walked through: there may be millions."""
+        line, breaks = self._breaks + 1, piece.count(b"\n")
+        self.size += len(piece)
+        self._breaks += breaks
+        self._last = piece[-1:] or self._last
+        if line + breaks < self.first or self._full:
+            return
+        wanted = piece if line >= self.first else piece.split(b"\n", self.first - line)[-1]
+        left = None if self._end is None else self._end - max(line, self.first)
+        if left is not None and wanted.count(b"\n") >= left:
+            wanted = wanted[: len(wanted) - len(wanted.split(b"\n", left)[-1])] if left > 0 else b""
+            self._full = True
+        self.part += wanted
+        if len(self.part) > FILE_LIMIT:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        """Ends at the last whole line that fits."""
+        self._full = True
+        end = self.part.rfind(b"\n", 0, FILE_LIMIT) + 1
+        self.long = not end
+        del self.part[end or FILE_LIMIT :]
+
+
+def of_lines(path: str, window: LineWindow) -> CallToolResult:
+    """Lines of a file, and where they are.
+
+    Raises:
+        InvalidRequest: it is no text.
+    """
+    if b"\0" in window.part:
+        raise errors.InvalidRequest(f"path: {cut(path, 300)} is not text", fix="read it without first_line and lines")
+    told = FileText(
+        path=path, size=window.size, text=window.part.decode("utf-8", "replace"), next_line=window.next_line,
+        line_count=window.line_count,
+    )  # fmt: skip
+    end = window.line_count if told.next_line is None else told.next_line - 1
+    where = f"[lines {window.first} to {end} of {window.line_count}"
+    if window.first > window.line_count:
+        where = f"[it has {window.line_count} lines"
+    where += f"; read on with first_line={told.next_line}" if told.next_line else ""
+    where += "; the line is cut: offset reads all of it" if window.long else ""
+    return of_model(told, f"{told.text}{'' if (told.text or chr(10)).endswith(chr(10)) else chr(10)}{where}]")
+
+
 def of_file(path: str, window: FileWindow) -> CallToolResult:
     text = window.text()
     end = window.offset + len(window.part)
@@ -288,9 +377,17 @@ def of_folder(entries: Iterable[Entry]) -> CallToolResult:
     return of_model(Folder(files=tuple(kept), left_out=left_out), "\n".join(rows) or "(there are no files)")
 
 
-def of_session(record: SessionRecord) -> CallToolResult:
-    text = f"session_id: {record.id}\nA {record.kind} on {record.backend}; it ends when nobody uses it for a while."
-    return of_model(SessionOpened(**dict(record), session_id=record.id), text)
+def of_session(record: SessionRecord, *, living: bool = False) -> CallToolResult:
+    what = f"A {record.kind} on {record.backend}; it ends when nobody uses it for a while."
+    if living:
+        what = (
+            f"A living sandbox on {record.backend}: give this session_id to start_process, run_command, wait_for_port "
+            "and the file tools. It ends when nobody uses it for a while."
+        )
+    elif record.kind == "sandbox":
+        what += " It keeps files; processes end with their command."
+    text = f"session_id: {record.id}\n{what}"
+    return of_model(SessionOpened(**dict(record), session_id=record.id, living=living), text)
 
 
 def of_languages(rows: Iterable[tuple[str, LanguageSupport]]) -> CallToolResult:

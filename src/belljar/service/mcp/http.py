@@ -29,7 +29,8 @@ from belljar.protocol.records import SCOPES, Caller
 from belljar.service.auth import gate
 from belljar.service.http.guard import Guard, problem
 from belljar.service.http.streams import still_known
-from belljar.service.mcp.tools import OperatorGrants, create_server, granted
+from belljar.service.mcp.calls import OperatorGrants, granted
+from belljar.service.mcp.server import create_server
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
 from belljar.service.telemetry.log_lines import BEAT

@@ -19,7 +19,8 @@ from belljar.core.settings import Settings
 from belljar.protocol.records import SCOPES, Caller
 from belljar.service.auth.access import LOCAL_USER
 from belljar.service.mcp import sdk
-from belljar.service.mcp.tools import OperatorGrants, create_server
+from belljar.service.mcp.calls import OperatorGrants
+from belljar.service.mcp.server import create_server
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
 

@@ -138,7 +138,7 @@ class NativeLivingBox(NativeBox):
 
     def _words(self, command: Command) -> Sequence[str]:
         words = self._argv(command.argv)
-        return ["setsid", "--ctty", *words] if command.pty else words
+        return [process.system_program("setsid"), "--ctty", *words] if command.pty else words
 
     def _entry(self, command: Command) -> walls.EntrySpec:
         online = egress.ENV if self.plan.egress.mode == "listed" else {}

@@ -1,0 +1,49 @@
+"""Walls of living sandboxes that need a terminal, or a look from outside, to be seen."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+
+# Belljar on a terminal of its own, with a sandbox whose guest has put its own programs under names that we use.
+_ON_A_TERMINAL = """
+import anyio, belljar, sys
+
+MINE = "#!/bin/sh\\n(exec </dev/tty) 2>/dev/null && echo REACHED the terminal of Belljar\\necho REPLACED $0\\n"
+
+async def main():
+    async with belljar.AsyncSandbox(backend="native", living=True) as box:
+        for name in ("setsid", "prlimit", "env", "sh", "nsenter", "bwrap", "chroot"):
+            await box.files.write(f"~/.local/bin/{name}", MINE, mode=0o755)
+        commands = {
+            "plain": await box.start(["/bin/sh", "-c", "(exec </dev/tty) 2>/dev/null && echo REACHED; echo plain"]),
+            "typed": await box.start(["/bin/sh", "-c", "tty; (exec </dev/tty) && echo typed"], pty=(80, 24)),
+        }
+        for name, process in commands.items():
+            print(name, (await process.wait(20)).stdout.split(), file=sys.stderr)
+
+anyio.run(main)
+"""
+
+
+def _on_a_terminal(code: str) -> str:
+    """Runs Python with a controlling terminal of its own; returns what it wrote there."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    said = b""
+    try:
+        while piece := os.read(terminal, 4096):
+            said += piece
+    except OSError:  # nobody has it open any more
+        pass
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+    return said.decode()
+
+
+def test_a_guest_that_replaced_our_programs_neither_runs_in_their_place_nor_gets_the_terminal_of_belljar() -> None:
+    said = _on_a_terminal(_ON_A_TERMINAL)
+    assert "plain ['plain']" in said and "typed ['/dev/pts/0', 'typed']" in said, said
