@@ -16,7 +16,7 @@ from belljar.core.version import __version__
 _MODULES: dict[str, str] = {
     "sandbox": (
         "run arun stream astream Sandbox AsyncSandbox list_backends alist_backends supported_languages "
-        "asupported_languages"
+        "asupported_languages list_snapshots alist_snapshots remove_snapshot aremove_snapshot"
     ),
     "living.blocking": "Process BoxInterpreter Connection",
     "living.process": "AsyncProcess",
@@ -38,6 +38,7 @@ _MODULES: dict[str, str] = {
     "core.options": "RunOptions SandboxOptions SessionOptions CommandOptions",
     "core.request": "Limits Egress Workspace Deterministic",
     "core.result": "Result SandboxHealth Status ErrorType Failure GuestException File Entry Event",
+    "core.box_snapshot": "BoxSnapshot",
     "core.process": "BoxProcess Chunk FileChange FileStat PtySize",
     "core.capabilities": "Capabilities Guarantees Isolation LanguageSupport",
     "protocol.records": "LogLine RunRecord SandboxMetrics SessionRecord",
@@ -65,6 +66,7 @@ __all__ = [
     "BelljarError",
     "BoxInterpreter",
     "BoxProcess",
+    "BoxSnapshot",
     "BuildReport",
     "Busy",
     "Cancel",
@@ -132,6 +134,8 @@ __all__ = [
     "aexecute_file",
     "ais_container_available",
     "alist_backends",
+    "alist_snapshots",
+    "aremove_snapshot",
     "arun",
     "arun_in_container",
     "astream",
@@ -143,6 +147,8 @@ __all__ = [
     "execute_file",
     "is_container_available",
     "list_backends",
+    "list_snapshots",
+    "remove_snapshot",
     "run",
     "run_in_container",
     "stream",
@@ -176,6 +182,7 @@ if TYPE_CHECKING:
     from belljar.control.callbacks import Cancel as Cancel
     from belljar.control.stream import AsyncStream as AsyncStream
     from belljar.control.stream import Stream as Stream
+    from belljar.core.box_snapshot import BoxSnapshot as BoxSnapshot
     from belljar.core.capabilities import Capabilities as Capabilities
     from belljar.core.capabilities import Guarantees as Guarantees
     from belljar.core.capabilities import Isolation as Isolation
@@ -236,10 +243,14 @@ if TYPE_CHECKING:
     from belljar.sandbox import AsyncSandbox as AsyncSandbox
     from belljar.sandbox import Sandbox as Sandbox
     from belljar.sandbox import alist_backends as alist_backends
+    from belljar.sandbox import alist_snapshots as alist_snapshots
+    from belljar.sandbox import aremove_snapshot as aremove_snapshot
     from belljar.sandbox import arun as arun
     from belljar.sandbox import astream as astream
     from belljar.sandbox import asupported_languages as asupported_languages
     from belljar.sandbox import list_backends as list_backends
+    from belljar.sandbox import list_snapshots as list_snapshots
+    from belljar.sandbox import remove_snapshot as remove_snapshot
     from belljar.sandbox import run as run
     from belljar.sandbox import stream as stream
     from belljar.sandbox import supported_languages as supported_languages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar, Self, Unpack
@@ -12,6 +12,7 @@ from belljar.backends.base import Backend
 from belljar.control.callbacks import Cancel, Listener, OutputCallback, control_for, listening
 from belljar.control.stream import AsyncStream, Stream, blocking, streaming
 from belljar.core import errors
+from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.capabilities import Capabilities
 from belljar.core.options import CommandOptions, RunOptions, SandboxOptions, StrPath, request
 from belljar.core.request import Life, Limits, RunRequest
@@ -156,6 +157,49 @@ def list_backends(*, engine: Engine | None = None) -> tuple[Capabilities, ...]:
     return portal.call(lambda: alist_backends(engine=engine))
 
 
+async def alist_snapshots(
+    labels: Mapping[str, str] | None = None, *, owner: str | None = None, engine: Engine | None = None
+) -> tuple[BoxSnapshot, ...]:  # fmt: skip
+    """Lists the snapshots of living sandboxes, the newest first.
+
+    Args:
+        labels: only those that have all of these.
+        owner: only this one's, where a service keeps those of several callers.
+        engine: an engine with settings of its own.
+    """
+    from belljar.living.snapshots import listed
+
+    return await listed(engine or default_engine(), labels, owner)
+
+
+def list_snapshots(
+    labels: Mapping[str, str] | None = None, *, owner: str | None = None, engine: Engine | None = None
+) -> tuple[BoxSnapshot, ...]:  # fmt: skip
+    """Lists the snapshots of living sandboxes, the newest first: see `alist_snapshots`."""
+    return portal.call(lambda: alist_snapshots(labels, owner=owner, engine=engine))
+
+
+async def aremove_snapshot(id: str, *, owner: str | None = None, engine: Engine | None = None) -> None:
+    """Removes a snapshot. Sandboxes that began with it keep their files.
+
+    Args:
+        id: its name.
+        owner: whose it must be, where a service keeps those of several callers.
+        engine: an engine with settings of its own.
+
+    Raises:
+        NotFound: there is none.
+    """
+    from belljar.living.snapshots import removed
+
+    await removed(engine or default_engine(), id, owner)
+
+
+def remove_snapshot(id: str, *, owner: str | None = None, engine: Engine | None = None) -> None:
+    """Removes a snapshot: see `aremove_snapshot`."""
+    portal.call(lambda: aremove_snapshot(id, owner=owner, engine=engine))
+
+
 async def asupported_languages(*, backend: str = "auto", engine: Engine | None = None) -> tuple[str, ...]:
     """Returns the languages that can be run here now: on any backend, or on the one that is named."""
     engine = engine or default_engine()
@@ -248,9 +292,11 @@ class AsyncSandbox(AsyncLivingPart):
         return await self._run(asked, listening(on_event, on_stdout, on_stderr), cancel, id)
 
     async def _run(self, asked: RunRequest, listener: Listener | None, cancel: Cancel | None, id: str) -> Result:
-        if self._machine is not None:
+        if self._machine is None:
+            return await self.lease.run(asked, listener=listener, control=control_for(cancel), id=id)
+        with self._machine.in_use():
             await self._machine.check_folder(asked.workdir)
-        return await self.lease.run(asked, listener=listener, control=control_for(cancel), id=id)
+            return await self.lease.run(asked, listener=listener, control=control_for(cancel), id=id)
 
     async def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
         """Writes a file of the sandbox, with the guest's rights. One that was there keeps its permissions.
@@ -302,10 +348,10 @@ class AsyncSandbox(AsyncLivingPart):
         options.setdefault("deterministic", mine.deterministic)
         return request(env=env, limits=limits, backend=mine.backend, **options)
 
-    def another(self, id: str = "") -> AsyncSandbox:
+    def another(self, id: str = "") -> Self:
         """Returns a new sandbox, not yet open, asked for in the same words and on the backend that took this one."""
         backend = self.lease.capabilities.backend
-        other = AsyncSandbox(backend=backend, engine=self._engine, id=id)
+        other = type(self)(backend=backend, engine=self._engine, id=id)
         other._request = self._request.model_copy(update={"backend": backend})
         other.for_session = self.for_session
         return other
@@ -328,7 +374,12 @@ class AsyncSandbox(AsyncLivingPart):
     async def _living_on(self, opening: AbstractAsyncContextManager[Lease], asked: Life) -> AsyncIterator[None]:
         from belljar.living.machine import LivingMachine  # here: most sandboxes are not living
 
-        machine = LivingMachine(opening, asked)
+        beginning = self._beginning
+        if beginning is None and asked.snapshot:
+            from belljar.living.snapshots import beginning_with
+
+            beginning = await beginning_with(self._engine, asked.snapshot)
+        machine = LivingMachine(opening, asked, beginning)
         async with machine.opened():
             self._machine = machine
             try:
@@ -414,3 +465,11 @@ class Sandbox(LivingPart[AsyncSandbox]):
     def list(self) -> tuple[Entry, ...]:
         """Returns what lies below /workspace: path, kind and size of each entry."""
         return portal.call(self._core.list)
+
+    def snapshot(self, *, labels: Mapping[str, str] | None = None, owner: str = "") -> BoxSnapshot:
+        """Keeps its files as they are now, and no process: see `AsyncSandbox.snapshot`."""
+        return portal.call(partial(self._core.snapshot, labels=labels, owner=owner))
+
+    def fork(self, *, labels: Mapping[str, str] | None = None, expires: float | None = None, id: str = "") -> Self:
+        """Opens a second sandbox with its files as they are now, and none of its processes: see `AsyncSandbox.fork`."""
+        return self._of(portal.call(partial(self._core.fork, labels=labels, expires=expires, id=id)))._open()

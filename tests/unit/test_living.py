@@ -13,6 +13,8 @@ from anyio.abc import ByteStream
 import belljar
 from belljar.backends.fake import Fake, FakeProcess
 from belljar.core import errors
+from belljar.engine.audit import Audit
+from belljar.settings import load
 
 pytestmark = pytest.mark.anyio
 
@@ -183,7 +185,7 @@ async def test_a_sandbox_whose_time_is_over_is_gone_with_its_processes(fake: Fak
 
 
 async def test_a_sandbox_that_pauses_at_the_end_of_its_time_gets_it_again(fake: Fake) -> None:
-    async with belljar.AsyncSandbox(backend=fake, expires=0.05, on_expire="pause") as box:
+    async with belljar.AsyncSandbox(backend=fake, expires=0.5, on_expire="pause") as box:
         with anyio.fail_after(5):
             while not box.paused:
                 await anyio.sleep(0.01)
@@ -191,6 +193,78 @@ async def test_a_sandbox_that_pauses_at_the_end_of_its_time_gets_it_again(fake: 
         box.extend(60)
         assert not box.paused and box.expires is not None
         assert (await box.exec(["echo", "hi"])).ok
+
+
+async def test_a_sandbox_that_nobody_uses_ends_or_pauses(fake: Fake) -> None:
+    async with belljar.AsyncSandbox(backend=fake, idle=0.05) as box:
+        with anyio.fail_after(5):
+            while not box.ended:
+                await anyio.sleep(0.01)
+        assert box.ended == "nobody used it for 0.05 seconds"
+    async with belljar.AsyncSandbox(backend=fake, idle=0.5, on_expire="pause") as box:
+        with anyio.fail_after(5):
+            while not box.paused:
+                await anyio.sleep(0.01)
+        with pytest.raises(errors.InvalidRequest, match="resume"):
+            await box.exec(["echo", "hi"])
+        await box.resume()
+        assert (await box.exec(["echo", "hi"])).ok
+
+
+async def test_what_runs_or_is_asked_for_counts_as_use(fake: Fake) -> None:
+    async with belljar.AsyncSandbox(backend=fake, idle=0.3) as box:
+        process = await box.start("forever")
+        with pytest.raises(TimeoutError):
+            await process.wait(0.5)
+        assert process.running and not box.ended, "a process that was started runs"
+        await process.kill()
+        with anyio.fail_after(5):
+            while not box.ended:
+                await anyio.sleep(0.01)
+
+
+async def test_what_becomes_of_a_sandbox_is_recorded_and_told(fake: Fake, tmp_path: Path) -> None:
+    told: list[belljar.Event] = []
+    log = tmp_path / "audit.jsonl"
+    settings = load(audit_log=str(log), data_dir=str(tmp_path / "data"))
+    engine = belljar.Engine(settings, extra=(fake,), sinks=[told.append])
+    async with belljar.AsyncSandbox(backend="fake", engine=engine, expires=0.05, on_expire="pause") as box:
+        with anyio.fail_after(5):
+            while not box.paused:
+                await anyio.sleep(0.01)
+        box.extend(60)
+        await box.resume()
+        snapshot = await box.snapshot()
+        fork = await box.fork()
+        await fork.close()
+        id = box.lease.box.id
+    kinds = ["opened", "expired", "paused", "resumed", "snapshot", "forked", "closed"]
+    mine = [event for event in told if event.run == id]
+    assert [event.kind for event in mine] == kinds and [event.seq for event in mine] == [1, 2, 3, 4, 5, 6, 7]
+    assert mine[4].text == snapshot.id and mine[1].text == "its time was over"
+    assert [entry["kind"] for entry in Audit(log).lines() if entry["run"] == id and entry["kind"] in kinds] == kinds
+
+
+async def test_files_are_kept_laid_and_forked_where_the_host_cannot_open_them(fake: Fake, tmp_path: Path) -> None:
+    engine = belljar.Engine(load(data_dir=str(tmp_path)), extra=(fake,))
+    async with belljar.AsyncSandbox(backend="fake", engine=engine, living=True, labels={"a": "b"}) as box:
+        await box.files.write("d/run", b"#!" * 100_000, mode=0o755)
+        await box.files.write("~/größe", "g")
+        await box.start("forever")
+        snapshot = await box.snapshot(labels={"c": "d"})
+        assert not snapshot.quiet and "ran on" in snapshot.warnings[0] and snapshot.labels == {"c": "d"}
+        async with await box.fork(expires=60) as fork:
+            assert await fork.files.read("d/run") == b"#!" * 100_000 and fork.labels == {"a": "b"}
+            assert await fork.processes() == () and fork.expires is not None
+            await fork.files.write("d/run", "other")
+        assert await box.files.read("d/run") == b"#!" * 100_000
+    async with belljar.AsyncSandbox(backend="fake", engine=engine, snapshot=snapshot, home="/home/new") as box:
+        assert (await box.files.stat("d/run")).mode == 0o755 and await box.files.read_text("~/größe") == "g"
+    assert await belljar.alist_snapshots({"c": "d"}, engine=engine) == (snapshot,)
+    await belljar.aremove_snapshot(snapshot.id, engine=engine)
+    with pytest.raises(errors.NotFound, match="no snapshot"):
+        await belljar.AsyncSandbox.open(backend="fake", engine=engine, snapshot=snapshot)
+    assert fake.open_boxes == 0
 
 
 def test_blocking_code_has_the_same(fake: Fake) -> None:
@@ -222,7 +296,7 @@ def test_a_sandbox_that_is_not_living_says_how_to_get_one(fake: Fake) -> None:
         ({"living": False, "home": "/home/x"}, "goes with a living sandbox"),
         ({"home": "relative"}, "home: "),
         ({"home": "/proc/x"}, "is taken"),
-        ({"on_expire": "pause"}, "goes with expires"),
+        ({"on_expire": "pause"}, "goes with expires or idle"),
         ({"snapshot": "latest"}, "snapshot: "),
         ({"labels": {"a b": "c"}}, "labels"),
         ({"expires": -1}, "expires: "),

@@ -12,6 +12,7 @@ from belljar.core.result import StreamName
 from belljar.core.values import MIB
 
 HEAD_BYTES = TAIL_BYTES = MIB  # that are kept of the beginning and of the end
+_PIECE_BYTES = 64  # that a piece counts beside its data: whoever prints byte by byte must not fill our memory
 
 
 class OutputLog:
@@ -44,7 +45,7 @@ class OutputLog:
         self._last += 1
         chunk = Chunk(seq=self._last, stream=stream, data=data)
         if self._head_room > 0 and not self._tail:
-            self._head_room -= len(data)
+            self._head_room -= _size(chunk)
             self._head.append(chunk)
         else:
             self._push(chunk)
@@ -79,12 +80,16 @@ class OutputLog:
 
     def _push(self, chunk: Chunk) -> None:
         self._tail.append(chunk)
-        self._tail_bytes += len(chunk.data)
-        while len(self._tail) > 1 and self._tail_bytes - len(self._tail[0].data) >= self._tail_room:
+        self._tail_bytes += _size(chunk)
+        while len(self._tail) > 1 and self._tail_bytes - _size(self._tail[0]) >= self._tail_room:
             gone = self._tail.popleft()
-            self._tail_bytes -= len(gone.data)
+            self._tail_bytes -= _size(gone)
             self._dropped += len(gone.data)
 
     def _wake(self) -> None:
         more, self._more = self._more, anyio.Event()
         more.set()
+
+
+def _size(chunk: Chunk) -> int:
+    return len(chunk.data) + _PIECE_BYTES

@@ -138,6 +138,9 @@ class RemoteLivingOptions(RemoteOptions, LifeOptions, total=False):
 class SandboxOptions(BoxOptions, LivingOptions, total=False):
     """What `Sandbox` takes."""
 
+    idle: float | None
+    """Seconds without use after which a living sandbox ends, or does what `on_expire` says."""
+
 
 class CommandOptions(SharedOptions, total=False):
     """What one run in an open sandbox takes."""
@@ -173,6 +176,8 @@ class RunOptions(ContainerOptions, total=False):
 
 class AllOptions(RunOptions, LivingOptions, total=False):
     """What `request` takes."""
+
+    idle: float | None
 
 
 def request(code: str | None = None, *, backend: str = "auto", **options: Unpack[AllOptions]) -> RunRequest:

@@ -181,6 +181,7 @@ class Life(Model):
     labels: Annotated[Mapping[LabelName, LabelText], Field(max_length=MAX_LABELS)] = Field(default_factory=dict)
     """Names and values of your own, to find it by."""
     expires: float | None = Field(None, gt=0, le=MAX_LIFE_SECONDS, description="seconds after which it ends")
+    idle: float | None = Field(None, gt=0, le=MAX_LIFE_SECONDS, description="seconds without use after which it ends")
     on_expire: Literal["remove", "pause"] = "remove"
     """What becomes of it then."""
     snapshot: SnapshotName = ""
@@ -188,8 +189,8 @@ class Life(Model):
 
     @model_validator(mode="after")
     def _pause_of_something(self) -> Self:
-        if self.on_expire == "pause" and self.expires is None:
-            raise ValueError("on_expire goes with expires")
+        if self.on_expire == "pause" and self.expires is None and self.idle is None:
+            raise ValueError("on_expire goes with expires or idle")
         return self
 
 

@@ -2,7 +2,7 @@
 
 import time
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 from pydantic import Field
 
@@ -201,7 +201,11 @@ class SandboxHealth(Model):
     """What to do about it."""
 
 
-EventKind = Literal["progress", "started", "stdout", "stderr", "display", "limit", "denied", "alert", "finished"]
+LifeKind = Literal["opened", "paused", "resumed", "snapshot", "forked", "expired", "closed"]  # of a living sandbox
+LIFE_KINDS: tuple[LifeKind, ...] = get_args(LifeKind)
+EventKind = (
+    Literal["progress", "started", "stdout", "stderr", "display", "limit", "denied", "alert", "finished"] | LifeKind
+)
 
 
 class Event(Model):

@@ -10,7 +10,7 @@ import os
 import posixpath
 import stat
 import tarfile
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, MutableSequence, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, MutableSequence, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import ParamSpec, TypeVar
 
@@ -19,6 +19,7 @@ import anyio.to_thread
 
 from belljar.core.process import FileChange, FileStat
 from belljar.host import box_archive, box_files, files
+from belljar.host.box_members import FoundMember, found_members, lay
 from belljar.host.inotify import FolderWatch, opener
 
 _P = ParamSpec("_P")
@@ -43,6 +44,15 @@ class HostTree:
         self._root = root
         self._writable = (*writable, _SHARED_MEMORY)
         self._owner = owner
+
+    def found(self, folders: Sequence[str], left_out: list[str]) -> Iterator[FoundMember]:
+        """Gives folders and all that they hold, to be read in a thread; see `box_members.found_members`."""
+        return found_members(self._root, folders, left_out)
+
+    async def lay(self, entries: Iterable[FoundMember]) -> None:
+        """Lays entries, as the guest's own; nothing may run in the box yet."""
+        check = anyio.from_thread.check_cancelled
+        await anyio.to_thread.run_sync(lambda: lay(self._root, entries, owner=self._owner, check=check))
 
     async def stat(self, path: str) -> FileStat:
         """Tells what is there."""

@@ -58,14 +58,16 @@ class AsyncBoxInterpreter(InterpreterHandle):
         Raises:
             SessionEnded: it has ended before.
         """
-        lease, conversation = self._machine().lease, self._open_conversation
+        machine, conversation = self._machine(), self._open_conversation
+        lease = machine.lease
         asked = request(await turn_code(code, path), language=self.language, timeout=timeout)
         limits = lease.limits(asked)
 
         async def work(emit: Emit) -> Result:
             return await conversation.turn(asked.code or "", limits, emit, cancel or Cancel())
 
-        return await lease.conduct(asked, work, listener=listening(on_event, on_stdout, on_stderr), id=id)
+        with machine.in_use():
+            return await lease.conduct(asked, work, listener=listening(on_event, on_stdout, on_stderr), id=id)
 
     def interrupt(self) -> bool:
         """Interrupts the turn under way, as Ctrl-C does; the interpreter lives on. False: no turn is under way."""

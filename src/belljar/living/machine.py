@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,8 +14,9 @@ from belljar.backends.base import Living
 from belljar.core import errors
 from belljar.core.process import Feature
 from belljar.core.request import Life
-from belljar.core.result import Status
+from belljar.core.result import Event, LifeKind, Status
 from belljar.core.values import WORKSPACE
+from belljar.host.box_tree import HostTree
 from belljar.host.lifetime import LifetimeTask
 from belljar.host.loops import lone_errors
 from belljar.living.handles import lacking
@@ -70,6 +71,11 @@ class LivingMachine:
         self._started = 0
         self._deadline: float | None = None  # by the monotonic clock
         self._moved = anyio.Event()
+        self._used = time.monotonic()  # when it was used last
+        self._uses = 0  # commands and turns under way
+        self._stopped = False  # its processes are, for as long as somebody reads its files
+        self._stopping = anyio.Lock()
+        self._told = 0
         self.over: anyio.Event = anyio.Event()
 
     @asynccontextmanager
@@ -96,16 +102,46 @@ class LivingMachine:
 
     @property
     def box(self) -> Living:
-        """The box itself, where its processes may go on.
+        """The box itself, where its processes may go on. Who asks for it uses the sandbox.
 
         Raises:
             InvalidRequest: it is paused.
         """
-        box = self.lease.box
-        assert isinstance(box, Living)
+        box = self.resting_box
         if self.paused:
             raise errors.InvalidRequest("this sandbox is paused", fix="resume() it first")
+        self._used = time.monotonic()
         return box
+
+    @property
+    def resting_box(self) -> Living:
+        """The box itself, also while it is paused."""
+        box = self.lease.box
+        assert isinstance(box, Living)
+        return box
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Says that the sandbox is used while the block runs.
+
+        Raises:
+            InvalidRequest: it is paused.
+        """
+        self.box  # noqa: B018  (which raises)
+        self._uses += 1
+        try:
+            yield
+        finally:
+            self._uses -= 1
+            self._used = time.monotonic()
+
+    async def tell(self, kind: LifeKind, text: str = "", **facts: str) -> None:
+        """Records what became of the sandbox, and tells it to the engine's listeners."""
+        assert self._lease is not None
+        engine, id = self._lease.engine, self._lease.box.id
+        await engine.record(kind, run=id, **facts)
+        self._told += 1
+        await engine.publish(Event(run=id, seq=self._told, kind=kind, text=text or " ".join(facts.values())), None)
 
     @property
     def tree(self) -> BoxTree:
@@ -169,51 +205,98 @@ class LivingMachine:
     async def pause(self) -> None:
         """Stops all that runs where it is. Pausing twice does no harm."""
         self.require("pause", "cannot pause a sandbox")
-        if not self.paused:
+        async with self._stopping:
+            if self.paused:
+                return
             await self.box.pause()
             self.paused = True
+        await self.tell("paused")
 
     async def resume(self) -> None:
         """Lets it go on; one that paused because its time was over gets that time again."""
-        lease = self.lease
-        if self.paused:
-            assert isinstance(lease.box, Living)
-            await lease.box.resume()
+        box = self.resting_box
+        async with self._stopping:
+            if not self.paused:
+                return
+            await box.resume()
             self.paused = False
+            self._used = time.monotonic()
             if self._deadline is None and self.asked.expires is not None:
                 self.extend(self.asked.expires)
+        self._wake()
+        await self.tell("resumed")
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[bool]:
+        """Stops what runs while the block reads the files, so that they are of one moment; gives whether that holds.
+
+        Where files are read by a program of the sandbox, it goes on.
+        """
+        box, able = self.resting_box, "pause" in (self.lease.capabilities.living or ())
+        async with self._stopping:
+            if self.paused or not (able and isinstance(box.tree, HostTree)):
+                yield self.paused
+                return
+            self._stopped = True
+            try:
+                yield await self._stop(box)
+            finally:
+                self._stopped = False
+                with anyio.CancelScope(shield=True), suppress(errors.BelljarError, OSError):
+                    await box.resume()
+
+    async def _stop(self, box: Living) -> bool:
+        try:
+            await box.pause()
+        except TimeoutError:  # a process could not be stopped
+            return False
+        return True
 
     def extend(self, seconds: float) -> None:
         """Moves the end of its time to so many seconds from now."""
         self.lease  # noqa: B018  (which raises if it has ended)
+        self._used = time.monotonic()
         self._deadline = time.monotonic() + seconds
         self.expires = time.time() + seconds
+        self._wake()
+
+    def _wake(self) -> None:
         moved, self._moved = self._moved, anyio.Event()
         moved.set()
 
     async def _watch(self) -> None:
-        """Ends it, or pauses it, when its time is over."""
+        """Ends it, or pauses it, when its time is over or nobody has used it for long."""
         while True:
-            left = None if self._deadline is None else self._deadline - time.monotonic()
+            moved = self._moved
+            left = self._left()
             if left is not None and left <= 0:
                 if not await self._expire():
                     return
                 continue
-            moved = self._moved
             with anyio.move_on_after(left):
                 await moved.wait()
 
+    def _left(self) -> float | None:
+        """Seconds until something has to be done; None: nothing will have to."""
+        ends = [] if self._deadline is None else [self._deadline]
+        if self.asked.idle is not None and not self.paused:
+            busy = self._uses or any(process.running for process in self.processes.values())
+            ends.append((time.monotonic() if busy else self._used) + self.asked.idle)
+        return min(ends) - time.monotonic() if ends else None
+
     async def _expire(self) -> bool:
         """Does what is to be done then; whether it lives on."""
-        assert self._lease is not None
         action = self.asked.on_expire
-        await self._lease.engine.record("expired", run=self._lease.box.id, action=action)
+        over = self._deadline is not None and self._deadline <= time.monotonic()
+        why = "its time was over" if over else f"nobody used it for {self.asked.idle:g} seconds"
+        await self.tell("expired", why, action=action)
         if action == "pause":
-            self._deadline = None
+            if over:
+                self._deadline = self.expires = None
             with suppress(errors.BelljarError):  # one that cannot be paused any more is ended
                 await self.pause()
                 return True
-        self.ended = "its time was over"
+        self.ended = why
         self._held.end()
         return False
 
@@ -248,6 +331,8 @@ class LivingMachine:
             await self._beginning(self)
         if self.asked.expires is not None:
             self.extend(self.asked.expires)
+        self._used = time.monotonic()
+        await self.tell("opened", backend=self.lease.capabilities.backend)
         self._tasks.start_soon(self._watch)
 
     async def _end(self) -> None:
@@ -256,9 +341,11 @@ class LivingMachine:
         reason = Status.KILLED if self.ended else Status.ABORTED
         self.ended = self.ended or "it was closed"
         with anyio.move_on_after(self._lease.plan.limits.grace + _END_SECONDS, shield=True):
-            if self.paused:
+            with suppress(errors.BelljarError):
+                await self.tell("closed", self.ended)
+            if self.paused or self._stopped:
                 assert isinstance(self._lease.box, Living)
-                with suppress(errors.BelljarError):
+                with suppress(errors.BelljarError, OSError):
                     await self._lease.box.resume()
             for interpreter in tuple(self.interpreters):
                 with suppress(errors.BelljarError):

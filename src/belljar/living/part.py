@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from belljar.core import errors
+from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.options import check_seconds
 from belljar.core.process import BoxProcess, PtySize, shell
-from belljar.core.request import RunRequest
+from belljar.core.request import Life, RunRequest
 from belljar.living.handles import LivingHandle
 
 if TYPE_CHECKING:
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 
     from belljar.living.files import AsyncFiles
     from belljar.living.interpreter import AsyncBoxInterpreter
-    from belljar.living.machine import LivingMachine
+    from belljar.living.machine import Beginning, LivingMachine
     from belljar.living.process import AsyncProcess
+
+PartT = TypeVar("PartT", bound="AsyncLivingPart")
 
 
 class AsyncLivingPart(LivingHandle):
@@ -30,9 +33,15 @@ class AsyncLivingPart(LivingHandle):
     _request: RunRequest
     _machine: LivingMachine | None = None
 
+    _beginning: Beginning | None = None
+
     @abstractmethod
     def _asked(self, **options: Any) -> RunRequest:
         """Returns what is asked for by one command's options."""
+
+    @abstractmethod
+    def another(self, id: str = "") -> Self:
+        """Returns a new sandbox, not yet open, asked for in the same words."""
 
     # --- processes ---
 
@@ -144,6 +153,43 @@ class AsyncLivingPart(LivingHandle):
         self._alive()
         return AsyncBoxInterpreter(self._alive, language, {**self._request.env, **(env or {})})
 
+    # --- copies of its files ---
+
+    async def snapshot(self, *, labels: Mapping[str, str] | None = None, owner: str = "") -> BoxSnapshot:
+        """Keeps its files as they are now: home, /workspace, /tmp and /var/tmp, with permissions, times and links.
+
+        Where the backend can, its processes are stopped meanwhile, so that all files are of one moment; else
+        `BoxSnapshot.quiet` is false. No process, no memory and no granted folder is kept. What earlier snapshots hold
+        already takes no room.
+
+        Args:
+            labels: names and values of your own, to find it by.
+            owner: whose it is, where a service keeps those of several callers.
+
+        Raises:
+            PolicyDenied: there are too many, or it is too large: see `living` in the settings.
+        """
+        from belljar.living.snapshots import taken
+
+        return await taken(self._alive(), labels, owner)
+
+    async def fork(
+        self, *, labels: Mapping[str, str] | None = None, expires: float | None = None, id: str = ""
+    ) -> Self:  # fmt: skip
+        """Opens a second sandbox with the files of this one as they are now; `close` it when you are done.
+
+        It is asked for in the same words, and is independent from then on; a granted folder is the same for both.
+        Processes are not copied: what is to run there is started there.
+
+        Args:
+            labels: names and values of its own; the same unless given.
+            expires: seconds until it ends; as asked of this one unless given.
+            id: the name under which it is recorded; a new one unless given.
+        """
+        from belljar.living.snapshots import forked
+
+        return await forked(self._alive(), self.another(id), labels, expires)
+
     # --- its life ---
 
     @property
@@ -188,6 +234,11 @@ class AsyncLivingPart(LivingHandle):
         """Moves the end of its time to so many seconds from now."""
         check_seconds(seconds=seconds)
         self._alive().extend(seconds)
+
+    def _begin_as(self, asked: Life, beginning: Beginning) -> None:
+        """Changes what it will be when it is opened."""
+        self._request = self._request.model_copy(update={"living": asked})
+        self._beginning = beginning
 
     def _alive(self) -> LivingMachine:
         if self._request.living is None:

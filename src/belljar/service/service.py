@@ -23,7 +23,7 @@ from belljar.control.callbacks import Listener
 from belljar.control.control import Control
 from belljar.core import errors, policy
 from belljar.core.request import RunRequest
-from belljar.core.result import Result
+from belljar.core.result import LIFE_KINDS, EventKind, Result
 from belljar.core.settings import Settings
 from belljar.engine import audit
 from belljar.engine.engine import Engine
@@ -63,7 +63,8 @@ class Service:
         settings = _with_service_caps(settings)
         self.settings: Settings = settings
         self.publisher: Publisher = Publisher(settings)
-        self.sinks: Sinks = Sinks([Sink("events", self.publisher.event, kinds=("started", "limit", "denied"))])
+        told: tuple[EventKind, ...] = ("started", "limit", "denied", *LIFE_KINDS)
+        self.sinks: Sinks = Sinks([Sink("events", self.publisher.event, kinds=told)])
         self.engine: Engine = Engine(settings, sinks=[self.sinks.hear], on_box=self._on_box)
         self.store: Store = Store(store_url(settings), outbox=bool(settings.service.shared_store))
         self.access: Access = Access(settings, self.store)

@@ -112,7 +112,7 @@ class Boxes:
             yield used, used.box.process(name)
 
     def _holder(self, name: str, caller: Caller) -> str:
-        ids = [id for id, box in self.own(caller) if not box.ended and any(one.id == name for one in box.started)]
+        ids = [id for id, box in self.own(caller) if any(one.id == name for one in box.started)]
         if not ids:
             raise errors.NotFound(f"you have no process {name[:80]!r}", fix="list_processes lists those that you have")
         if len(ids) > 1:
@@ -122,11 +122,18 @@ class Boxes:
         return ids[0]
 
     def own(self, caller: Caller) -> Iterator[UsedBox]:
-        """Yields the caller's living sandboxes, and nobody else's, even if they may see those."""
+        """Yields the caller's living sandboxes that are open, and nobody else's, even if they may see those."""
         for record in self._sessions.of(caller):
             box = _living(self._sessions.get(record.id, caller)) if record.caller == caller.name else None
-            if box is not None:
+            if box is not None and _is_open(box):
                 yield UsedBox(record.id, box)
+
+
+def _is_open(box: AsyncSandbox) -> bool:
+    try:
+        return not box.ended
+    except errors.InvalidRequest:  # it is being opened, or closed
+        return False
 
 
 def _living(held: Held) -> AsyncSandbox | None:

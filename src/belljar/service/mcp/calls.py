@@ -54,13 +54,13 @@ class OperatorGrants(NamedTuple):
         hosts: what it may reach, if the model asks for it.
         workspace: a folder of the host that all of it finds at /workspace.
         write: whether it may change that folder.
-        packages: a Python environment of the host, granted read-only.
+        packages: names of packages that it finds installed, or a Python environment of the host, read-only.
     """
 
     hosts: tuple[str, ...] = ()
     workspace: str | None = None
     write: bool = False
-    packages: str | None = None
+    packages: str | tuple[str, ...] | None = None
 
     def folders(self) -> dict[str, Any]:
         """Returns the folders as options of a run."""

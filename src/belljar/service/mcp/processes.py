@@ -44,11 +44,12 @@ _FEEDING_SECONDS = 10.0
 _STOPPING_SECONDS = 30.0
 _MOST_INPUT = 256 * 1024  # characters
 _MOST_BOXES, _MOST_PROCESSES = 16, 32  # in one answer; processes of each kind for each sandbox
+_LOOKED_AT_BYTES = 64 * 1024  # of the beginning and of the end of what an answer tells
 _MOST_ROWS = 8  # of processes beside another answer
 _MOST_COMMAND = 200  # characters of a command line
 _TERMINAL = PtySize(columns=120, rows=40)
 # What colours and moves a cursor, and no model reads: control sequences, operating system commands, and the rest.
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*(?:[@-~]|\Z)|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*(?:[0-~]|\Z))")
 
 ProcessName = Annotated[str, Field(description='the process that start_process answered, such as "p1"')]
 MaybeBox = Annotated[
@@ -84,6 +85,7 @@ class BoxProcesses(Model):
 
     session_id: str
     backend: str
+    paused: bool = Field(description="somebody has stopped it where it is")
     started: tuple[ProcessState, ...] = Field(description="by start_process, those that have ended too")
     running: tuple[BoxProcess, ...] = Field((), description="all processes, by the kernel's word")
     left_out: int = Field(0, description="processes that did not fit into the answer")
@@ -190,7 +192,7 @@ class ProcessTools:
             try:
                 async with self._boxes.used(id, caller) as used:
                     found.append(await _processes(used))
-            except (errors.NotFound, errors.SessionEnded):
+            except (errors.NotFound, errors.SessionEnded, errors.InvalidRequest):  # it has just ended
                 if session_id is not None:
                     raise
         return _of_list(ProcessList(sandboxes=tuple(found), left_out=len(own) - len(found)))
@@ -285,13 +287,30 @@ def _text(chunks: list[Chunk]) -> str:
     """Both streams as text, without what would only colour it. A character may be cut in two by the end of a piece."""
     decoders: dict[StreamName, codecs.IncrementalDecoder] = {}
     parts = []
-    for chunk in chunks:
+    for chunk in _ends(chunks):
         if chunk.missed:
-            parts.append(f"\n[… {chunk.missed} bytes are not kept …]\n")
+            parts.append(f"\n[… {chunk.missed} bytes …]\n")
         decoder = decoders.setdefault(chunk.stream, codecs.getincrementaldecoder("utf-8")("replace"))
         parts.append(decoder.decode(chunk.data))
     parts += [decoder.decode(b"", True) for decoder in decoders.values()]
     return _ESCAPES.sub("", "".join(parts)).replace("\r\n", "\n")
+
+
+def _ends(chunks: list[Chunk]) -> list[Chunk]:
+    """The beginning and the end of long output: nobody waits until megabytes have been looked at for escapes."""
+    head, tail, room = 0, len(chunks), _LOOKED_AT_BYTES
+    while head < tail and room > 0:
+        room -= len(chunks[head].data)
+        head += 1
+    room = _LOOKED_AT_BYTES
+    while tail > head and room > 0:
+        tail -= 1
+        room -= len(chunks[tail].data)
+    if tail == head:
+        return chunks
+    between = sum(len(chunk.data) + chunk.missed for chunk in chunks[head:tail])
+    first = chunks[tail].model_copy(update={"missed": chunks[tail].missed + between})
+    return [*chunks[:head], first, *chunks[tail + 1 :]]
 
 
 def _as_on_terminal(text: str) -> str:
@@ -326,13 +345,13 @@ def _line(state: ProcessState) -> str:
 
 async def _processes(used: UsedBox) -> BoxProcesses:
     """The newest of those that were started, and the first of those that run: no list grows without bounds."""
-    started, running = used.box.started, await used.box.processes()
+    started, running = used.box.started, () if used.box.paused else await used.box.processes()
     shown = [one.model_copy(update={"command": _command(one.command)}) for one in running[:_MOST_PROCESSES]]
     states = [
         _state(used, one).model_copy(update={"problem": None, "suggestion": None}) for one in started[-_MOST_PROCESSES:]
     ]
     return BoxProcesses(
-        session_id=used.id, backend=used.box.lease.capabilities.backend, started=tuple(states),
+        session_id=used.id, backend=used.box.lease.capabilities.backend, paused=used.box.paused, started=tuple(states),
         running=tuple(shown), left_out=len(running) - len(shown) + len(started) - len(states),
     )  # fmt: skip
 
@@ -345,7 +364,7 @@ def _command(line: str) -> str:
 def _of_list(told: ProcessList) -> CallToolResult:
     lines = [f"[{told.left_out} sandboxes were left out]"] if told.left_out else []
     for box in told.sandboxes:
-        lines.append(f"sandbox {box.session_id} on {box.backend}")
+        lines.append(f"sandbox {box.session_id} on {box.backend}{', paused' if box.paused else ''}")
         lines += [f"  {_line(state)}" for state in box.started]
         lines += [f"  {_figures(process)}  {process.command}" for process in box.running]
         lines += [f"  [{box.left_out} more were left out]"] if box.left_out else []

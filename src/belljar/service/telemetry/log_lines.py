@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import anyio
 
@@ -34,6 +34,7 @@ _ITEM = 600  # of memory for a line, besides its text
 _PATIENCE = 2.0  # seconds that it waits
 BEAT = 15.0  # seconds after which a reader to whom nothing came gets an empty batch: to show that it is there, or leave
 Told = Literal["stdout", "stderr", "display", "limit", "denied", "alert"]
+_TOLD = get_args(Told)
 
 
 class LineSplitter:
@@ -48,19 +49,20 @@ class LineSplitter:
         """Each has its number when it is taken, not before: two streams may be fed in turns."""
         if event.kind == "finished":
             return iter(self.end(event.at))
-        if event.kind == "started" or event.kind == "progress" or not event.text:  # noqa: PLR1714 (for mypy)
+        if event.kind not in _TOLD or not event.text:
             return iter(())
-        if event.kind not in ("stdout", "stderr"):
-            return iter((self._line(event.kind, event.text[:_LONGEST], event.at),))
-        *whole, rest = (self._open.pop(event.kind, "") + event.text).split("\n")
+        stream = cast(Told, event.kind)
+        if stream not in ("stdout", "stderr"):
+            return iter((self._line(stream, event.text[:_LONGEST], event.at),))
+        *whole, rest = (self._open.pop(stream, "") + event.text).split("\n")
         if self._number >= _MANY and whole:
             whole = ["\n".join(whole)]
         begun = len(rest) - len(rest) % _LONGEST
         if rest[begun:]:
-            self._open[event.kind] = rest[begun:]
+            self._open[stream] = rest[begun:]
         parts = chain.from_iterable(map(_parts, whole))
         more = ((rest[at : at + _LONGEST], True) for at in range(0, begun, _LONGEST))
-        return (self._line(event.kind, text, event.at, partial) for text, partial in chain(parts, more))
+        return (self._line(stream, text, event.at, partial) for text, partial in chain(parts, more))
 
     def end(self, at: float) -> list[LogLine]:
         """What was begun and never ended."""
