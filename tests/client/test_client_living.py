@@ -314,8 +314,7 @@ def test_it_is_found_again_by_its_id_from_another_process(box: RemoteLivingSandb
 
 def test_what_is_opened_without_a_block_outlives_its_process_and_close_ends_it(server: Server) -> None:
     program = (
-        "import sys, belljar\n"
-        "print(belljar.Client(sys.argv[1]).sandbox(living=True, backend='native', expires=120).id)"
+        "import sys, belljar\nprint(belljar.Client(sys.argv[1]).sandbox(living=True, backend='native', expires=120).id)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, server.url], capture_output=True, text=True, timeout=60, check=True
@@ -346,7 +345,7 @@ def test_it_is_paused_resumed_and_given_more_time(box: RemoteLivingSandbox) -> N
 
 def test_a_snapshot_and_a_fork_have_its_files_and_not_its_processes(box: RemoteLivingSandbox, server: Server) -> None:
     box.files.write("state", "one")
-    kept = box.snapshot({"step": "1"})
+    kept = box.snapshot(labels={"step": "1"})
     box.files.write("state", "two")
     with Client(server.url) as client, box.fork(expires=60) as copy:
         assert copy.id != box.id and copy.read("state") == b"two"

@@ -32,7 +32,6 @@ from belljar.core.options import (
     RemoteOptions,
     RunOptions,
     StrPath,
-    check_seconds,
     request,
 )
 from belljar.core.request import RunRequest
@@ -210,9 +209,8 @@ class AsyncClient:
             return AsyncRemoteSandbox(self._transport, asked, IDLE_SECONDS if idle is None else idle, seconds)
         if lifetime is not None:
             raise errors.InvalidRequest("lifetime: a living sandbox has none", fix="give expires")
-        if idle is not None:
-            check_seconds(idle=idle)
-        return AsyncRemoteLivingSandbox(self._transport, asked, idle=idle)
+        asked = asked if idle is None else request(backend=backend, idle=idle, **options)
+        return AsyncRemoteLivingSandbox(self._transport, asked)
 
     async def sandboxes(self, labels: Mapping[str, str] | None = None) -> list[SandboxRecord]:
         """Lists your living sandboxes.

@@ -161,7 +161,7 @@ def snapshot(
     """Keep the files of a living sandbox as they are now, and print the id: `belljar open --snapshot ID`."""
 
     async def work(client: AsyncClient) -> BoxSnapshot:
-        return await (await client.sandbox(id)).snapshot(_labels(label))
+        return await (await client.sandbox(id)).snapshot(labels=_labels(label))
 
     made = _ask(server, key, insecure, "snapshot", work)
     if as_json:
@@ -203,7 +203,7 @@ def fork(
     """Open another living sandbox with the files of one, and print its id. Processes are not copied."""
 
     async def work(client: AsyncClient) -> SandboxRecord:
-        return (await (await client.sandbox(id)).fork(_labels(label), _seconds(expires))).record
+        return (await (await client.sandbox(id)).fork(labels=_labels(label), expires=_seconds(expires))).record
 
     _print_record(_ask(server, key, insecure, "fork", work), as_json)
 

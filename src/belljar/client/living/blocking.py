@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -82,13 +83,13 @@ class RemoteLivingSandbox(LivingPart[AsyncRemoteLivingSandbox]):
         """Returns what lies below /workspace: path, kind and size of each entry."""
         return portal.call(self._core.list)
 
-    def snapshot(self, labels: Mapping[str, str] | None = None) -> BoxSnapshot:
+    def snapshot(self, *, labels: Mapping[str, str] | None = None) -> BoxSnapshot:
         """Keeps its files as they are now: `client.sandbox(snapshot=...)` begins with them."""
-        return portal.call(self._core.snapshot, labels)
+        return portal.call(partial(self._core.snapshot, labels=labels))
 
-    def fork(self, labels: Mapping[str, str] | None = None, expires: float | None = None) -> RemoteLivingSandbox:
+    def fork(self, *, labels: Mapping[str, str] | None = None, expires: float | None = None) -> RemoteLivingSandbox:
         """Opens another sandbox with the same files: see `AsyncRemoteLivingSandbox.fork`."""
-        return RemoteLivingSandbox(portal.call(self._core.fork, labels, expires))
+        return RemoteLivingSandbox(portal.call(partial(self._core.fork, labels=labels, expires=expires)))
 
     # It is held open by the server, not by a task of this process.
 

@@ -48,14 +48,12 @@ class AsyncRemoteLivingSandbox(LivingHandle):
 
     _kind: ClassVar[str] = "sandbox"
 
-    def __init__(
-        self, transport: Transport, asked: RunRequest | None, *, idle: float | None = None, id: str = ""
-    ) -> None:
+    def __init__(self, transport: Transport, asked: RunRequest | None, *, id: str = "") -> None:
         """Is made by `AsyncClient.sandbox`: to be opened as `asked`, or the one that has this `id`."""
         self._transport = transport
         self._asked = asked
         self._id = path_part(id) if asked is None else ""
-        self._body = {} if asked is None else _opening(asked, idle)
+        self._body = {} if asked is None else _opening(asked)
         self._record: SandboxRecord | None = None
         self._closed = False
 
@@ -129,13 +127,13 @@ class AsyncRemoteLivingSandbox(LivingHandle):
         check_seconds(seconds=seconds)
         await self._change("/extend", json={"seconds": seconds})
 
-    async def snapshot(self, labels: Mapping[str, str] | None = None) -> BoxSnapshot:
+    async def snapshot(self, *, labels: Mapping[str, str] | None = None) -> BoxSnapshot:
         """Keeps its files as they are now: `client.sandbox(snapshot=...)` begins with them."""
         answer = await self._make("/snapshots", {"labels": dict(labels or {})}, read=_COPYING_SECONDS)
         return parse(BoxSnapshot, answer)
 
     async def fork(
-        self, labels: Mapping[str, str] | None = None, expires: float | None = None
+        self, *, labels: Mapping[str, str] | None = None, expires: float | None = None
     ) -> AsyncRemoteLivingSandbox:
         """Opens another sandbox with the same files. It has none of the processes; `close` it when you are done.
 
@@ -348,14 +346,14 @@ def labelled(labels: Mapping[str, str] | None) -> dict[str, list[str]]:
     return {"label": [f"{name}:{value}" for name, value in labels.items()]} if labels else {}
 
 
-def _opening(asked: RunRequest, idle: float | None) -> dict[str, Any]:
+def _opening(asked: RunRequest) -> dict[str, Any]:
     """Returns the body that opens a living sandbox: only what was asked for."""
     assert asked.living is not None
     life = asked.living.model_dump(mode="json", exclude_unset=True)
     said = asked.model_dump(mode="json", include={"packages"}, exclude_unset=True)
     rest = {name: value for name, value in (life | said).items() if value is not None}
     body = {name: value for name, value in opening(asked).items() if name != "language"}
-    return body | rest | ({} if idle is None else {"idle": idle})
+    return body | rest
 
 
 def _turn(**options: Any) -> dict[str, Any]:
