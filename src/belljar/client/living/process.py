@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from belljar.client.connections import Unanswered
 from belljar.client.runs import parse
 from belljar.client.transport import Transport
 from belljar.core import errors
@@ -19,6 +20,7 @@ from belljar.protocol.living import MAX_STDIN_BYTES, OutputPage, ProcessRecord, 
 _WAIT_SECONDS = 25.0  # that one request waits for something to happen
 _STDIN_SECONDS = 30.0  # that a server waits until the program has read some
 _KILL_SECONDS = 120.0  # that its grace may take
+_LOSSES = 2  # in a row, each after all repetitions, that a reader of output bears
 _PAGE_BYTES = MIB // 2
 
 
@@ -100,8 +102,16 @@ class AsyncRemoteProcess:
         Args:
             since: the `seq` of the last piece that you have; what came after it and is kept is given at once.
         """
+        losses = 0
         while True:
-            page = await self._page(since, _WAIT_SECONDS)
+            try:
+                page = await self._page(since, _WAIT_SECONDS)
+            except Unanswered:  # though the question was repeated
+                losses += 1
+                if losses > _LOSSES:
+                    raise
+                continue
+            losses = 0
             for chunk in page.chunks:
                 since = chunk.seq
                 yield chunk
