@@ -7,6 +7,7 @@ defaults of a run and nothing else: caps, directories and uids are the administr
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -74,6 +75,14 @@ _VARIABLES: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     **{f"BELLJAR_MAX_{name.upper()}": (("caps", name), str) for name in Caps.model_fields if name != "timeout"},
     **{f"BELLJAR_DEFAULT_{name.upper()}": (("defaults", name), str) for name in Limits.model_fields},
 }
+# What pip, uv and npm go by, but for what would have them install elsewhere, or build.
+_INSTALLERS = re.compile(
+    r"(?!(?i:PIP_(TARGET|PREFIX|ROOT|USER|SRC|REQUIREMENT|NO_BINARY|PYTHON|REQUIRE_VIRTUALENV)|"
+    r"npm_config_(prefix|global|ignore_scripts|git|userconfig_dir)|UV_(TARGET|PREFIX|SYSTEM_PYTHON|NO_BINARY\w*))$)"
+    r"(HOME|XDG_CONFIG_HOME|XDG_CONFIG_DIRS|XDG_CACHE_HOME|XDG_DATA_HOME|NETRC|SSL_CERT_FILE|SSL_CERT_DIR|"
+    r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|NODE_EXTRA_CA_CERTS|(?i:https?_proxy|all_proxy|no_proxy)|"
+    r"(PIP|UV)_[A-Z0-9_]+|(?i:npm_config_)\S+)"
+)
 _PROJECT_KEYS = {"backend", "defaults"}
 # The first of a folder speaks for it. Of the JSON files only the block `sandbox` is read; most of them are others'.
 _PROJECT_FILES = (
@@ -113,6 +122,7 @@ def load(environ: Mapping[str, str] | None = None, project: Path | None = None, 
         "cache_dir": f"{cache}/belljar",
         "data_dir": f"{env.get('XDG_DATA_HOME') or f'{home}/.local/share'}/belljar",
         "path": env.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
+        "installers": {name: value for name, value in env.items() if _INSTALLERS.fullmatch(name)},
     }
     for source, layer in layers:
         merged = merge(merged, _one_name_each(layer, source))

@@ -111,7 +111,7 @@ async def test_a_process_without_a_sandbox_opens_one_and_says_its_name(url: str)
         data(await client.call_tool("write_input", named | {"text": "typed\n"}))
         assert (await output_with(client, "typed", **named))["running"]
         data(await client.call_tool("write_input", named | {"close": True}))
-        ended = await client.call_tool("read_output", named | {"until_end": True, "wait": 20})
+        ended = await client.call_tool("read_output", named | {"until_end": True, "wait": 50})
         assert (data(ended)["exit_code"], data(ended)["output"]) == (0, "typed\n")
         late = await client.call_tool("write_input", named | {"text": "more"})
         assert late.is_error and "start_process" in text(late)
@@ -159,7 +159,9 @@ async def test_a_failure_names_the_tools_own_arguments(url: str) -> None:
     async with Client(url) as client, computer(client) as box:
         named = {"session_id": box}
         wrong = data(await client.call_tool("start_process", named | {"command": "no-such-program --serve"}))
-        ended = await client.call_tool("read_output", {"process": wrong["process"], **named, "until_end": True})
+        ended = await client.call_tool(
+            "read_output", {"process": wrong["process"], **named, "until_end": True, "wait": 50}
+        )
         assert data(ended)["exit_code"] == 127 and not ended.is_error
         assert "has ended: error, exit code 127" in text(ended) and "Suggestion: " in text(ended)
         missing = await client.call_tool("start_process", named | {"command": "ls", "cwd": "gone"})
@@ -264,7 +266,8 @@ async def test_a_process_name_that_two_sandboxes_have_is_asked_for_with_its_sand
             data(await client.call_tool("start_process", {"session_id": box, "command": f"echo in {box}"}))
         unclear = await client.call_tool("read_output", {"process": "p1"})
         assert unclear.is_error and "session_id" in text(unclear) and one in text(unclear) and other in text(unclear)
-        told = data(await client.call_tool("read_output", {"process": "p1", "session_id": other}))
+        named = {"process": "p1", "session_id": other}
+        told = data(await client.call_tool("read_output", named | {"until_end": True, "wait": 50}))
         assert told["output"] == f"in {other}\n"
 
 
@@ -398,13 +401,18 @@ async def test_a_server_over_http_leaves_in_time_though_a_call_waits_for_output(
         url = json.loads(process.stdout.readline())["url"] + "/mcp"
         with anyio.fail_after(120):
             async with Client(url) as client, anyio.create_task_group() as tasks:
+                waits = anyio.Event()
+
+                async def progress(seconds: float, total: float | None, message: str | None) -> None:
+                    waits.set()
 
                 async def wait() -> None:
-                    told.append(data(await client.call_tool("read_output", {"process": "p1", "wait": 50})))
+                    given = {"process": "p1", "wait": 50}
+                    told.append(data(await client.call_tool("read_output", given, progress_callback=progress)))
 
                 data(await client.call_tool("start_process", {"command": "cat", "backend": "native"}))
                 tasks.start_soon(wait)
-                data(await client.call_tool("list_processes", {}))  # it came after the other
+                await waits.wait()
                 process.terminate()
                 assert await anyio.to_thread.run_sync(process.wait, 30) == 0, place.log
         assert told and told[0]["output"] == ""

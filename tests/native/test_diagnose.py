@@ -79,7 +79,7 @@ PYTHON = {
     ),
     "a missing package by name": Case(
         "import nosuchpackage.inner", "MISSING_PACKAGE", "No module named 'nosuchpackage'",
-        "nosuchpackage is not installed in this sandbox: grant a Python environment that has it with packages=",
+        "nosuchpackage is not installed in this sandbox: have it installed with packages=[",
         {"package": "nosuchpackage", "line": 1},
     ),
     "a missing package whose module has another name": Case(

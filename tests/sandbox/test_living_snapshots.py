@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import belljar
 from belljar.core import errors
 from belljar.engine.engine import Engine
+from belljar.host.box_members import found_members
 from belljar.settings import load
 
 
@@ -205,3 +207,51 @@ def test_a_fork_that_fails_leaves_the_original_as_it_was(
         and box.exec(["true"]).ok
         and len(engine._capacity._taken if hasattr(engine._capacity, "_taken") else [1]) == 1
     )
+
+
+def test_a_sandbox_that_is_closed_while_it_is_copied_ends_at_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> Iterator[Any]:
+        for number, one in enumerate(found_members(*args)):
+            if number == 1:
+                begun.set()
+                assert go_on.wait(20)
+            yield one
+
+    monkeypatch.setattr("belljar.host.box_tree.found_members", slow)
+    outcome: list[object] = []
+
+    def take(box: belljar.Sandbox) -> None:
+        try:
+            outcome.append(box.snapshot())
+        except belljar.BelljarError as error:
+            outcome.append(error)
+
+    with belljar.Sandbox(living=True, engine=engine) as box:
+        box.files.write("a", "1")
+        server = box.start("sleep 100")
+        thread = threading.Thread(target=take, args=(box,))
+        thread.start()
+        assert begun.wait(20)
+        started = time.monotonic()
+    assert time.monotonic() - started < 10 and not server.running, "although it was stopped for the copy"
+    go_on.set()
+    thread.join(20)
+    assert len(outcome) == 1 and engine._capacity._free == engine.settings.max_containers
+
+
+def test_what_cannot_be_copied_is_told(
+    box: belljar.Sandbox, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    deep = "/".join(["d"] * 10)
+    sh(box, f"mkdir -p {deep}; touch {deep}/last")
+    monkeypatch.setattr("belljar.host.box_members._MAX_DEPTH", 5)
+    snapshot = box.snapshot()
+    with box.fork() as fork:
+        left_out = fork.left_out
+    assert snapshot.left_out == left_out == ("/workspace/d/d/d/d/d: lies 5 folders deep, what is in it was left out",)
+    with belljar.Sandbox(snapshot=snapshot, engine=engine) as again:
+        assert again.left_out == left_out

@@ -86,6 +86,19 @@ async def test_a_sandbox_that_keeps_files_has_its_volumes_and_loses_them_again()
         assert await nothing_left(engine)
 
 
+@pytest.mark.parametrize("backend", ["docker", "podman"])
+async def test_a_living_sandbox_has_its_terminal_and_is_paused_through_the_proxy(backend: str) -> None:
+    async with proxied(backend) as path:
+        engine = behind(path, backend)
+        async with AsyncSandbox(backend=backend, engine=engine, living=True) as box:
+            typed = await box.start("read answer; stty size; echo $answer", pty=(100, 30))
+            await box.pause()
+            await box.resume()
+            await typed.write("yes\n")
+            assert (await typed.wait(60)).stdout.split()[-3:] == ["30", "100", "yes"]
+        assert await nothing_left(engine)
+
+
 async def test_the_pool_fills_and_serves_through_the_proxy() -> None:
     async with proxied() as path:
         engine = behind(path, pool=1)

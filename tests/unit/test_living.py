@@ -102,6 +102,8 @@ async def test_a_signal_reaches_it_while_it_runs(box: belljar.AsyncSandbox) -> N
 async def test_a_folder_and_variables_are_those_that_were_named(box: belljar.AsyncSandbox) -> None:
     assert (await (await box.start("pwd")).wait()).stdout == "/workspace /home/user 1"
     assert (await (await box.start("pwd", cwd="/tmp", env={"A": "2"})).wait()).stdout == "/tmp /home/user 2"
+    await box.files.make_dir("~/app")
+    assert (await (await box.start("pwd", cwd="~/app")).wait()).stdout == "/home/user/app /home/user 1"
 
 
 async def test_a_missing_folder_is_an_error_and_is_not_made(box: belljar.AsyncSandbox) -> None:

@@ -214,7 +214,7 @@ def test_a_program_in_a_container_is_never_root_and_never_privileged() -> None:
     found = bodies.check_body("exec", json.dumps(asked).encode(), ProxyRules())
     assert found is not None
     assert "Container" not in found
-    for change in ({"Privileged": True}, {"privileged": True}, {"User": ""}, {"User": "0:0"}, {"Tty": True}):
+    for change in ({"Privileged": True}, {"privileged": True}, {"User": ""}, {"User": "0:0"}, {"Tty": 1}):
         with pytest.raises(CallRefused):
             bodies.check_body("exec", json.dumps(asked | change).encode(), ProxyRules())
 

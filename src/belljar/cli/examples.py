@@ -61,6 +61,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "top": ("belljar top", "belljar top --once --json"),
     "keys": ("belljar keys create alice --scope run --scope read", "belljar keys list"),
     "records": ("belljar records list", "belljar records show ID"),
+    "packages": ("belljar packages list", "belljar packages prune --keep 1G"),
     "images": ("belljar images list", "belljar images build", "belljar images pull python:3.12-slim"),
     "profiles": ("sudo belljar profiles install", "belljar profiles status", "belljar profiles show apparmor"),
     "audit": ("belljar audit show", "belljar audit verify"),

@@ -71,6 +71,7 @@ COMMANDS = {
     "keys": LazyCommand("keys", "app", "The keys of the service: create, list, revoke."),
     "records": LazyCommand("records", "app", "Records of runs: list, show and export them, push them, let them go."),
     "images": LazyCommand("images", "app", "Images of container engines: build, pull, pin, verify, scan, clean up."),
+    "packages": LazyCommand("packages", "app", "Packages that were installed for guests: list them, let them go."),
     "profiles": LazyCommand("profiles", "app", "Profiles of guests in containers: load ours for AppArmor, show them."),
     "audit": LazyCommand("audit", "app", "The audit log: show it, export it, prove that nothing was changed."),
     "attack": LazyCommand("checks", "attack", "Attack a sandbox in every way we know."),

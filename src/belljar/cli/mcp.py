@@ -15,6 +15,7 @@ from belljar.cli import options as opt
 from belljar.cli import serve as cli_serve
 from belljar.cli import terminal
 from belljar.core import errors
+from belljar.core.package_names import package, project
 from belljar.settings import load
 
 if TYPE_CHECKING:
@@ -56,18 +57,33 @@ def mcp(
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     service: dict[str, Any] = {"host": "127.0.0.1"} if http else {}
     service |= {} if port is None else {"port": port}
-    folders = [_folder(path) for path in (workspace, packages) if path is not None]
+    given = _packages(packages)
+    environment = Path(given) if isinstance(given, str) else None
+    folders = [_folder(path) for path in (workspace, environment) if path is not None]
     if folders:  # whoever starts the server is its administrator
         service["projects"] = [*load().service.projects, *folders]
+    if isinstance(given, tuple):
+        service["packages"] = [*load().service.packages, *map(project, given)]
     settings = load(service=service) if service else load()
     grants = _package("belljar.service.mcp.calls").OperatorGrants(
         hosts=tuple(net or ()), workspace=workspace and _folder(workspace), write=rw,
-        packages=packages and _folder(packages),
+        packages=given,
     )  # fmt: skip
     if http:
         cli_serve.listen(_package("belljar.service.mcp.http").create_app(settings, grants), settings, as_json)
     else:
         anyio.run(_package("belljar.service.mcp.stdio").serve, settings, grants)
+
+
+def _packages(given: list[str] | None) -> str | tuple[str, ...] | None:
+    """Reads `--packages`: checked now, as nobody is there to be told later."""
+    packages = opt.packages(given)
+    if isinstance(packages, str):
+        return _folder(Path(packages))
+    try:
+        return None if packages is None else tuple(map(package, packages))
+    except ValueError as error:
+        raise errors.InvalidRequest(f"--packages: {error}") from None
 
 
 def _folder(path: Path) -> str:
@@ -107,7 +123,8 @@ def install(
     words = ["mcp", *(word for host in net or () for word in ("--net", host))]
     words += ["--workspace", _folder(workspace)] if workspace else []
     words += ["--rw"] if rw else []
-    words += ["--packages", _folder(packages)] if packages else []
+    given = _packages(packages)
+    words += [word for one in ([given] if isinstance(given, str) else given or ()) for word in ("--packages", one)]
     change = mcp_install.plan(client, scope, words)
     if not change.diff():
         _report(as_json, change, None, f"{change.path} has it already")

@@ -40,7 +40,12 @@ Retry = Annotated[bool, typer.Option("--retry-stronger", help="If auto's choice 
 Image = Annotated[str | None, typer.Option("--image", help="Of a container; by default the language's.")]
 Type = Annotated[str | None, typer.Option("--type", help="Kind of work, such as test-runner: image and limits.")]
 Runtime = Annotated[str | None, typer.Option("--runtime", help="Of containers: runc, runsc (gVisor), …")]
-Packages = Annotated[Path | None, typer.Option("--packages", metavar="VENV", help="A Python environment, read-only.")]
+Packages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--packages", metavar="NAME", help="To be there, such as numpy==2.* or npm:lodash; or a venv's folder."
+    ),
+]
 
 Workspace = Annotated[Path | None, typer.Option("--workspace", "-w", metavar="DIR", help="At /workspace, read-only.")]
 Rw = Annotated[bool, typer.Option("--rw", help="Let the guest change the workspace.")]
@@ -53,6 +58,23 @@ def check_grant(workspace: Path | None, rw: bool, rw_git: bool) -> None:
         raise errors.InvalidRequest("--rw goes with --workspace DIR")
     if rw_git and not rw:
         raise errors.InvalidRequest("--rw-git goes with --rw")
+
+
+def packages(given: list[str] | None) -> str | tuple[str, ...] | None:
+    """Reads each `--packages`: names of packages, or one folder of a Python environment."""
+    if not given:
+        return None
+    folders = [name for name in given if _is_environment(name)]
+    if folders and len(given) > 1:
+        raise errors.InvalidRequest(
+            f"--packages {folders[0]}: a folder goes with no other packages", fix="install them into it, or name all"
+        )
+    return absolute(Path(folders[0])) if folders else tuple(given)
+
+
+def _is_environment(name: str) -> bool:
+    plain = name.startswith("npm:") or not ("/" in name or name.startswith("."))
+    return not plain or Path(name, "pyvenv.cfg").is_file()
 
 
 def read_code(path: str) -> str:

@@ -64,7 +64,7 @@ def run(
         write_git=rw_git, backend=backend, isolation=cast(Any, isolation), timeout=timeout,
         grace=grace, memory=memory, cpus=cpus, pids=pids, disk=disk, stdin=opt.read_stdin(stdin),
         files=opt.read_files(in_files), env=opt.read_env(env), collect=tuple(collect or ()), net=net or (),
-        packages=opt.absolute(packages), image=image, runtime=runtime, type=type, fuel=fuel, profile=profile,
+        packages=opt.packages(packages), image=image, runtime=runtime, type=type, fuel=fuel, profile=profile,
         deterministic={"seed": seed} if seed is not None else deterministic,
         retry="stronger" if retry_stronger else "never", require_libraries=tuple(require_library or ()),
     )  # fmt: skip
@@ -88,7 +88,7 @@ def exec_(
         command=command, workspace=opt.absolute(workspace), write=rw, write_git=rw_git, backend=backend,
         isolation=cast(Any, isolation), timeout=timeout, grace=grace, memory=memory, cpus=cpus, pids=pids, disk=disk,
         stdin=opt.read_stdin(stdin), files=opt.read_files(in_files), env=opt.read_env(env),
-        collect=tuple(collect or ()), net=net or (), packages=opt.absolute(packages), image=image, runtime=runtime,
+        collect=tuple(collect or ()), net=net or (), packages=opt.packages(packages), image=image, runtime=runtime,
         type=type,
     )  # fmt: skip
     _execute(process.make_engine(), asked, out, as_json)

@@ -52,7 +52,7 @@ def session(
         "language": language,
         "timeout": timeout,
         "memory": memory,
-        "packages": opt.absolute(packages),
+        "packages": opt.packages(packages),
     }
     remote.use(server, key, insecure)
     there = remote.client()

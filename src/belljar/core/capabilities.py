@@ -79,7 +79,10 @@ class Capabilities(Model):
     workspace: bool = False
     """Whether a folder of the host can be granted."""
     packages: bool = False
-    """Whether a Python environment can be granted."""
+    """Whether a Python environment can be granted, and packages be installed in one by their names."""
+    distributions: Mapping[str, str] | None = Field(
+        None, repr=False, description="package -> version of all that there can be; None: whatever is installed"
+    )
     commands: bool = Field(True, description="can it run programs, or only code?")
     processes: bool = Field(True, description="can a guest start processes and threads, get signals, open sockets?")
     fuel: bool = Field(False, description="can it count instructions, and fix clock and seed?")

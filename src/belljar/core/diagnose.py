@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from belljar.core.package_names import package, refused
 from belljar.core.request import Egress, Limits
 from belljar.core.result import ErrorType, Failure, Result, Status
 from belljar.core.signs import (
@@ -32,6 +33,7 @@ from belljar.core.signs import (
     NAME,
     NATIVE,
     NETWORK,
+    NODE_PACKAGE,
     ON_WASM,
     READ_ONLY,
     REFUSED_FORK,
@@ -61,6 +63,8 @@ class Around(NamedTuple):
     disk_in_memory: bool = False  # what the guest writes counts against its memory
     wasm: str = ""  # how to get to the wasm runtime from here: "ask for backend=wasm"; empty: it is no way out
     wasm_modules: frozenset[str] = frozenset()
+    installs: bool = True  # packages can be had by their names where it ran; else on native alone
+    packages: tuple[str, ...] = ()  # patterns of those that may be installed for a guest
 
 
 NOTHING_AROUND = Around()
@@ -97,9 +101,11 @@ def diagnose(
         facts |= _limit(_LIMIT_BEHIND[kind], limits)
     words = defaultdict(str, {name: str(value) for name, value in facts.items() if value is not None})
     words |= {"place": "this sandbox" if processes else "the wasm runtime"}
-    words |= {"where": _where(finding.facts), "pip": _pip_name(words["package"])}
+    words |= {"where": _where(finding.facts)}
     advice, more = _fitted(advice, finding, around)
-    words |= more | {"elsewhere": _elsewhere(words["package"], around) if processes else "ask for backend=native, or "}
+    remedy = _remedy(words["package"], advice, around)
+    elsewhere = "" if "backend=native" in remedy else "ask for backend=native, or "
+    words |= more | {"elsewhere": _elsewhere(words["package"], around) if processes else elsewhere, "remedy": remedy}
     message = f"{finding.headline} ({facts['cause']})" if "cause" in facts else finding.headline
     return _failure(kind, message, advice.format_map(words), facts)
 
@@ -367,9 +373,30 @@ _DISTRIBUTIONS = {
 }  # fmt: skip
 
 
-def _pip_name(module: str) -> str:
-    name = _DISTRIBUTIONS.get(module.partition(".")[0])
-    return f" (its package is {name})" if name else ""
+def _remedy(module: str, advice: str, around: Around) -> str:
+    """How a package is to be had that the code wants: by its name, where it may be installed."""
+    if advice == NODE_PACKAGE:
+        parts = module.split("/")[: 2 if module.startswith("@") else 1]
+        name = "npm:" + "/".join(parts)
+        return f"{_installed(name, around)}, " if _installable(name, around) else ""
+    top = module.partition(".")[0]
+    name = _DISTRIBUTIONS.get(top, top)
+    if _installable(name, around):
+        return _installed(name, around)
+    told = f" (its package is {name})" if top in _DISTRIBUTIONS else ""
+    return f'grant a Python environment that has it with packages="/path/to/venv"{told}'
+
+
+def _installable(name: str, around: Around) -> bool:
+    try:
+        return package(name) == name and not refused([name], around.packages)
+    except ValueError:  # a file of the guest's, or a name that no registry has
+        return False
+
+
+def _installed(name: str, around: Around) -> str:
+    where = "" if around.installs else "on backend=native "
+    return f'have it installed {where}with packages=["{name}"]'
 
 
 def _where(facts: dict[str, Any]) -> str:

@@ -91,8 +91,9 @@ class RemoteOptions(SharedOptions, total=False):
 class SessionOptions(RemoteOptions, total=False):
     """What `Session` takes."""
 
-    packages: StrPath | None
-    """A Python environment (venv) of the host, granted read-only."""
+    packages: StrPath | Iterable[str] | None
+    """Names of packages to be there, such as `["requests", "numpy==2.*", "npm:lodash@4"]`, or the folder of a Python
+    environment (venv) of the host; read-only."""
     profile: str | None
     """Packages to find imported, such as "numeric"; chosen by the code unless given."""
 
@@ -226,10 +227,6 @@ def _check_shapes(given: Mapping[str, Any]) -> None:
         value = given.get(field, ())
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):
             raise errors.InvalidRequest(f"{field}: must be a list of words", fix=f"write {field}=[{value!r}]")
-    if not isinstance(given.get("packages", ""), str | os.PathLike):
-        raise errors.InvalidRequest(
-            "packages: takes the folder of a Python environment of this machine, not names of packages", fix=_MAKE_VENV
-        )
     libraries = given.get("require_libraries", False)
     if isinstance(libraries, str | bytes) or not isinstance(libraries, bool | Iterable):
         raise errors.InvalidRequest(
@@ -237,12 +234,6 @@ def _check_shapes(given: Mapping[str, Any]) -> None:
         )
     if not isinstance(given.get("files", {}), Mapping):
         raise errors.InvalidRequest("files: must map names to contents", fix='write files={"a.txt": b"..."}')
-
-
-_MAKE_VENV = (
-    "make one (python3 -m venv DIR && DIR/bin/pip install NAME) and give its path; numpy, pandas and many more are on "
-    "backend=wasm already"
-)
 
 
 def _life(given: dict[str, Any]) -> Life | None:

@@ -39,7 +39,7 @@ class Plan(Model):
     egress: Egress = Field(default_factory=Egress)
     files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, description="read-only context files")
     workspace: Workspace | None = None
-    packages: str | None = None
+    packages: str | tuple[str, ...] | None = Field(None, description="a Python environment, or names of packages")
     keep_files: bool = Field(False, description="files will be put or got, or more than one command run")
     living: bool = Field(
         False, description="its commands share one machine: any number at once, and what they leave lives on"

@@ -11,11 +11,12 @@ from pydantic import ValidationError
 from belljar.core import errors, hints
 from belljar.core.capabilities import Capabilities
 from belljar.core.languages import Language
+from belljar.core.package_names import refused
 from belljar.core.plan import Needs, Plan
 from belljar.core.process import Feature
 from belljar.core.request import MAX_TIMEOUT_SECONDS, MOST_CONNECTIONS, Egress, Life, Limits, RunRequest, Workspace
 from belljar.core.settings import EXECUTION, Caps, ContainerSettings, ContainerType, Settings
-from belljar.core.values import format_size
+from belljar.core.values import few, format_size
 
 # Granting one of these, or a folder that holds it, would hand the host to the guest; of the first few, also
 # what is below them.
@@ -197,6 +198,18 @@ def check_language(language: Language, egress: Egress, capabilities: Capabilitie
             f"{capabilities.backend} cannot take the seccomp profile that {language.name} must have here",
             fix="ask for backend=docker or backend=podman",
             context={"language": language.name, "backend": capabilities.backend},
+        )
+
+
+def check_packages(plan: Plan, settings: Settings) -> None:
+    """Raises PolicyDenied where packages would be installed that the administrators do not allow."""
+    names = plan.packages if isinstance(plan.packages, tuple) else ()
+    if over := refused(names, settings.packages.names):
+        raise errors.PolicyDenied(
+            f"packages: {few(over)} may not be installed here",
+            fix="have the administrator list them in packages.names (of a server, in service.packages, too), or "
+            "grant an environment that has them",
+            context={"field": "packages", "packages": over},
         )
 
 

@@ -17,6 +17,7 @@ from pydantic import (
 
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
+from belljar.core.package_names import Packages
 from belljar.core.process import HOME, User
 from belljar.core.values import (
     GIB,
@@ -218,7 +219,10 @@ class RunRequest(Model):
     auto_remove: StrictBool | None = Field(None, description="false: the container is kept, for inspection")
     type: TypeName | None = Field(None, description="kind of work, for its image and limits: test-runner, …")
     workspace: Workspace | None = None
-    packages: Folder | None = Field(None, description="a Python environment (venv) of the host, granted read-only")
+    packages: Packages = Field(
+        None, description="names of packages to be there (`requests`, `npm:lodash@4`), or the folder of a Python "
+        "environment (venv) of the host; read-only",
+    )  # fmt: skip
     living: Life | None = Field(None, description="a sandbox that is one machine for all its commands")
     workdir: str = WORKSPACE
     deterministic: Annotated[Deterministic | None, BeforeValidator(_as_deterministic)] = Field(
@@ -235,8 +239,8 @@ class RunRequest(Model):
     @field_validator("workdir")
     @classmethod
     def _workdir(cls, value: str, info: ValidationInfo) -> str:
-        if info.data.get("living"):
-            return whole_path(value)
+        if living := info.data.get("living"):
+            return whole_path(value, living.home)
         return (
             WORKSPACE
             if PurePosixPath(value) in (PurePosixPath(WORKSPACE), PurePosixPath("."))

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees
+from belljar.core.package_names import lacking
 from belljar.core.plan import Plan
-from belljar.core.values import format_size
+from belljar.core.values import few, format_size
 
 _MODULES_SHOWN = 5
 LACKS = {  # feature of living sandboxes -> what is said of a backend that lacks it
@@ -26,6 +27,8 @@ _LESS = "ask for less, or for backend=auto"
 _NO_IMAGES = (
     "ask for backend=docker, podman or macos-container, or leave out the image that the request or project names"
 )
+_NATIVE_PACKAGES = "ask for backend=native, which can have them, or leave them out"
+_NO_PACKAGES = "ask for backend=native, which can have them, or for an image that has them"
 
 
 class Choice(NamedTuple):
@@ -88,7 +91,12 @@ def _only_to_set_up(plan: Plan, candidates: Sequence[Capabilities]) -> Capabilit
 def _could_take(plan: Plan, candidate: Capabilities) -> bool:
     spoken = candidate.languages is None or plan.language is None or plan.language in candidate.languages
     named = (plan.command and not candidate.commands) or (plan.image and not candidate.images)
-    return spoken and not named and plan.egress.mode in candidate.egress and (not plan.packages or candidate.packages)
+    return spoken and not named and plan.egress.mode in candidate.egress and not _without_packages(plan, candidate)
+
+
+def _without_packages(plan: Plan, candidate: Capabilities) -> bool:
+    """Whether it cannot have the packages that are asked for."""
+    return bool(plan.packages and not candidate.packages and any(_lacks_packages(plan.packages, candidate)))
 
 
 def _merit(plan: Plan, candidate: Capabilities) -> str:
@@ -139,6 +147,8 @@ def _named(plan: Plan, candidates: Sequence[Capabilities]) -> Choice:
     if objection := _objection(plan, candidate):
         kind = errors.PolicyDenied if candidate.available else errors.NotAvailable
         fix = candidate.fix or (_NO_IMAGES if plan.image and not candidate.images else _LESS)
+        if candidate.available and _without_packages(plan, candidate):
+            fix = _NO_PACKAGES if candidate.images else _NATIVE_PACKAGES
         raise kind(f"{candidate.backend}: {objection}", fix=fix, context={"backend": candidate.backend})
     return Choice(candidate.backend, (f"{candidate.backend} chosen: asked for by name",))
 
@@ -184,7 +194,16 @@ def _lacks(plan: Plan, candidate: Capabilities) -> Iterator[str]:
     if plan.profile and plan.profile not in candidate.profiles:
         yield f"it has no profile {plan.profile!r}, only: {', '.join(sorted(candidate.profiles)) or 'none'}"
     if plan.packages and not candidate.packages:
+        yield from _lacks_packages(plan.packages, candidate)
+
+
+def _lacks_packages(packages: str | tuple[str, ...], candidate: Capabilities) -> Iterator[str]:
+    if isinstance(packages, str):
         yield "it cannot be granted a Python environment of the host"
+    elif candidate.distributions is None:
+        yield f"nothing can be installed in it for a run, and {few(packages)} is asked for"
+    elif missing := lacking(packages, candidate.distributions):
+        yield f"it has no {few(missing)}, and nothing can be installed in it"
 
 
 def _lacks_life(plan: Plan, candidate: Capabilities) -> Iterator[str]:

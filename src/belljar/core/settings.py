@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_v
 
 from belljar.core.container_block import CpuList, check_protocols, settled
 from belljar.core.model import Model
+from belljar.core.package_names import ANY_NPM, ANY_PYTHON, PackagePattern
 from belljar.core.request import Limits
 from belljar.core.values import GIB, KIB, MIB, SET_NAME, HostGrant, HostPattern, ProfilePath, Size, parse_size
 
@@ -205,6 +206,18 @@ class LivingSettings(Model):
     snapshots_size: Size = Field(20 * GIB, gt=0, description="bytes that all of them may take together")
 
 
+class PackageSettings(Model):
+    """Which packages may be installed for guests, and how much is kept of them."""
+
+    names: tuple[PackagePattern, ...] = Field(
+        (ANY_PYTHON, ANY_NPM), max_length=4096, description="that may be asked for; * and npm:* are all, () is none"
+    )
+    folder: str = Field("", description="where they are kept; empty: below the cache folder")
+    size: Size = Field(2 * GIB, gt=0, description="bytes that one set may take, with all that it needs")
+    quota: Size = Field(10 * GIB, gt=0, description="bytes that all sets may take; the longest unused ones go first")
+    timeout: float = Field(600, gt=0, allow_inf_nan=False, description="seconds that fetching and installing may take")
+
+
 class ServiceEgress(Model):
     """The hosts that callers of the service may ask for. A caller with the scope `admin` may ask for any."""
 
@@ -250,6 +263,9 @@ class ServiceSettings(Model):
     origins: tuple[str, ...] = Field((), description="origins of other web pages that may ask it")
     jwt: JwtSettings = Field(default_factory=JwtSettings)
     egress: ServiceEgress = Field(default_factory=ServiceEgress)
+    packages: tuple[PackagePattern, ...] = Field(
+        (), max_length=4096, description="that callers may have installed, if packages.names allows it; () is none"
+    )
     projects: tuple[str, ...] = Field((), description="folders below which `project_path` may lie; none: no project")
     store: str = Field("", description="sqlite:///PATH or postgresql://…; empty: SQLite in the data folder")
     shared_store: str = Field("", description="where records are pushed to as well: postgresql://…")
@@ -276,7 +292,7 @@ class ServiceSettings(Model):
 
 # Every table, empty. Who validates settings from it builds one validator for all tables, not one for each.
 EMPTY: dict[str, Any] = {
-    "defaults": {}, "caps": {}, "egress": {}, "container": {}, "images": {}, "living": {},
+    "defaults": {}, "caps": {}, "egress": {}, "container": {}, "images": {}, "living": {}, "packages": {},
     "service": {"jwt": {}, "egress": {}},
 }  # fmt: skip
 
@@ -305,7 +321,11 @@ class Settings(Model):
     container: ContainerSettings = Field(default_factory=ContainerSettings)
     images: ImageSettings = Field(default_factory=ImageSettings)
     living: LivingSettings = Field(default_factory=LivingSettings)
+    packages: PackageSettings = Field(default_factory=PackageSettings)
     service: ServiceSettings = Field(default_factory=ServiceSettings)
+    installers: Mapping[str, str] = Field(
+        default_factory=dict, repr=False, exclude=True, description="variables that pip, uv and npm go by, over our own"
+    )
     data_dir: str = Field("", description="where records are kept")
     path: str = "/usr/local/bin:/usr/bin:/bin"
     home: str = "/"

@@ -36,14 +36,13 @@ REGISTRY = (
 )
 _PROCESSES = "start fewer processes or threads at once, or ask for more with pids=<number>"
 PYTHON_PACKAGE = (
-    "{package} is not installed in {place}: {elsewhere}grant a Python environment that has it with "
-    'packages="/path/to/venv"'
-    "{pip}, use only the standard library, or, if it is a file of yours, pass it with files={{...}}"
+    "{package} is not installed in {place}: {elsewhere}{remedy}, use only the standard library, or, if it is a file "
+    "of yours, pass it with files={{...}}"
 )
 _NO_NAME = "the installed {package} has no such name: check the spelling and the version"
-_NODE_PACKAGE = (
-    "{package} is not installed in {place}: use only the modules of Node.js, or pass the module with files={{...}} "
-    "and import it as ./name"
+NODE_PACKAGE = (
+    "{package} is not installed in {place}: {remedy}use only the modules of Node.js, or pass the module with "
+    "files={{...}} and import it as ./name"
 )
 _GO_PACKAGE = "{package} is not in {place}: use only Go's standard library, or grant a workspace with a vendor folder"
 _CRATE = "{package} is not in {place}: crates cannot be fetched, so use only Rust's std, or write the part you need"
@@ -106,7 +105,7 @@ BY_LANGUAGE: dict[str, tuple[Sign, ...]] = {
         (_E.RUNTIME_ERROR, r"^RecursionError\b", _RECURSION),
     ),
     "javascript": _signs(
-        (_MISSING, rf"Cannot find (?:module|package) '{NAME}'", _NODE_PACKAGE),
+        (_MISSING, rf"Cannot find (?:module|package) '{NAME}'", NODE_PACKAGE),
         (_E.SYNTAX_ERROR, r"ERR_UNSUPPORTED_TYPESCRIPT_SYNTAX", _TYPES_ONLY),
         (_E.SYNTAX_ERROR, r"^SyntaxError\b", "correct the syntax{where}; nothing ran"),
         (_E.OOM_KILLED, r"heap out of memory|Array buffer allocation failed", MEMORY),

@@ -14,7 +14,7 @@ from belljar.core.result import Result
 
 Surface = Literal["python", "cli", "http", "mcp"]
 
-_VALUE = r"([\w.*-]{1,253})"
+_VALUE = r"([\w*](?:[\w.*@/:+-]{0,251}[\w*])?)"
 # Python's words -> those of the command line, of a JSON body, and of a tool's arguments. @: some name, which is kept.
 _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("net=[...]", "--net HOST", '"net": ["HOST"]', 'net=["HOST"]'),
@@ -35,6 +35,10 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("stdin=...", "--stdin FILE", '"stdin": "..."', "stdin"),
     ('packages="/path/to/venv"', "--packages /path/to/venv", '"packages": "/path/to/venv"',
      "the help of the operator of this server"),
+    ('packages=["@"]', "--packages @", '"packages": ["@"]',
+     "the help of the operator of this server (belljar mcp --packages @)"),
+    ('packages=["<name>"]', "--packages <name>", '"packages": ["<name>"]',
+     "the help of the operator of this server (belljar mcp --packages <name>)"),
     ('collect=["<name>"]', "--collect <name> --out DIR", '"collect": ["<name>"]', "the tool file_read, in a session"),
     ("open it with living=True", "`belljar shell` opens one", 'open it with "living": true',
      'open one with session_open(kind="sandbox")'),

@@ -207,6 +207,7 @@ def asked(request: RunRequest) -> dict[str, Any]:
         "sha256": hashlib.sha256(code.encode()).hexdigest(),
         "files": len(request.files) or None, "env": sorted(request.env) or None, "image": request.image,
         "workspace": request.workspace.model_dump() if request.workspace else None,
+        "packages": list(request.packages) if isinstance(request.packages, tuple) else request.packages,
         "network": sorted(request.egress.hosts) or (None if request.egress.mode == "none" else request.egress.mode),
     }  # fmt: skip
     return {name: value for name, value in facts.items() if value is not None}

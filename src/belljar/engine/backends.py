@@ -5,6 +5,7 @@ Backends read no settings: a row hands them finished facts.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from belljar.backends.wasm.backend import Wasm
     from belljar.core.addresses import Endpoint
     from belljar.host.egress import Resolve
+    from belljar.host.packages.store import PackageStore
     from belljar.images.images import Images
 
 
@@ -55,8 +57,18 @@ def _native(facts: BackendFacts) -> Native:
     settings = facts.settings
     return Native(
         Path(settings.state_dir), first_uid=settings.user_uid, uids=settings.user_uids, path=settings.path,
-        spoken=tuple(facts.languages), private=_private(settings),
+        spoken=tuple(facts.languages), private=_private(settings), packages=package_store(settings, facts.told),
     )  # fmt: skip
+
+
+def package_store(settings: Settings, told: Callable[[str], object] = lambda step: None) -> PackageStore:
+    """Returns the sets of packages that are kept for guests; `told` hears when one is made."""
+    from belljar.host.packages.store import PackageStore
+
+    root = hasattr(os, "geteuid") and os.geteuid() == 0  # whose own cache no guest could read
+    usual = "/var/cache/belljar" if root else settings.cache_dir
+    folder = Path(settings.packages.folder or f"{usual}/packages")
+    return PackageStore(folder, settings.packages, settings.installers, settings.path, told)
 
 
 def _wasm(facts: BackendFacts) -> Wasm:

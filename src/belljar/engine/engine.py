@@ -264,6 +264,8 @@ class Engine:
             strict = max(plan.isolation, after.guarantees.isolation, key=lambda isolation: isolation.rank)
             plan = plan.model_copy(update={"isolation": strict})
         choice = routing.choose(plan, await self._candidates(plan, after=after))
+        if plan.packages and (await self.capabilities(choice.backend)).packages:
+            policy.check_packages(plan, self.settings)
         notes = plan.notes
         if not plan.auto_remove and choice.backend not in _KEEPERS:
             notes = (*notes, f"auto_remove=False has no effect: {choice.backend} has no container to keep")

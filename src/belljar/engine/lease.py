@@ -220,6 +220,7 @@ class Lease:
         around = diagnose.Around(
             egress=self.plan.egress, read_only=bool(self.plan.workspace and not self.plan.workspace.write),
             counts_fuel=capabilities.fuel, disk_in_memory=in_memory and capabilities.processes,
+            installs=capabilities.packages, packages=self.engine.settings.packages.names,
         )  # fmt: skip
         if capabilities.processes and NO_MODULE in result.stderr:
             way, modules = await self.engine.way_to_wasm(self.plan)

@@ -131,6 +131,7 @@ def _not_found(
     told += [f"{name}: {why}" for name, why in refused.items()]
     return errors.NotAvailable(
         f"the libraries that are required ({few(names)}) cannot be imported here: {'; '.join(told)}",
-        fix='grant a Python environment that has them with packages="/path/to/venv", or name an image that does',
+        fix='have them installed with packages=["<name>"], grant a Python environment that has them with '
+        'packages="/path/to/venv", or name an image that does',
         context={"missing": {name: list(missing) for name, missing in lacking.items()}},
     )

@@ -45,14 +45,28 @@ class HostTree:
         self._writable = (*writable, _SHARED_MEMORY)
         self._owner = owner
 
-    def found(self, folders: Sequence[str], left_out: list[str]) -> Iterator[FoundMember]:
-        """Gives folders and all that they hold, to be read in a thread; see `box_members.found_members`."""
-        return found_members(self._root, folders, left_out)
+    @contextmanager
+    def found(self, folders: Sequence[str], left_out: list[str]) -> Iterator[Iterator[FoundMember]]:
+        """Gives folders and all that they hold, to be read in a thread; see `box_members.found_members`.
+
+        It is safe to read on while the box is closed: the numbers of its descriptors may be others' by then.
+        """
+        with self._held_open() as root:
+            yield found_members(root, folders, left_out)
 
     async def lay(self, entries: Iterable[FoundMember]) -> None:
         """Lays entries, as the guest's own; nothing may run in the box yet."""
         check = anyio.from_thread.check_cancelled
-        await anyio.to_thread.run_sync(lambda: lay(self._root, entries, owner=self._owner, check=check))
+        with self._held_open() as root:
+            await anyio.to_thread.run_sync(lambda: lay(root, entries, owner=self._owner, check=check))
+
+    @contextmanager
+    def _held_open(self) -> Iterator[int]:
+        fd = os.dup(self._root)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     async def stat(self, path: str) -> FileStat:
         """Tells what is there."""

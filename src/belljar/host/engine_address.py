@@ -25,11 +25,14 @@ class Flavour(NamedTuple):
     one_runtime: bool = False  # does its API ignore which runtime a container asks for?
     counts_files: bool = True  # can the number of files in a fresh folder be limited?
     owned_folders: bool = True  # can it be told whose a fresh folder is?
+    names_host_dns: bool = False  # does it tell a container without a network which name servers the host has?
     ulimits: tuple[tuple[str, int], ...] = ()
     folders: tuple[tuple[str, str], ...] = ()
 
 
-DOCKER = Flavour("docker", "start it (systemctl start docker), or set DOCKER_SOCKET_PATH or DOCKER_HOST")
+DOCKER = Flavour(
+    "docker", "start it (systemctl start docker), or set DOCKER_SOCKET_PATH or DOCKER_HOST", names_host_dns=True
+)
 PODMAN = Flavour(
     "podman",
     "start it (podman system service --time=0), or set CONTAINER_HOST",

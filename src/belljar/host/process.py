@@ -7,7 +7,7 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
 from typing import NamedTuple
@@ -25,13 +25,16 @@ _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 class Child:
     """A started process. Its holder must `wait` for it, or `kill` it and then `wait`."""
 
-    def __init__(self, argv: Sequence[str], *, stdin: int, stdout: int, stderr: int, fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, stdin: int, stdout: int, stderr: int, fds: Sequence[int] = (),
+        env: Mapping[str, str] = _ENVIRONMENT,
+    ) -> None:  # fmt: skip
         # No preexec_fn, user or group: any of them would make Python fork a copy of this whole process
         # instead of using vfork, which stays fast however large the process is. A session of its own: Ctrl-C on a
         # terminal goes to all of ours, and what becomes of a guest then is for us to decide; and a guest that begins
         # no session by itself finds no terminal of ours behind /dev/tty.
         self._popen = subprocess.Popen(
-            list(argv), stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=tuple(fds), env=_ENVIRONMENT, cwd="/",
+            list(argv), stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=tuple(fds), env=dict(env), cwd="/",
             start_new_session=True,
         )  # fmt: skip
         self.pid: int = self._popen.pid
@@ -53,6 +56,13 @@ class Child:
         if self._exit is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+    def kill_group(self) -> None:
+        """Sends SIGKILL to it and to what it started, if it has not ended."""
+        with self._reaping:  # until it is reaped, its group's number is nobody else's
+            if self._exit is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
 
     async def wait(self) -> int:
         """Waits for its end; returns its exit code, or the negative number of the signal that ended it."""
@@ -151,20 +161,25 @@ class Output(NamedTuple):
     stderr: str
 
 
-async def output(argv: Sequence[str], *, deadline: float = 10.0, limit: int = 1 << 20) -> Output:
+async def output(
+    argv: Sequence[str], *, deadline: float = 10.0, limit: int = 1 << 20, env: Mapping[str, str] = _ENVIRONMENT,
+    fds: Sequence[int] = (),
+) -> Output:  # fmt: skip
     """Runs a trusted host command to its end.
 
     Args:
         argv: the program and its arguments.
-        deadline: seconds after which it is killed.
+        deadline: seconds after which it is killed, and what it started.
         limit: bytes that are kept of each stream.
+        env: its variables.
+        fds: descriptors that it keeps open.
 
     Raises:
         TimeoutError: it did not end in time.
         OSError: it could not be started.
     """
-    with ExitStack() as fds:
-        child, stdout, stderr = _piped(argv, fds)
+    with ExitStack() as pipes:
+        child, stdout, stderr = _piped(argv, pipes, fds, env)
         texts: dict[int, bytes] = {stdout: b"", stderr: b""}
 
         async def read(fd: int) -> None:
@@ -178,22 +193,23 @@ async def output(argv: Sequence[str], *, deadline: float = 10.0, limit: int = 1 
                     tasks.start_soon(read, stderr)
                 code = await child.wait()
         finally:
-            child.kill()
+            child.kill_group()
             with anyio.CancelScope(shield=True):
                 await child.wait()
     return Output(code, texts[stdout].decode("utf-8", "replace"), texts[stderr].decode("utf-8", "replace"))
 
 
-def _piped(argv: Sequence[str], fds: ExitStack) -> tuple[Child, int, int]:
-    """Starts a process with our ends of its stdout and stderr, which are closed with `fds`."""
+def _piped(argv: Sequence[str], ours: ExitStack, fds: Sequence[int], env: Mapping[str, str]) -> tuple[Child, int, int]:
+    """Starts a process with our ends of its stdout and stderr, which are closed with `ours`."""
     with ExitStack() as child_side:
         pipes = []
         for _ in range(2):
             pipes.append(os.pipe())
-            fds.callback(os.close, pipes[-1][0])
+            ours.callback(os.close, pipes[-1][0])
             child_side.callback(os.close, pipes[-1][1])
         (stdout, out), (stderr, err) = pipes
-        return Child(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err), stdout, stderr
+        started = Child(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, fds=fds, env=env)
+        return started, stdout, stderr
 
 
 async def read_some(fd: int, size: int = 1 << 16) -> bytes:

@@ -45,6 +45,7 @@ class LivingMachine:
         ended: how it ended; empty while it lives.
         expires: when it ends by itself, in seconds since 1970; None: never.
         over: is set when nothing of it is left.
+        left_out: what the sandbox or snapshot that it began with had, and it has not.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class LivingMachine:
         self.paused: bool = False
         self.ended: str = ""
         self.expires: float | None = None
+        self.left_out: list[str] = []
         self._opening = opening
         self._beginning = beginning
         self._held = LifetimeTask(self._holding())

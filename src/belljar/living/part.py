@@ -190,6 +190,11 @@ class AsyncLivingPart(LivingHandle):
 
         return await forked(self._alive(), self.another(id), labels, expires)
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the sandbox or snapshot that it began with had and could not be copied, and why."""
+        return tuple(self._alive().left_out)
+
     # --- its life ---
 
     @property

@@ -97,8 +97,9 @@ async def _taken(machine: LivingMachine, labels: Mapping[str, str] | None, owner
     async with _bounded("snapshot"), machine.quiet() as quiet:
         about = _described(machine, labels, owner, quiet)
         if isinstance(box.tree, HostTree):
-            found = _stoppable(box.tree.found(box.own_folders, left_out))
-            return await _with_store(lambda: store.take(about, ((f.member, f.pieces()) for f in found), left_out))
+            with box.tree.found(box.own_folders, left_out) as found:
+                entries = ((one.member, one.pieces()) for one in _stoppable(found))
+                return await _with_store(lambda: store.take(about, entries, left_out))
         async with box.tree.packing(box.own_folders) as pieces:
             return await _with_store(lambda: store.take(about, archives.members(_pulled(pieces)), left_out))
 
@@ -137,7 +138,10 @@ async def beginning_with(engine: Engine, id: str) -> Beginning:
         with ExitStack() as stack, _judged(f"the snapshot {id} cannot be read"), _laying(machine):
             snapshot, below = await _with_store(lambda: stack.enter_context(store.opened(id)))
             async with _bounded("snapshot"):
-                for folder, place in _places(snapshot, machine).items():
+                places = _places(snapshot, machine)
+                machine.left_out += snapshot.left_out
+                machine.left_out += [f"{one}: no such folder here" for one in snapshot.folders if one not in places]
+                for folder, place in places.items():
                     await _lay(machine, below(folder), folder, place)
 
     return begin
@@ -172,16 +176,17 @@ def beginning_like(origin: LivingMachine) -> Beginning:
 
     async def begin(machine: LivingMachine) -> None:
         box, _ = _readable(origin)
-        tree, left_out = machine.resting_box.tree, list[str]()
+        tree, left_out = machine.resting_box.tree, machine.left_out
         with _judged("fork: the sandbox gave a bad archive"), _laying(machine):
             async with _bounded("fork"), origin.quiet():
                 if isinstance(tree, HostTree) and isinstance(box.tree, HostTree):
-                    await tree.lay(box.tree.found(box.own_folders, left_out))
+                    with box.tree.found(box.own_folders, left_out) as found:
+                        await tree.lay(found)
                     return
                 for folder in box.own_folders:
                     async with box.tree.packing([folder]) as pieces:
-                        found = _relative(archives.members(_pulled(pieces)), folder.strip("/"))
-                        await tree.unpack(folder, portal.in_threads(_joined(found)))
+                        renamed = _relative(archives.members(_pulled(pieces)), folder.strip("/"))
+                        await tree.unpack(folder, portal.in_threads(_joined(renamed)))
 
     return begin
 

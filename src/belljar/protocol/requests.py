@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, WithJsonSch
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
+from belljar.core.package_names import Packages
 from belljar.core.request import (
     MAX_FILES,
     MAX_VARIABLES,
@@ -137,7 +138,9 @@ class Execute(SandboxFields):
     timeout_seconds: Timeout | None = Field(None, description="30, unless the administrator set another default")
     stdin: Input = b""
     collect: Patterns = Field((), description="patterns of files to bring back")
-    packages: Folder | None = None
+    packages: Packages = Field(
+        None, description="names of packages to be there, or a Python environment of the server below a project root"
+    )
     deterministic: StrictBool | Deterministic = False
     profile: ProfileName | None = None
     require_libraries: StrictBool | Annotated[tuple[ModuleName, ...], Field(max_length=64)] = Field(

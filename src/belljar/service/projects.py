@@ -16,7 +16,9 @@ from belljar.host.source import read_source
 def check(request: RunRequest, roots: Sequence[str]) -> RunRequest:
     """Refuses what no root allows. A link anywhere on the way is judged by where it leads, and what comes back names
     that place: a link that is put there while the run waits would lead elsewhere."""
-    changed: dict[str, Any] = {"packages": check_path(request.packages, roots, "packages")}
+    changed: dict[str, Any] = {}
+    if isinstance(request.packages, str):
+        changed["packages"] = check_path(request.packages, roots, "packages")
     if request.workspace:
         path = check_path(request.workspace.path, roots)
         changed["workspace"] = request.workspace.model_copy(update={"path": path})

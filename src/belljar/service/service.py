@@ -22,6 +22,7 @@ from anyio.abc import TaskGroup
 from belljar.control.callbacks import Listener
 from belljar.control.control import Control
 from belljar.core import errors, policy
+from belljar.core.package_names import both
 from belljar.core.request import RunRequest
 from belljar.core.result import LIFE_KINDS, EventKind, Result
 from belljar.core.settings import Settings
@@ -152,7 +153,8 @@ class Service:
 
     async def _run_request(self, request: RunRequest, id: str, listener: Listener, control: Control) -> Result:
         folder = request.workspace
-        with self.grants.given((request.packages, False), (folder.path, folder.write) if folder else (None, False)):
+        environment = request.packages if isinstance(request.packages, str) else None
+        with self.grants.given((environment, False), (folder.path, folder.write) if folder else (None, False)):
             return await self.engine.run(request, listener=listener, control=control, id=id)
 
     async def check(self, request: RunRequest, caller: Caller) -> RunRequest:
@@ -261,9 +263,16 @@ class Service:
 
 
 def _with_service_caps(settings: Settings) -> Settings:
-    """Returns the settings with the caps that hold for whoever asks the service: outputs are in its memory."""
+    """Returns the settings as they hold for whoever asks the service: outputs are in its memory, and packages that are
+    installed for a caller are in everybody's cache."""
     output = min(settings.caps.output, settings.service.output)
-    return settings.model_copy(update={"caps": settings.caps.model_copy(update={"output": output})})
+    packages = both(settings.packages.names, settings.service.packages)
+    return settings.model_copy(
+        update={
+            "caps": settings.caps.model_copy(update={"output": output}),
+            "packages": settings.packages.model_copy(update={"names": packages}),
+        }
+    )
 
 
 def _fingerprint(request: RunRequest) -> str:

@@ -239,7 +239,7 @@ def _disk(value: Any, _: ProxyRules) -> str:
 
 
 _TMPFS_WORD = re.compile(
-    r"rw|ro|nosuid|nodev|noexec|exec|mode=1777|size=[0-9]{1,15}k?|(nr_blocks|nr_inodes|uid|gid)=[0-9]{1,15}"
+    r"rw|ro|nosuid|nodev|noexec|exec|mode=(1777|755)|size=[0-9]{1,15}k?|(nr_blocks|nr_inodes|uid|gid)=[0-9]{1,15}"
 )
 _DEVICE = re.compile(r"/dev/(?!fd/|shm/|mqueue/|pts/)[A-Za-z][\w-]{0,63}(/[A-Za-z0-9][\w.-]{0,63})?", re.ASCII)
 _KEPT_LOG = {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "1"}}  # of a container that is kept
@@ -259,7 +259,8 @@ _WALLS: dict[str, Check] = {
     "Binds": _volumes, "Mounts": _MOUNTS, "Sysctls": _sysctls, "CpuShares": _positive, "CpusetCpus": _cpus,
     "BlkioWeight": _positive,
     "Runtime": lambda value, _: "" if re.fullmatch(r"[\w.-]{1,64}", str(value)) else "is no runtime's name",
-    "Dns": _texts, **{f"BlkioDevice{way}{what}": _RATES for way in ("Read", "Write") for what in ("Bps", "IOps")},
+    "Dns": _texts, "DnsSearch": _texts,
+    **{f"BlkioDevice{way}{what}": _RATES for way in ("Read", "Write") for what in ("Bps", "IOps")},
 }  # fmt: skip
 _NEEDED_WALLS = (
     "NetworkMode", "IpcMode", "CgroupnsMode", "Privileged", "CapDrop", "SecurityOpt", "Memory", "MemorySwap",
@@ -273,7 +274,7 @@ _CONTAINER: dict[str, Check] = {
     "HostConfig": lambda value, rules: _objection(value, _WALLS, rules, _NEEDED_WALLS),
 }  # fmt: skip
 _EXEC: dict[str, Check] = {
-    "Container": _kind(str), "Privileged": _only(False), "Tty": _only(False), "AttachStdin": _kind(bool),
+    "Container": _kind(str), "Privileged": _only(False), "Tty": _kind(bool), "AttachStdin": _kind(bool),
     "AttachStdout": _kind(bool), "AttachStderr": _kind(bool), "Cmd": _texts, "Env": _texts_or_none,
     "WorkingDir": _kind(str), "detachKeys": _only(""), "User": _user,
 }  # fmt: skip
@@ -295,7 +296,7 @@ _VOLUME: dict[str, Check] = {
 _BODIES: dict[str, tuple[dict[str, Check], tuple[str, ...]]] = {
     "create": (_CONTAINER, ("Image", "User", "Labels", "HostConfig")),
     "exec": (_EXEC, ("Cmd", "User")),
-    "exec_start": ({"Detach": _only(False), "Tty": _only(False)}, ("Detach",)),
+    "exec_start": ({"Detach": _only(False), "Tty": _kind(bool)}, ("Detach",)),
     "volume_create": (_VOLUME, tuple(_VOLUME)),
 }
 

@@ -30,6 +30,18 @@ def has_own_kernel(runtime: str) -> bool:
     return not _SHARED_KERNEL.fullmatch(runtime)
 
 
+def living_features(facts: EngineFacts, runtime: str) -> frozenset[str] | None:
+    """Returns what living sandboxes of a runtime can do here; None: there are none.
+
+    Args:
+        facts: What the engine says of itself.
+        runtime: The name of the runtime.
+    """
+    if has_own_kernel(runtime) or facts.maps_uids or not facts.address.local or os.geteuid() != 0:
+        return None
+    return frozenset({"pty", "dial", "pause", "watch", "snapshot"})
+
+
 class EngineFacts(NamedTuple):
     """What an engine says of itself."""
 

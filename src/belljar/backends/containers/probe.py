@@ -13,7 +13,7 @@ import anyio
 
 from belljar.backends.base import Box
 from belljar.backends.containers import egress_relay, evidence, spec
-from belljar.backends.containers.facts import EngineFacts, has_own_kernel, security
+from belljar.backends.containers.facts import EngineFacts, has_own_kernel, living_features, security
 from belljar.backends.containers.images_for import ImagesFor
 from belljar.backends.guest_text import shell_script
 from belljar.backends.session_agents import LANGUAGES
@@ -105,6 +105,7 @@ class Probe:
         return Capabilities(
             backend=name, available=True, version=facts.version, guarantees=runtimes[wanted], egress=egress,
             sessions=LANGUAGES, workspace=True, images=True, runtimes=runtimes, notes=tuple(self._notes),
+            living=living_features(facts, wanted),
         )  # fmt: skip
 
     def _note(self, text: str) -> None:

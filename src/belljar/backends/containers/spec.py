@@ -64,7 +64,7 @@ class Options(NamedTuple):
     security: tuple[str, ...] = ()  # AppArmor's profile and SELinux's label, as the engine wants them
 
 
-class Place(NamedTuple):
+class GuestFolder(NamedTuple):
     """One fresh folder in memory of a living box."""
 
     uid: int  # whose it is
@@ -95,7 +95,7 @@ class ContainerSpec(NamedTuple):
     shown: Mapping[str, str] = {}  # sockets of the host -> where it finds them
     options: Options = Options()
     kept: bool = False  # is it to be kept when it has ended?
-    places: Mapping[str, Place] = {}  # of a living box: there are no other writable folders then
+    places: Mapping[str, GuestFolder] = {}  # of a living box: there are no other writable folders then
 
 
 def container(guest: ContainerSpec) -> dict[str, Any]:
@@ -116,7 +116,8 @@ def container(guest: ContainerSpec) -> dict[str, Any]:
         "AttachStderr": True,
         "Tty": False,
         "Healthcheck": {"Test": ["NONE"]},  # else the image says what the host runs in it, and how often
-        "NetworkDisabled": not (guest.options.network or guest.beside),
+        # With networks switched off, Docker would give a machine no /etc/hosts, and so no localhost.
+        "NetworkDisabled": not (guest.options.network or guest.beside or guest.places),
         "HostConfig": _walls(guest),
     }
 
@@ -149,6 +150,8 @@ def _walls(guest: ContainerSpec) -> dict[str, Any]:
         ],
     }
     walls |= _changes(options) | _throttle(limits, options.disk)
+    if guest.places and not options.network and guest.flavour.names_host_dns:  # not the host's own name servers
+        walls |= {"Dns": ["127.0.0.1"], "DnsSearch": ["."]}
     mounts = [_mount(path, place, read_only=False) for path, place in guest.shown.items()]
     if guest.workspace:
         mounts.append(_mount(guest.workspace.path, WORKSPACE, read_only=not guest.workspace.write))
@@ -211,7 +214,7 @@ def _folders(guest: ContainerSpec) -> dict[str, str]:
     return {path: options for path, options in fresh.items() if path not in taken}
 
 
-def _tmpfs(guest: ContainerSpec, place: Place) -> str:
+def _tmpfs(guest: ContainerSpec, place: GuestFolder) -> str:
     options = f"rw,nosuid,nodev,exec,mode={place.mode:o},size={place.size}"
     options += f",uid={place.uid},gid={place.uid}" if guest.flavour.owned_folders else ""
     return options + (f",nr_inodes={guest.limits.kept_inodes}" if guest.flavour.counts_files else "")
@@ -226,10 +229,10 @@ def _mount(path: str, place: str, *, read_only: bool) -> dict[str, Any]:
 
 
 def volume(
-    name: str, limits: Limits, owner: str, run: str, *, kept: bool = False, place: Place | None = None
+    name: str, limits: Limits, owner: str, run: str, *, kept: bool = False, place: GuestFolder | None = None
 ) -> dict[str, Any]:
     """Returns the request body for a folder in memory that several containers share, as large as a box may fill."""
-    place = place or Place(KEEPER, limits.kept_bytes, 0o1777)
+    place = place or GuestFolder(KEEPER, limits.kept_bytes, 0o1777)
     # Podman takes `size` for a quota of its own, which hardly any disk has; the kernel counts blocks just as well.
     blocks = -(-place.size // os.sysconf("SC_PAGE_SIZE"))
     options = f"nr_blocks={blocks},nr_inodes={limits.kept_inodes},mode={place.mode:o},uid={place.uid},gid={place.uid}"

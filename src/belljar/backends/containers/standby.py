@@ -40,7 +40,7 @@ class Standby:
         self.container = container
         self.name = name
         self._user = user  # uid:gid of the guest
-        self._init = 0  # the first of its processes, where this process can see them
+        self.first: int = 0  # of its processes, where this process can see them
         self.up: bool = False
         self.image: str = ""  # the id
         self.group: cgroups.Group | None = None  # where this process can see it
@@ -65,8 +65,8 @@ class Standby:
             facts = await self.container.show()
             self.image = str(facts["Image"])
         if local:
-            self._init = int(facts["State"]["Pid"])
-            self.group = cgroups.group_of(self._init, str(self.container.id))
+            self.first = int(facts["State"]["Pid"])
+            self.group = cgroups.group_of(self.first, str(self.container.id))
         self.up = True
 
     async def call_keeper(self, folder: str) -> None:
@@ -112,7 +112,7 @@ class Standby:
             own_kernel: The processes that this machine sees are those of a kernel in user space, not the guest's.
         """
         # With the first one all the others would be gone at once. Without root, nobody hears us.
-        if self.group and not own_kernel and process.terminate(self.group.pids, spare=(self._init,)):
+        if self.group and not own_kernel and process.terminate(self.group.pids, spare=(self.first,)):
             return
         with suppress(errors.BelljarError), anyio.move_on_after(_SIGNAL_SECONDS):
             await inside.execute(self.container, _TERMINATE, int(self._user.partition(":")[0]), b"", strict=False)

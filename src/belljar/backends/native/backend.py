@@ -12,12 +12,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.backends.native import jail
 from belljar.backends.native.box import NativeBox, NativeHost
 from belljar.backends.native.living.box import NativeLivingBox
-from belljar.backends.native.toolchains import Toolchains, find_bubblewrap
+from belljar.backends.native.toolchains import Grant, Toolchains, find_bubblewrap
 from belljar.backends.session_agents import LANGUAGES
 from belljar.control.control import Control
 from belljar.core import errors
@@ -30,6 +30,9 @@ from belljar.core.settings import PRIVATE_UIDS
 from belljar.core.values import MIB
 from belljar.host import cgroups, egress, ownership, process
 from belljar.host.egress import Resolve
+
+if TYPE_CHECKING:
+    from belljar.host.packages.store import PackageStore
 
 _OWN_PROCESSES = 2  # bubblewrap's monitor and the init inside count against the pids limit
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
@@ -51,6 +54,7 @@ class Native:
         use_cgroups: bool = True,
         resolver: Resolve = egress.resolve,
         private: Sequence[Endpoint] = (),
+        packages: PackageStore | None = None,
     ) -> None:
         """Remembers what it is told; nothing is looked at yet.
 
@@ -63,6 +67,7 @@ class Native:
             use_cgroups: False: limits are kept without control groups.
             resolver: looks up the names of hosts that guests may reach.
             private: addresses of private networks that those names may lead to.
+            packages: where packages that guests ask for by name are kept; None: nowhere.
         """
         self.state_dir = state_dir
         as_root = sys.platform == "linux" and os.geteuid() == 0
@@ -71,6 +76,7 @@ class Native:
         self.toolchains: Toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
         self.bubblewrap: str = ""
         self._network = (resolver, private)
+        self._packages = packages
         self.groups: cgroups.Cgroups | None = None
         self.no_groups = "" if use_cgroups else "control groups were switched off"
         self._owner: ownership.Owner | None = None
@@ -275,12 +281,24 @@ class Native:
             )  # fmt: skip
             box = NativeLivingBox(host, plan, uid) if plan.living else NativeBox(host, plan, uid)
             if plan.packages:
-                box.packages = self.toolchains.environment(plan.packages)
+                box.packages = await stack.enter_async_context(self._granted(plan.packages, plan.language))
             if plan.workspace:
                 await stack.enter_async_context(box.granted(plan.workspace))
             if plan.keep_files or plan.living:
                 await stack.enter_async_context(box.holding())
             yield box
+
+    @asynccontextmanager
+    async def _granted(self, packages: str | tuple[str, ...], language: str | None) -> AsyncIterator[Grant]:
+        if isinstance(packages, str):
+            yield self.toolchains.environment(packages)
+        elif self._packages is None:
+            raise errors.NotAvailable("packages: there is nowhere to install them", fix="grant a Python environment")
+        else:
+            from belljar.backends.native.packages import granted  # few ask for packages
+
+            async with granted(packages, language, self._packages, self.toolchains) as grant:
+                yield grant
 
     def uid_for(self, workspace: Workspace | None) -> tuple[int, Callable[[], object]]:
         """A fresh uid, or the owner of a granted folder, who may read and write it; never root."""

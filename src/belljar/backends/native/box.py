@@ -53,7 +53,7 @@ class NativeHost(NamedTuple):
 
 
 class NativeBox:
-    """One sandbox of the native backend. `packages` is a Python environment of the host that it may read."""
+    """One sandbox of the native backend. `packages` are those of the host that it may read."""
 
     def __init__(self, host: NativeHost, plan: Plan, uid: int | None) -> None:
         self.id: str = plan.id
@@ -211,7 +211,8 @@ class NativeBox:
 
     def _argv(self, argv: Sequence[str]) -> Sequence[str]:
         first, *rest = argv
-        return [self.packages.python if self.packages and first in ("python", "python3") else first, *rest]
+        python = self.packages.python if self.packages else ""
+        return [python if python and first in ("python", "python3") else first, *rest]
 
     def _proxy(self, told: Told) -> Proxy:
         return Proxy(self.plan.egress, told, self.plan.limits, resolver=self._host.resolver, private=self._host.private)
@@ -226,8 +227,8 @@ class NativeBox:
             path = f"{os.path.dirname(tool.path)}:{path}"
         if self.packages:
             grants += self.packages.folders
-            path = f"{os.path.dirname(self.packages.python)}:{path}"
-            env |= self.packages.env
+            path = ":".join((*self.packages.bins, path))
+            env = {**env, **self.packages.env}
         workspace = self.plan.workspace
         if workspace and self._lent:
             workspace = workspace.model_copy(update={"path": self._host.place})
@@ -235,7 +236,7 @@ class NativeBox:
             env=_joined(env | {"PATH": path}, command.env), cwd=command.cwd, disk=limits.disk,
             files=dict(self.plan.files) | dict(command.files), inputs=self.plan.inputs,
             grants=tuple(dict.fromkeys(grants)), workspace=workspace, space=self._space, online=online,
-            granted=self._root, uid=self.uid,
+            granted=self._root, uid=self.uid, binds=self.packages.binds if self.packages else {},
         )  # fmt: skip
 
     async def list(self) -> tuple[Entry, ...]:

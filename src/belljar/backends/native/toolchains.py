@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -31,11 +31,13 @@ class Tool(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """A Python environment of the host, as the guest will see it."""
+    """Packages of the host, as the guest will see them."""
 
-    python: str
+    python: str  # the interpreter that has them; empty: any
     folders: tuple[str, ...]
-    env: dict[str, str]
+    env: Mapping[str, str]
+    binds: Mapping[str, str] = {}  # inside -> a folder of the host
+    bins: tuple[str, ...] = ()  # for PATH
 
 
 class Toolchains:
@@ -160,14 +162,14 @@ class Toolchains:
 
         Raises:
             InvalidRequest: the folder is no venv.
-            PolicyDenied: the guest's uid cannot read it.
+            PolicyDenied: the guest's uid cannot read it, or not its interpreter: another one is never taken instead.
         """
         venv = Path(os.path.abspath(folder))
         libraries = sorted(venv.glob("lib/python3.*/site-packages"))
         if not (venv / "pyvenv.cfg").is_file() or not libraries:
             raise errors.InvalidRequest(
-                f"packages: {folder} is not a Python environment (a folder, not the name of a package)",
-                fix="make one: python3 -m venv DIR && DIR/bin/pip install NAME",
+                f"packages: {folder} is not the folder of a Python environment",
+                fix='name packages in a list: packages=["<name>"], or make one: python3 -m venv DIR',
             )
         if not self.readable(libraries[0]):
             raise errors.PolicyDenied(
@@ -175,13 +177,13 @@ class Toolchains:
             )
         base = (venv / "bin" / "python").resolve()
         if found := self._usable(base):
-            return Grant(str(venv / "bin" / "python"), tuple(filter(None, (str(venv), found.folder))), {})
-        minor = libraries[0].parent.name
-        if tool := self.find(minor):
-            return Grant(tool.path, tuple(filter(None, (str(venv), tool.folder))), {"PYTHONPATH": str(libraries[0])})
+            folders = tuple(filter(None, (str(venv), found.folder)))
+            return Grant(str(venv / "bin" / "python"), folders, {}, bins=(str(venv / "bin"),))
+        other = self.find("python3")
+        fix = f"make it with one that they can: {other.path} -m venv DIR" if other else "install Python system-wide"
         raise errors.PolicyDenied(
-            f"packages: {folder} was made with {base}, which the guest's uid cannot read",
-            fix=f"make the environment with an interpreter outside home directories, or install {minor} system-wide",
+            f"packages: {folder} was made with {base}, which guests cannot read, and no other is taken instead",
+            fix=f'{fix}; or name what you need: packages=["<name>"]',
         )
 
 

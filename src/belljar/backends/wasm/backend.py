@@ -21,7 +21,7 @@ from belljar.backends.native.backend import Native, stamp
 from belljar.backends.wasm import bytecode
 from belljar.backends.wasm import profiles as wasm_profiles
 from belljar.backends.wasm.box import WasmBox
-from belljar.backends.wasm.modules import bundled
+from belljar.backends.wasm.modules import bundled, distributions
 from belljar.backends.wasm.snapshots import take_after_imports
 from belljar.backends.wasm.store import FRESH, CompiledStore, check_versions, sources, wasmtime_folder
 from belljar.backends.wasm.worker_process import WorkerKind, WorkerProcess
@@ -88,6 +88,7 @@ class Wasm:
         return Capabilities(
             backend=self.name, available=True, version=version, commands=False, processes=False,
             languages=frozenset({"python", *_SCRIPTS}), partly=dict.fromkeys(_SCRIPTS, _QUICKJS), modules=bundled(),
+            distributions=distributions(),
             workspace=True, fuel=True, figures=True,
             sessions=frozenset({"python"}), checkpoints=True, least_memory=48 * MIB, memory=4 * GIB,
             profiles=frozenset(wasm_profiles.PROFILES).intersection(self._store.profiles()),

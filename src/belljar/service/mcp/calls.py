@@ -111,7 +111,7 @@ class Calls:
         return asked or []
 
     @asynccontextmanager
-    async def waiting(self, seconds: float) -> AsyncIterator[None]:
+    async def waiting(self, ctx: Ctx, seconds: float) -> AsyncIterator[None]:
         """Bounds a wait: the block is left when the seconds are over, or the server is about to leave."""
 
         async def leave() -> None:
@@ -121,6 +121,7 @@ class Calls:
         with lone_errors(), anyio.move_on_after(seconds):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(leave)
+                tasks.start_soon(_report_progress, ctx, lambda: "waiting")
                 yield
                 tasks.cancel_scope.cancel()
 
@@ -133,7 +134,7 @@ class Calls:
             raise errors.BackendTimeout("the run could not be taken in", fix="try again in a while") from None
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_report_progress, ctx, run)
+                tasks.start_soon(_report_progress, ctx, lambda: _latest(run))
                 await run.done.wait()
                 tasks.cancel_scope.cancel()
         except anyio.get_cancelled_exc_class():
@@ -144,14 +145,14 @@ class Calls:
         return run, await run.result()
 
 
-async def _report_progress(ctx: Ctx, run: Run) -> None:
+async def _report_progress(ctx: Ctx, latest: Callable[[], str]) -> None:
     """Progress in seconds, to clients that asked for it. How many it will take nobody knows, so there is no total."""
     began = time.monotonic()
     while True:
         await anyio.sleep(_BEAT_SECONDS)
         seconds = round(time.monotonic() - began, 1)
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # who is gone is noticed elsewhere
-            await ctx.report_progress(seconds, None, f"{seconds:.0f} s: {_latest(run)}")
+            await ctx.report_progress(seconds, None, f"{seconds:.0f} s: {latest()}")
 
 
 def _latest(run: Run) -> str:

@@ -128,21 +128,21 @@ class ProcessTools:
         if session_id is not None:
             if net or backend != "auto":
                 raise own_of_session()
-            return await self._started(session_id, caller, command, cwd, terminal)
+            return await self._started(ctx, session_id, caller, command, cwd, terminal)
         id = (await self._boxes.open(caller, "sandbox", net=net, backend=backend)).id
         try:
-            return await self._started(id, caller, command, cwd, terminal)
+            return await self._started(ctx, id, caller, command, cwd, terminal)
         except BaseException:  # nobody has learned its name
             with anyio.move_on_after(ENDING_SECONDS, shield=True), suppress(errors.NotFound):
                 await self._calls.sessions.close(id, caller)
             raise
 
     async def _started(
-        self, id: str, caller: Caller, command: str | list[str], cwd: str | None, terminal: bool
+        self, ctx: Ctx, id: str, caller: Caller, command: str | list[str], cwd: str | None, terminal: bool
     ) -> CallToolResult:
         async with self._boxes.used(id, caller) as used:
             process = await used.box.start(command, cwd=cwd, pty=_TERMINAL if terminal else None)
-            async with self._calls.waiting(_FIRST_OUTPUT_SECONDS):
+            async with self._calls.waiting(ctx, _FIRST_OUTPUT_SECONDS):
                 await _news(process, 0)
             return _output(used, process, 0)
 
@@ -156,7 +156,7 @@ class ProcessTools:
         answers without it when the seconds are over. Output is kept: it can be read again from any number."""
         caller = await self._calls.caller(ctx, "sessions")
         async with self._boxes.process(process, session_id, caller) as (used, found):
-            async with self._calls.waiting(wait):
+            async with self._calls.waiting(ctx, wait):
                 await (found.gone() if until_end else _news(found, since))
             return _output(used, found, since)
 
@@ -222,7 +222,7 @@ class ProcessTools:
         caller = await self._calls.caller(ctx, "sessions")
         async with self._boxes.used(session_id, caller) as used:
             told = PortState(session_id=session_id, port=port, listening=False)
-            async with self._calls.waiting(timeout):
+            async with self._calls.waiting(ctx, timeout):
                 await used.box.wait_for_port(port, timeout=2 * _MOST_WAIT_SECONDS)
                 told = told.model_copy(update={"listening": True})
             if told.listening:

@@ -12,18 +12,23 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from anyio.abc import ByteStream, TaskGroup
 
 from belljar.backends.base import Emit
 from belljar.backends.containers import inside, spec, typescript
 from belljar.backends.containers.box import ContainerHost, DockerBox
 from belljar.backends.containers.cleanup import Leftovers
-from belljar.backends.containers.living.command import LivingCommand, Machine
+from belljar.backends.containers.living import from_host
+from belljar.backends.containers.living.access import MachineAccess
+from belljar.backends.containers.living.command import LivingCommand, LivingContainer
 from belljar.backends.containers.living.inputs import Delivery
 from belljar.backends.containers.standby import Standby
 from belljar.backends.guest_text import shell_script
+from belljar.control.box_tree import BoxTree
 from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import INPUTS, Command, Plan
+from belljar.core.process import BoxProcess
 from belljar.core.result import Result, Usage
 from belljar.core.values import MIB, WORKSPACE
 from belljar.host import egress
@@ -36,7 +41,10 @@ if TYPE_CHECKING:
 _KERNEL_BYTES = 256 * MIB  # that a kernel in user space may take beside what its guests use
 _OWN_PIDS = 64  # for what is ours beside the commands
 _RUN_BYTES = 64 * MIB
-_READY_SECONDS = 60.0
+_LOOK_SECONDS = 1.0  # between looks whether the container lives
+_LAST_WORDS_SECONDS = 5.0  # that an engine has to say how a container ended
+_FIRST_LOOKS_SECONDS = (0.0, 0.1, 0.3)
+_LAST_LOOKS_SECONDS = (0.1, 0.4, 1.0, 1.0, 1.0)
 _USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHIMS = f"{INPUTS}/.belljar/bin"
 _READY = shell_script("containers/ready")
@@ -48,12 +56,14 @@ class LivingBox(DockerBox):
     def __init__(self, host: ContainerHost, plan: Plan, uid: int) -> None:
         super().__init__(host, plan, uid)
         self._standby: Standby
-        self._machine: Machine
+        self._machine: LivingContainer
         self._ended = anyio.Event()
         self._state: Mapping[str, Any] = {}  # of the container, as the engine told it when it had ended
         self._deliveries = Delivery(self._lay)
         self._commands: set[LivingCommand] = set()
         self._path = _USUAL_PATH
+        self._access: MachineAccess
+        self._tasks: TaskGroup
 
     # --- its life ---
 
@@ -69,15 +79,16 @@ class LivingBox(DockerBox):
             async with AsyncExitStack() as stack:
                 await self._make_volumes()
                 self._standby = await Standby.create(client, name, spec.container(self._facts(image, declared)))
-                stack.push_async_callback(self._standby.close)
+                stack.push_async_callback(self._end)
                 await self._standby.start(local=self._host.local)
                 self._holder = self._standby.container
                 self._machine = self._as_machine(self._standby.container)
                 stack.enter_context(lone_errors())
-                tasks = await stack.enter_async_context(anyio.create_task_group())
-                stack.callback(tasks.cancel_scope.cancel)
-                tasks.start_soon(self._watch)
+                self._tasks = await stack.enter_async_context(anyio.create_task_group())
+                stack.callback(self._tasks.cancel_scope.cancel)
+                self._tasks.start_soon(self._watch)
                 await self._make_ready()
+                await self._open_access(stack)
                 if self._granted:
                     await self._granted.copy_in()
                     stack.push_async_callback(self._granted.close)
@@ -85,6 +96,13 @@ class LivingBox(DockerBox):
         finally:
             self._holder = None
             self._host.cleanup.remove_later(Leftovers([name], list(self._volumes)))
+
+    async def _end(self) -> None:
+        """Ends all that runs, whatever the engine does, and hangs up."""
+        with anyio.CancelScope(shield=True):
+            if self._standby.up and not self._ended.is_set():
+                await self._standby.kill()
+            await self._standby.close()
 
     def _facts(self, image: str, declared: tuple[str, ...]) -> spec.ContainerSpec:
         """What the files in memory take is beside what the programs may use."""
@@ -94,19 +112,20 @@ class LivingBox(DockerBox):
         locked = (WORKSPACE,) if self.copies and granted and not granted.write else ()
         return spec.ContainerSpec(
             self._host.flavour, image, ("/bin/sh", "-c", spec.HOLD), spec.KEEPER, walls, self._host.owner, self.id,
-            runtime=self._host.runtime, env=self._usual_env(), workspace=None if self.copies else granted,
+            runtime=self._host.runtime, env=spec.GUEST_ENV | {"PATH": self._path},
+            workspace=None if self.copies else granted,
             volumes=self._volumes, locked=locked, declared=declared, own_kernel=own_kernel,
             small_buffers=self._host.small_buffers, options=self._host.options_for(self.plan.language),
             places=self._places(),
         )  # fmt: skip
 
-    def _places(self) -> dict[str, spec.Place]:
+    def _places(self) -> dict[str, spec.GuestFolder]:
         """The writable folders, and that of the read-only files, which only the keeper can write to."""
         most = self.plan.limits.kept_bytes
-        own = {place: spec.Place(self.uid, most) for place in (self.plan.home, WORKSPACE)}
-        shared = {place: spec.Place(self.uid, most, 0o1777) for place in ("/tmp", "/var/tmp")}
-        run = {"/run": spec.Place(self.uid, min(_RUN_BYTES, most))}
-        return own | shared | run | {INPUTS: spec.Place(spec.KEEPER, most)}
+        own = {place: spec.GuestFolder(self.uid, most) for place in (self.plan.home, WORKSPACE)}
+        shared = {place: spec.GuestFolder(self.uid, most, 0o1777) for place in ("/tmp", "/var/tmp")}
+        run = {"/run": spec.GuestFolder(self.uid, min(_RUN_BYTES, most))}
+        return own | shared | run | {INPUTS: spec.GuestFolder(spec.KEEPER, most)}
 
     async def _make_volumes(self) -> None:
         """Where an engine cannot say whose a fresh folder is, it is a volume."""
@@ -129,10 +148,40 @@ class LivingBox(DockerBox):
             "npm_config_prefix": f"{home}/.local", "PYTHONUSERBASE": f"{home}/.local",
         }  # fmt: skip
 
-    def _as_machine(self, container: DockerContainer) -> Machine:
+    async def _open_access(self, stack: AsyncExitStack) -> None:
+        """Comes to its files, processes and ports by the host's own hand."""
+        first, group = self._standby.first, self._standby.group
+        if group is None or not from_host.can_reach(first, group):
+            raise errors.NotAvailable(
+                f"{self._host.flavour.name}: this host cannot come to what is in a container",
+                fix="run Belljar as root beside an engine that has root, or choose another backend",
+            )
+        try:
+            access = stack.enter_context(from_host.AccessFromHost.opened(first, group, self.uid, self._writable))
+        except OSError as error:
+            raise errors.StartFailed(f"the container ended early: {error.strerror}") from None
+        self._access = access
+        if self.plan.egress.mode == "listed":
+            proxy = self._host.proxy(self.plan.egress, self._deny, self.plan.limits)
+            self._tasks.start_soon(proxy.serve, await access.network.listener(egress.PORT))
+
+    async def _deny(self, words: str) -> None:
+        """Nothing says which command's connection it was: all that run hear of it."""
+        for command in tuple(self._commands):
+            await command.outcome.deny(words)
+
+    @property
+    def _writable(self) -> tuple[str, ...]:
+        """The folders that the guest may write to."""
+        granted = self.plan.workspace
+        closed = {INPUTS, *((WORKSPACE,) if granted and not granted.write else ())}
+        return tuple(place for place in self._places() if place not in closed)
+
+    def _as_machine(self, container: DockerContainer) -> LivingContainer:
         group = self._standby.group
-        return Machine(
-            container, self.uid, self._ended, self.how_it_ended, group=None if self._host.own_kernel else group,
+        return LivingContainer(
+            container, self.uid, self._ended, self.how_it_ended, self._look,
+            group=None if self._host.own_kernel else group,
             oom_kills=lambda: group.usage().oom_kills if group else 0,
             full=lambda: self._state.get("OOMKilled") is True,
         )  # fmt: skip
@@ -152,18 +201,50 @@ class LivingBox(DockerBox):
 
     async def _watch(self) -> None:
         """Waits for the container's end: nothing is left of the box then."""
-        container = self._standby.container
-        while True:
-            with suppress(Exception):
-                await container.wait()
-            with suppress(errors.BelljarError):
-                async with asking("the container's state"):
-                    state = (await container.show())["State"]
-                if not state.get("Running"):
-                    self._state = state
+        async with anyio.create_task_group() as ways:
+            for way in (self._told_by_engine, self._seen_from_host):
+                ways.start_soon(way, ways.cancel_scope)
+        with anyio.move_on_after(_LAST_WORDS_SECONDS):
+            for pause in _LAST_LOOKS_SECONDS:
+                if self._state or await self._has_stopped():
                     break
-            await anyio.sleep(1.0)
+                await anyio.sleep(pause)
         self._ended.set()
+
+    async def _look(self) -> None:
+        """Notes the container's end at once, if it is ending: a command has hung up without a word."""
+        group = self._standby.group
+        for pause in _FIRST_LOOKS_SECONDS:
+            await anyio.sleep(pause)
+            if self._ended.is_set():
+                return
+            if await self._has_stopped() or (group and group.is_empty()):
+                self._ended.set()
+                return
+
+    async def _told_by_engine(self, waiting: anyio.CancelScope) -> None:
+        while not await self._has_stopped():
+            with suppress(Exception):
+                await self._standby.container.wait()
+            await anyio.sleep(_LOOK_SECONDS)
+        waiting.cancel()
+
+    async def _seen_from_host(self, waiting: anyio.CancelScope) -> None:
+        """Without a word of the engine, which may have hung up or have died."""
+        if group := self._standby.group:
+            while True:
+                await anyio.sleep(_LOOK_SECONDS)
+                if group.is_empty():
+                    break
+            waiting.cancel()
+
+    async def _has_stopped(self) -> bool:
+        with suppress(errors.BelljarError):
+            async with asking("the container's state"):
+                state = (await self._standby.container.show())["State"]
+            if not state.get("Running"):
+                self._state = state
+        return bool(self._state)
 
     def how_it_ended(self) -> str:
         """Says how the container ended; empty while it lives."""
@@ -171,18 +252,18 @@ class LivingBox(DockerBox):
             return ""
         if self._state.get("OOMKilled") is True:
             return "it took more memory than its limit: open it with more"
-        said = str(self._state.get("Error") or "") or f"exit code {self._state.get('ExitCode')}"
+        code = self._state.get("ExitCode")
+        said = str(self._state.get("Error") or "") or ("its engine too" if code is None else f"exit code {code}")
         return f"its container is gone ({said})"
 
     # --- running ---
 
     async def run(self, command: Command, emit: Emit, control: Control) -> Result:
         """Runs a command beside the others."""
-        if how := self.how_it_ended():
-            raise errors.SessionEnded(f"the sandbox has ended: {how}", fix="open another")
+        self._require_life()
         command = typescript.prepared(command, self.plan.inputs)
         argv, done = await self._deliveries.give(command)
-        env = (egress.ENV if self.plan.egress.mode == "listed" else {}) | dict(command.env)
+        env = self._usual_env() | (egress.ENV if self.plan.egress.mode == "listed" else {}) | dict(command.env)
         if self._host.own_kernel:
             env.pop("PYTHONUNBUFFERED", None)
         limits = command.limits or self.plan.limits
@@ -200,6 +281,50 @@ class LivingBox(DockerBox):
         """Returns what the whole box uses now."""
         group = self._standby.group
         return group.figures() if group and not self._ended.is_set() else None
+
+    # --- the machine ---
+
+    @property
+    def tree(self) -> BoxTree:
+        """The box's files, by whole paths."""
+        return self._access.tree
+
+    @property
+    def own_folders(self) -> tuple[str, ...]:
+        """The folders that are the guest's own; /run is not among them, as it tells of what runs now."""
+        granted = (WORKSPACE,) if self.plan.workspace else ()
+        return tuple(place for place in self._places() if place not in (INPUTS, "/run", *granted))
+
+    async def processes(self) -> tuple[BoxProcess, ...]:
+        """Lists what runs in the box now."""
+        self._require_life()
+        return await self._access.processes()
+
+    async def listens(self, port: int) -> bool:
+        """Whether something in the box listens on a TCP port."""
+        self._require_life()
+        return await self._access.listens(port)
+
+    async def dial(self, port: int) -> ByteStream:
+        """Connects to a TCP port of the box's own loopback."""
+        self._require_life()
+        return await self._access.dial(port)
+
+    async def pause(self) -> None:
+        """Stops all processes of the box where they are."""
+        self._require_life()
+        async with asking("the sandbox could not be paused"):
+            await self._standby.container.pause()
+
+    async def resume(self) -> None:
+        """Lets them go on."""
+        self._require_life()
+        async with asking("the sandbox could not be resumed"):
+            await self._standby.container.unpause()
+
+    def _require_life(self) -> None:
+        if how := self.how_it_ended():
+            raise errors.SessionEnded(f"the sandbox has ended: {how}", fix="open another")
 
     async def _lay(self, archive: bytes, gone: list[str]) -> None:
         argv = ["/bin/sh", "-c", shell_script("containers/lay"), INPUTS, *gone]

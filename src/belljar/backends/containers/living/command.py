@@ -9,8 +9,9 @@ import math
 import secrets
 import signal as signals
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -30,6 +31,7 @@ from belljar.core.result import STREAMS, Result, Status, StreamName
 from belljar.host import cgroups, procfs
 from belljar.host.docker_api import EngineRefusal, ProgramStreams, asking, refusals
 from belljar.host.loops import lone_errors
+from belljar.host.process_table import number_inside
 
 if TYPE_CHECKING:
     from aiodocker.containers import DockerContainer
@@ -38,23 +40,28 @@ if TYPE_CHECKING:
 _START_SECONDS = 60.0  # for the launcher to say its first word
 _LAST_OUTPUT_SECONDS = 1.0  # after the end of what was heard last
 _KILL_SECONDS = 10.0  # for the launcher to tell the end of what was killed
+_LAUNCHER_LOOK_SECONDS = 0.05
 _LOOK_SECONDS = 2.0  # between questions to the engine whether the command still runs
 _RESIZE_TRIES = 20
 _RESIZE_PAUSE_SECONDS = 0.05
 _UNKNOWN_EXIT_CODE = 255
 _GONE = 3  # what the signalling program ends with if nobody is there
 _END_OF_INPUT = b"\x04"  # what Ctrl-D sends
+_BECOME_SECONDS = 5.0  # that the launcher's shell may take to become the command; the start is told then in any case
+_BECOME_LOOK_SECONDS = 0.002
+_OURS = (b'/bin/sh\0-c\0printf "%s runs', b"/usr/bin/env\0--\0", b"/bin/env\0--\0")  # before it is the command
 _LAUNCH = shell_script("containers/command")
 _SIGNAL = shell_script("containers/signal")
 
 
-class Machine(NamedTuple):
+class LivingContainer(NamedTuple):
     """The container that a command is started in, and what is known of it."""
 
     container: DockerContainer
     uid: int
     ended: anyio.Event  # of the container
     how: Callable[[], str]  # in words, once it has
+    look: Callable[[], Awaitable[None]]  # whether it has, sooner than that would be noticed
     oom_kills: Callable[[], int]  # as far as the host's kernel tells
     full: Callable[[], bool]  # was it killed for memory, as a whole?
     group: cgroups.Group | None = None  # where the host sees the guest's processes
@@ -64,7 +71,7 @@ class LivingCommand:
     """Runs one command. What it starts may go on after its end."""
 
     def __init__(
-        self, box: str, machine: Machine, command: Command, limits: Limits, emit: Emit, control: Control
+        self, box: str, machine: LivingContainer, command: Command, limits: Limits, emit: Emit, control: Control
     ) -> None:
         self._machine = machine
         self._command = command
@@ -82,6 +89,7 @@ class LivingCommand:
         self._over = anyio.Event()  # the launcher told its end, or the engine hung up
         self._listening = anyio.CancelScope()
         self._silent_since = time.perf_counter()
+        self._first = 0  # the launcher's number on the host, once it was looked for
         self._call: Exec
         self._streams: ProgramStreams
 
@@ -160,10 +168,17 @@ class LivingCommand:
         if number := self._teller.said.get(b"runs"):
             self._begun.set()
             await self.outcome.begin()
-            self._control.begin(StartedGuest(number, self._signal, self._resize))
+            start_soon(self._tell_start, number)
         elif self.launcher and not self._fed:
             self._fed = True
             start_soon(self._feed)
+
+    async def _tell_start(self, number: int) -> None:
+        """Somebody who waits for the start may signal the command right then: so what is ours must have become it."""
+        if self._control.hear and self._machine.group:
+            with anyio.move_on_after(_BECOME_SECONDS):
+                await anyio.to_thread.run_sync(_await_command, self._machine.group, number, abandon_on_cancel=True)
+        self._control.begin(StartedGuest(number, self._signal, self._resize))
 
     def _told_end(self) -> bool:
         ended = b"ended" in self._teller.said
@@ -244,6 +259,12 @@ class LivingCommand:
         self.outcome.end(verdict)
         await self._kill()
         self._listening.deadline = anyio.current_time() + _KILL_SECONDS
+        if self._machine.group and (self._begun.is_set() or self._fed):
+            while True:  # an engine may tell of its end late, or never
+                if not (self._first and number_inside(self._first)):
+                    break
+                await anyio.sleep(_LAUNCHER_LOOK_SECONDS)
+            self._listening.deadline = anyio.current_time() + 2 * _LAST_OUTPUT_SECONDS
 
     async def _kill(self) -> None:
         """Ends all that it started. What is not begun never will be: it waits for a line of ours."""
@@ -254,18 +275,18 @@ class LivingCommand:
 
     async def _tell_tree(self, name: str) -> None:
         """By the host's own hand where it sees them: a box that is full of processes lets no other one start."""
-        if self._machine.group and await self._tell_from_host(self._machine.group, getattr(signals, f"SIG{name}")):
-            return
+        if self._machine.group:
+            group, number = self._machine.group, signals.Signals[f"SIG{name}"]
+            if await anyio.to_thread.run_sync(self._tell_from_host, group, number):
+                return
         with suppress(errors.BelljarError):
             await self._send(name, "tree", str(self.launcher))
 
-    async def _tell_from_host(self, group: cgroups.Group, number: int) -> bool:
-        with suppress(errors.BelljarError):
-            async with asking("the command's process"):
-                first = (await self._call.inspect()).get("Pid")
-            if isinstance(first, int) and first in group.pids():
-                return await anyio.to_thread.run_sync(procfs.signal_family, first, group.pids, number)
-        return False
+    def _tell_from_host(self, group: cgroups.Group, number: int) -> bool:
+        """Sends a signal to the family of our process beside the command; False: we have no right to."""
+        if not self._first:
+            self._first = next((pid for pid in group.pids() if number_inside(pid) == self.launcher), 0)
+        return not self._first or procfs.signal_family(self._first, group.pids, number)
 
     async def _signal(self, number: int) -> None:
         if self._over.is_set():
@@ -290,6 +311,8 @@ class LivingCommand:
                 f"cwd: {self._command.cwd} is no folder in the sandbox", fix="make it first, or leave cwd out"
             )
         code = self._teller.said.get(b"ended")
+        if code is None and self.outcome.verdict is None:
+            await self._machine.look()
         if self._machine.ended.is_set() and code is None:
             if self._machine.full():
                 return self.outcome.result(Ending(KILLED_EXIT_CODE, oom_killed=True))
@@ -309,8 +332,15 @@ class LivingCommand:
         """The launcher's own, who was killed together with the command."""
         if self.outcome.verdict:
             return KILLED_EXIT_CODE
-        with suppress(errors.BelljarError):
-            async with asking("the command's end"):
-                code = (await self._call.inspect()).get("ExitCode")
-            return code if isinstance(code, int) else _UNKNOWN_EXIT_CODE
-        return _UNKNOWN_EXIT_CODE
+        async with asking("the command's end"):
+            code = (await self._call.inspect()).get("ExitCode")
+        return code if isinstance(code, int) else _UNKNOWN_EXIT_CODE
+
+
+def _await_command(group: cgroups.Group, number: int) -> None:
+    """Waits until the process with a number inside is not the launcher's shell any more, nor `env`."""
+    pid = next((pid for pid in group.pids() if number_inside(pid) == number), 0)
+    deadline = time.monotonic() + _BECOME_SECONDS
+    with suppress(OSError):  # it has ended
+        while Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_OURS) and time.monotonic() < deadline:
+            time.sleep(_BECOME_LOOK_SECONDS)

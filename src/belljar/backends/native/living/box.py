@@ -19,7 +19,6 @@ from belljar.backends.native.footprint import held_in_folders
 from belljar.backends.native.holder import Holder, held
 from belljar.backends.native.living import listing, walls
 from belljar.backends.native.living.equipment import Equipment
-from belljar.backends.native.living.network import BoxNetwork
 from belljar.backends.native.living.run import NativeLivingJob, NativeLivingRun
 from belljar.backends.native.run import NativeJob
 from belljar.control.control import Control
@@ -30,6 +29,7 @@ from belljar.core.request import Limits
 from belljar.core.result import Result, Usage
 from belljar.core.values import MIB, WORKSPACE
 from belljar.host import cgroups, egress, files, process, procfs
+from belljar.host.box_network import BoxNetwork
 from belljar.host.box_tree import HostTree
 from belljar.host.loops import lone_errors
 
@@ -91,7 +91,7 @@ class NativeLivingBox(NativeBox):
         return walls.MachineSpec(
             bubblewrap=self._host.bubblewrap, limits=self.plan.limits, home=_home(self.plan.home),
             user=self.plan.user, workspace=workspace, grants=self._equipment.grants, files=dict(self.plan.files),
-            links=self._equipment.links,
+            links=self._equipment.links, binds=self._equipment.binds,
         )  # fmt: skip
 
     def _open_folders(self, root: int, stack: AsyncExitStack) -> None:

@@ -19,6 +19,7 @@ class Equipment(NamedTuple):
     grants: tuple[str, ...]  # folders of the host
     links: Mapping[str, str]  # names for programs -> where they are
     env: Mapping[str, str]
+    binds: Mapping[str, str]  # folders of the host that are elsewhere inside: inside -> outside
 
     @classmethod
     def find(cls, toolchains: Toolchains, plan: Plan, packages: Grant | None) -> Equipment:
@@ -35,10 +36,11 @@ class Equipment(NamedTuple):
         }  # fmt: skip
         if packages:
             grants += packages.folders
-            bins.insert(0, os.path.dirname(packages.python))
+            bins[:0] = packages.bins
             env |= packages.env
         path = (f"{plan.home}/.local/bin", *dict.fromkeys(bins), *_PATH, *([PROGRAMS] if links else []))
-        return cls(_outermost(grants), links, env | {"PATH": ":".join(path)})
+        binds = packages.binds if packages else {}
+        return cls(_outermost(grants), links, env | {"PATH": ":".join(path)}, binds)
 
 
 def _outermost(folders: list[str]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from belljar.core import errors
 from belljar.core.process import PtySize
 from belljar.core.result import STREAMS, Status, StreamName
 from belljar.host import process, procfs, terminal
+from belljar.host.process_table import number_inside
 
 _START_SECONDS = 5.0  # that bubblewrap may take to become the command; the start is told then in any case
 _LOOK_SECONDS = 0.002
@@ -76,7 +77,7 @@ class NativeLivingRun(NativeRun):
     async def _begin(self, told: Mapping[str, Any]) -> None:
         await super()._begin(told)
         first: int = told["child-pid"]
-        inside = _number_inside(first)
+        inside = number_inside(first)
         with suppress(OSError):
             self._handle = os.pidfd_open(first)
         if inside:
@@ -205,11 +206,3 @@ def _line(words: Sequence[str]) -> bytes:
 
 def _line_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def _number_inside(pid: int) -> int:
-    """The number of a process in the innermost PID namespace that it is in; 0: it has ended."""
-    with suppress(OSError, IndexError, ValueError):
-        rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        return int(rows["NSpid"].split()[-1])
-    return 0

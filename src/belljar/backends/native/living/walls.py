@@ -50,6 +50,7 @@ class MachineSpec(NamedTuple):
     grants: Sequence[str]
     files: Mapping[str, bytes]  # read-only inputs
     links: Mapping[str, str]  # names for programs -> where they are
+    binds: Mapping[str, str] = {}  # inside -> a folder of the host
 
     @property
     def writable(self) -> tuple[str, ...]:
@@ -108,6 +109,8 @@ def machine_arguments(machine: MachineSpec, stack: ExitStack) -> tuple[list[str]
         args += ["--symlink", program, f"{at}{PROGRAMS}/{name}"]
     for folder in machine.grants:
         args += ["--ro-bind", folder, f"{at}{folder}"]
+    for inside, folder in machine.binds.items():
+        args += ["--ro-bind", folder, f"{at}{inside}"]
     for name, content in machine.files.items():
         args += text(f"{INPUTS}/{name}", content)
     first = ["/bin/sh", "-c", shell_script("native/machine"), "belljar", at, str(machine.limits.kept_inodes)]

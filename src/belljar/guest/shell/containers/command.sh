@@ -17,8 +17,11 @@ printf '%s ready %s\n' "$0" "$$" >&3
 IFS= read -r _ || exit 125
 # What a terminal or who stops the command sends to all of them is for the command; its own defaults come back there.
 trap : HUP INT QUIT TERM USR1 USR2 ALRM TSTP TTIN TTOU
+# Programs of ours by their whole names: the first folders on the guest's PATH are its own.
+env=/usr/bin/env
+[ -x "$env" ] || env=/bin/env
 # shellcheck disable=SC2016  # the inner shell's own
-sh -c 'printf "%s runs %s\n" "$0" "$$" >&3; exec env -- "$@" 2>&3 3>&-' "$0" "$@"
+/bin/sh -c 'printf "%s runs %s\n" "$0" "$$" >&3; exec "$@" 2>&3 3>&-' "$0" "$env" -- "$@"
 code=$?
 # A guest that made the streams non-blocking and left them full must not cost us the last line.
 until printf '%s ended %s\n' "$0" "$code" >&3; do :; done

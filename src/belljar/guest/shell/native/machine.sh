@@ -5,4 +5,5 @@ mount --options-mode ignore -t tmpfs -o "remount,rw,nosuid,nodev,nr_inodes=$2" t
 echo ready
 exec <>"$1/dev/null" >&0 2>&1
 # What a guest can end is started again; nothing of ours is on its command line.
-exec /bin/sh -c 'while :; do sleep infinity & wait; done' init
+# In the foreground: a shell gives what runs in the background a /dev/null, which is not here.
+exec /bin/sh -c 'while :; do sleep infinity; done' init

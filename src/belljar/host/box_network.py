@@ -11,8 +11,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -53,8 +53,9 @@ with socket.socket(fileno=int(sys.argv[1])) as host:
 class BoxNetwork:
     """The loopback of a living sandbox."""
 
-    def __init__(self, holder: int) -> None:
+    def __init__(self, holder: int, spaces: Mapping[str, int]) -> None:
         self._holder = holder
+        self._spaces = spaces  # the namespaces to enter, open: a number may be another process' one day
         self._maker: tuple[process.Child, socket.socket] | None = None
         self._one_at_a_time = anyio.Lock()
 
@@ -62,11 +63,14 @@ class BoxNetwork:
     @contextmanager
     def of(cls, holder: int) -> Iterator[BoxNetwork]:
         """The network of the machine with this first process, for as long as the block runs."""
-        network = cls(holder)
-        try:
+        with ExitStack() as stack:
+            spaces = {}
+            for kind in ("net",) if os.geteuid() == 0 else ("user", "net"):
+                spaces[kind] = os.open(f"/proc/{holder}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, spaces[kind])
+            network = cls(holder, spaces)
+            stack.callback(network._close)
             yield network
-        finally:
-            network._close()
 
     def listens(self, port: int) -> bool:
         """Whether something listens on a port of the loopback."""
@@ -77,11 +81,9 @@ class BoxNetwork:
 
     def _listens(self, family: socket.AddressFamily, port: int) -> bool:
         with suppress(OSError):
-            for line in Path(f"/proc/{self._holder}/net/{_TABLES[family]}").read_text().splitlines()[1:]:
-                fields = line.split()
-                address, _, number = fields[1].partition(":")
-                if fields[3] == _LISTENING and int(number, 16) == port and address in _LOOPBACK[family]:
-                    return True
+            rows = Path(f"/proc/{self._holder}/net/{_TABLES[family]}").read_text()
+            here = os.stat(f"/proc/{self._holder}/ns/net").st_ino == os.fstat(self._spaces["net"]).st_ino
+            return here and listening(rows, family, port)
         return False
 
     async def dial(self, port: int) -> ByteStream:
@@ -132,11 +134,11 @@ class BoxNetwork:
         near, far = socket.socketpair()
         with far:
             near.settimeout(_START_SECONDS)
-            user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
-            line = ["nsenter", "--target", str(self._holder), *user, "--net", "--"]
-            argv = [*line, sys.executable, "-I", "-S", "-c", _MAKER, str(far.fileno())]
-            null = subprocess.DEVNULL
-            return process.Child(argv, stdin=null, stdout=null, stderr=null, fds=(far.fileno(),)), near
+            enter = [f"--{kind}=/proc/self/fd/{space}" for kind, space in self._spaces.items()]
+            as_user = ["--preserve-credentials"] if "user" in self._spaces else []
+            argv = ["nsenter", *as_user, *enter, "--", sys.executable, "-I", "-S", "-c", _MAKER, str(far.fileno())]
+            null, fds = subprocess.DEVNULL, (far.fileno(), *self._spaces.values())
+            return process.Child(argv, stdin=null, stdout=null, stderr=null, fds=fds), near
 
     def _close(self) -> None:
         if self._maker:
@@ -145,6 +147,16 @@ class BoxNetwork:
             line.close()
             child.kill()
             child.reap(_END_SECONDS)
+
+
+def listening(table: str, family: socket.AddressFamily, port: int) -> bool:
+    """Whether the kernel's table of TCP sockets has one that takes connections to a port of the loopback."""
+    for line in table.splitlines():
+        fields = line.split()
+        address, _, number = fields[1].partition(":") if len(fields) > 3 else ("", "", "")
+        if fields[3:4] == [_LISTENING] and address in _LOOPBACK[family] and int(number, 16) == port:
+            return True
+    return False
 
 
 async def _connect(made: socket.socket, address: tuple[str, int]) -> None:
