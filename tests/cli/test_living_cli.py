@@ -108,7 +108,8 @@ def test_however_a_local_shell_is_ended_nothing_of_it_is_left(traces: Traces, en
             assert settings(shown) == before
     if end == "SIGKILL":
         subprocess.run(
-            [*BELLJAR, "run", "-c", "1", "--backend", "native"], env={**os.environ, "BELLJAR_STATE_DIR": str(traces.state_dir)},
+            [*BELLJAR, "run", "-c", "1", "--backend", "native"],
+            env={**os.environ, "BELLJAR_STATE_DIR": str(traces.state_dir)},
             check=True, timeout=60,
         )  # fmt: skip
     assert eventually(lambda: not traces.processes() and not traces.groups())
