@@ -377,7 +377,9 @@ def test_output_that_is_cut_again_and_again_loses_nothing_and_says_nothing_twice
     with proxied(server.url, plan) as proxy, Client(proxy.url) as client:
         heard = list(client.sandbox(box.id).process(process.id).output())
         assert proxy.cuts == 7
-    assert "".join(chunk.text for chunk in heard) == "".join(f"line {i}\n" for i in range(1, 201))
+    lines = "".join(f"line {i}\n" for i in range(1, 201))
+    assert process.wait().stdout == lines
+    assert "".join(chunk.text for chunk in heard) == lines
     assert [chunk.seq for chunk in heard] == list(range(1, len(heard) + 1))
 
 
