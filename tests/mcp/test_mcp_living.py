@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -323,6 +324,35 @@ async def test_a_model_has_the_operators_folder_in_its_computer_and_cannot_ask_f
                 assert (await client.call_tool(tool, given)).is_error, (tool, given)
         assert (open_folder / "kept.txt").read_text() == expected
         assert (open_folder / "new.txt").exists() is bool(words)
+
+
+async def test_packages_that_the_operator_names_are_there_in_every_process(open_folder: Path) -> None:
+    links, packages = open_folder / "links", open_folder / "packages"
+    links.mkdir()
+    _wheel(links, "pear", "1.2")
+    installers = {"PIP_FIND_LINKS": str(links), "PIP_NO_INDEX": "1", "UV_FIND_LINKS": str(links), "UV_NO_INDEX": "1"}
+    told = "".join(f'{name} = "{value}"\n' for name, value in installers.items())
+    config = f'[packages]\nfolder = "{packages}"\n[installers]\n{told}'
+    with served(start=False, config=config) as place:
+        async with on_stdio(place, "--packages", "pear==1.*") as client, computer(client) as box:
+            given = {"session_id": box, "command": "python3 -c 'import pear; print(pear.VERSION)'"}
+            assert data(await client.call_tool("run_command", given))["stdout"] == "1.2\n"
+            started = data(await client.call_tool("start_process", given))
+            named = {"session_id": box, "process": started["process"], "until_end": True, "wait": 50}
+            assert data(await client.call_tool("read_output", named))["output"] == "1.2\n"
+
+
+def _wheel(folder: Path, name: str, version: str) -> None:
+    about = f"{name}-{version}.dist-info"
+    content = {
+        f"{name}.py": f"VERSION = {version!r}\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    content[f"{about}/RECORD"] = "".join(f"{path},,\n" for path in [*content, f"{about}/RECORD"])
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, words in content.items():
+            archive.writestr(path, words)
 
 
 # --- endings ---

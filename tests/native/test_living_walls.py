@@ -6,6 +6,12 @@ import os
 import pty
 import sys
 
+import pytest
+
+import belljar
+
+pytestmark = pytest.mark.anyio
+
 # Belljar on a terminal of its own, with a sandbox whose guest has put its own programs under names that we use.
 _ON_A_TERMINAL = """
 import anyio, belljar, sys
@@ -44,6 +50,26 @@ def _on_a_terminal(code: str) -> str:
     return said.decode()
 
 
-def test_a_guest_that_replaced_our_programs_neither_runs_in_their_place_nor_gets_the_terminal_of_belljar() -> None:
+def test_programs_of_a_guest_do_not_run_in_place_of_ours_nor_get_the_terminal_of_belljar() -> None:
     said = _on_a_terminal(_ON_A_TERMINAL)
     assert "plain ['plain']" in said and "typed ['/dev/pts/0', 'typed']" in said, said
+
+
+async def test_the_first_process_of_a_machine_sleeps_also_after_a_guest_ended_what_it_sleeps_by() -> None:
+    async with belljar.AsyncSandbox(backend="native", living=True) as box:
+        code = "import os; print(max(int(one) for one in os.listdir('/proc') if one.isdigit()))"
+        first = int((await box.run(code)).stdout)
+        await box.exec(["sh", "-c", "kill -9 -1; true"])
+        for _ in range(5):
+            last = int((await box.run(code)).stdout)
+        assert last < first + 100, "it goes round and round"
+
+
+async def test_the_mounts_of_every_process_in_sight_are_those_of_the_sandbox() -> None:
+    async with belljar.AsyncSandbox(backend="native", living=True) as box:
+        code = "import glob\nfor one in glob.glob('/proc/[0-9]*/mountinfo'): print(open(one).read())"
+        told = {line.split()[4] for line in (await box.run(code)).stdout.splitlines() if line}
+        own = {line.split()[4] for line in (await box.exec(["cat", "/proc/self/mountinfo"])).stdout.splitlines()}
+    inside = {path.removeprefix("/machine") or "/" for path in told}
+    assert "/machine/workspace" in told or "/machine" in told, told
+    assert inside - own <= {"/etc/ld.so.cache", "/inputs"}, inside - own

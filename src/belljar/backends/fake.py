@@ -70,8 +70,8 @@ class FakeProcess:
         self.memory_peak: int = 0
         self.forks_refused: int = 0
         self.figures: Usage = Usage(0.0, 0, 0, 0, 0, 0)
-        self._memory = 0
-        self._processes = 1
+        self.memory: int = 0  # bytes that it has now
+        self.processes: int = 1  # itself, and those that live as long as it does
         self.pid: int = box.next_pid()
         self.pty: PtySize | None = command.pty
         self.started: float = time.time()
@@ -115,12 +115,20 @@ class FakeProcess:
         """A symbolic link in /workspace; nothing here ever follows it."""
         self._box.links[posixpath.relpath(self._writable(path), WORKSPACE)] = target
 
+    def chmod(self, path: str, mode: int) -> None:
+        """Gives a file of a living sandbox other permissions."""
+        self._box.chmod(self._writable(path), mode)
+
+    def make_pipe(self, path: str) -> None:
+        """Makes a named pipe in a living sandbox; nothing here ever writes to it."""
+        self._box.pipes.add(self._writable(path))
+
     def allocate(self, size: int) -> None:
-        """Takes memory; over the limit the guest is ended, as by the kernel."""
-        self._memory += size
-        self.memory_peak = max(self.memory_peak, min(self._memory, self.limits.memory))
-        self.figures = self.figures._replace(memory=min(self._memory, self.limits.memory))
-        if self._memory > self.limits.memory:
+        """Takes memory; over the limit of the sandbox the guest is ended, as by the kernel."""
+        self.memory += size
+        self.memory_peak = max(self.memory_peak, min(self.memory, self.limits.memory))
+        self.figures = self.figures._replace(memory=min(self.memory, self.limits.memory))
+        if sum(one.memory for one in self._box.alive(self)) > self.limits.memory:
             raise _End(137, Status.OOM_KILLED)
 
     def spend(self, *, cpu_ms: float = 0.0, rx: int = 0, tx: int = 0, disk_read: int = 0, disk_write: int = 0) -> None:
@@ -133,10 +141,10 @@ class FakeProcess:
 
     def spawn(self, count: int = 1) -> None:
         """Starts processes that live as long as this one."""
-        if self._processes + count > self.limits.pids:
+        if sum(one.processes for one in self._box.alive(self)) + count > self.limits.pids:
             self.forks_refused += 1
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        self._processes += count
+        self.processes += count
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
@@ -265,6 +273,7 @@ class FakeBox:
         self.plan = plan
         self.disk: dict[str, File] = {}
         self.links: dict[str, str] = {}
+        self.pipes: set[str] = set()
         self.ports: dict[int, tuple[FakeProcess, Serve]] = {}
         self._backend = backend
         self._current: FakeProcess | None = None
@@ -278,6 +287,13 @@ class FakeBox:
     def next_pid(self) -> int:
         self._last_pid += 1
         return self._last_pid
+
+    def alive(self, process: FakeProcess) -> Sequence[FakeProcess]:
+        """The processes whose memory and number count together with those of this one, itself among them."""
+        return (process,)
+
+    def chmod(self, where: str, mode: int) -> None:
+        """Changes the permissions of a file; here nobody asks for them."""
 
     async def going_on(self) -> None:
         """Waits while the sandbox is paused."""
@@ -308,7 +324,8 @@ class FakeBox:
         return outcome.result(Ending(code, status=verdict, memory_peak=process.memory_peak))
 
     def _program(self, command: Command) -> Program:
-        words = [word.removeprefix(f"{WORKSPACE}/") for word in command.argv] if command.language else []
+        given = f"{self.plan.inputs}/"
+        words = [word.removeprefix(given) for word in command.argv] if command.language else []
         code = next((command.files[word] for word in words if word in command.files), None)
         source = code.decode() if code is not None else shell_text(command.argv) or shlex.join(command.argv)
         return self._backend.programs.get(source, _missing)

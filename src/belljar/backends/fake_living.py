@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -59,6 +59,12 @@ class FakeLivingBox(FakeBox):
             return await super()._play(process, program, control)
         finally:
             del self._running[process.pid]
+
+    def alive(self, process: FakeProcess) -> Sequence[FakeProcess]:
+        return [one for one, _ in self._running.values()]
+
+    def chmod(self, where: str, mode: int) -> None:
+        self.tree.modes[where] = mode
 
     def leave(self, parent: FakeProcess, program: Program, command: str) -> None:
         async def unheard(kind: EventKind, text: str) -> None:

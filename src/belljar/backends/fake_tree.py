@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_CHANGES = 1000  # that wait for a reader
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
+_NO_FILE = {"folder": errno.EISDIR, "link": errno.ELOOP, "pipe": errno.EINVAL}
 
 
 class FakeTree:
@@ -33,7 +34,7 @@ class FakeTree:
 
     def __init__(self, box: FakeLivingBox) -> None:
         self._box = box
-        self._modes: dict[str, int] = {}
+        self.modes: dict[str, int] = {}
         self._times: dict[str, float] = {}
         self._folders = set(box.writable) | {"/", "/home", "/var", "/usr", "/etc"}
         for folder in box.writable:
@@ -50,6 +51,8 @@ class FakeTree:
         """What is there: "file", "folder", "link", or nothing."""
         if path in self._links:
             return "link"
+        if path in self._box.pipes:
+            return "pipe"
         if path in self._box.disk or path in self._given():
             return "file"
         if path in self._folders or any(name.startswith(f"{path}/") for name in self._names()):
@@ -57,10 +60,13 @@ class FakeTree:
         return ""
 
     def _given(self) -> dict[str, bytes]:
-        return {f"{self._box.plan.inputs}/{name}": data for name, data in self._box.plan.files.items()}
+        given = {f"{self._box.plan.inputs}/{name}": data for name, data in self._box.plan.files.items()}
+        return {
+            "/etc/passwd": f"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::{self._box.plan.home}:/bin/sh\n".encode()
+        } | given
 
     def _names(self) -> Iterator[str]:
-        yield from (*self._box.disk, *self._links, *self._folders, *self._given())
+        yield from (*self._box.disk, *self._links, *self._folders, *self._given(), *self._box.pipes)
 
     def _require(self, path: str, *, there: bool = True) -> str:
         for folder in reversed(list(_parents(path))):
@@ -80,7 +86,7 @@ class FakeTree:
         """Notes that a file was written, by whomever."""
         known = where in self._times
         self._folders |= set(_parents(where))
-        self._modes.setdefault(where, 0o755 if file.executable else _FILE_MODE)
+        self.modes.setdefault(where, 0o755 if file.executable else _FILE_MODE)
         self._times[where] = time.time()
         self._tell("changed" if known else "created", where)
 
@@ -90,7 +96,7 @@ class FakeTree:
         target = self._links.get(path, "")
         usual = {"folder": _FOLDER_MODE, "link": 0o777}.get(kind, _FILE_MODE)
         return FileStat(
-            path=path, kind=kind, size=len(target) or len(data), mode=self._modes.get(path, usual),
+            path=path, kind=kind, size=len(target) or len(data), mode=self.modes.get(path, usual),
             modified=self._times.get(path, 0.0), target=target,
         )  # fmt: skip
 
@@ -108,7 +114,9 @@ class FakeTree:
         async def opened() -> AsyncIterator[AsyncIterator[bytes]]:
             kind = self._require(path)
             if kind != "file":
-                raise _error(errno.EISDIR if kind == "folder" else errno.ELOOP, path)
+                raise _error(_NO_FILE[kind], path)
+            if not self.modes.get(path, _FILE_MODE) & 0o400:
+                raise _error(errno.EACCES, path)
             content = self._given().get(path) or self._box.disk[path].content
             async with inputs.whole(content) as pieces:
                 yield pieces
@@ -119,12 +127,14 @@ class FakeTree:
 
     async def write(self, path: str, content: bytes, mode: int | None = None) -> None:
         kind = self._require(path, there=False)
-        if kind in ("folder", "link"):
-            raise _error(errno.EISDIR if kind == "folder" else errno.ELOOP, path)
+        if kind in _NO_FILE:
+            raise _error(_NO_FILE[kind], path)
         self._writable(path)
+        if kind and not self.modes.get(path, _FILE_MODE) & 0o200:
+            raise _error(errno.EACCES, path)
         if mode is not None:
-            self._modes[path] = mode
-        executable = bool(self._modes.get(path, 0) & 0o100)
+            self.modes[path] = mode
+        executable = bool(self.modes.get(path, 0) & 0o100)
         self._box.store(path, File(path=posixpath.relpath(path, WORKSPACE), content=content, executable=executable))
 
     async def make_dir(self, path: str) -> bool:
@@ -139,6 +149,8 @@ class FakeTree:
         return True
 
     async def move(self, path: str, to: str) -> None:
+        self._require(path)
+        self._writable(path)
         await self.copy(path, to)
         self._drop(path)
         self._tell("moved", path)
@@ -154,7 +166,7 @@ class FakeTree:
             self._copy_one(name, to + name.removeprefix(path))
 
     def _copy_one(self, name: str, to: str) -> None:
-        self._modes[to] = self._modes.get(name, _FOLDER_MODE if name in self._folders else _FILE_MODE)
+        self.modes[to] = self.modes.get(name, _FOLDER_MODE if name in self._folders else _FILE_MODE)
         if name in self._links:
             self._box.links[posixpath.relpath(to, WORKSPACE)] = self._links[name]
         elif name in self._box.disk:
@@ -176,7 +188,7 @@ class FakeTree:
             self._box.disk.pop(name, None)
             self._box.links.pop(posixpath.relpath(name, WORKSPACE), None)
             self._folders.discard(name)
-            self._modes.pop(name, None)
+            self.modes.pop(name, None)
             self._times.pop(name, None)
 
     # --- watched, packed ---
@@ -244,7 +256,7 @@ class FakeTree:
             return
         if member.isdir():
             await self.make_dir(where)
-            self._modes[where] = member.mode
+            self.modes[where] = member.mode
         elif member.issym():
             self._writable(where)
             self._require(where, there=False)

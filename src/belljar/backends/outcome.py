@@ -63,6 +63,7 @@ class Outcome:
         self._box = box
         self._limits = limits
         self._streams = {name: Capture(limits.output if keep_output else None) for name in STREAMS}
+        self._last_words = ""  # the end of a stderr that is not kept
         self._denied: list[str] = []
         self._started = time.perf_counter()
         self._startup_ms = 0.0
@@ -93,6 +94,8 @@ class Outcome:
         capture = self._streams[name]
         warned = capture.cut
         if text := capture.feed(data):
+            if capture.unlimited and name == "stderr":
+                self._last_words = (self._last_words + text)[-_TAIL_CHARACTERS:]
             await self._tell(name, text)
         if capture.cut and not warned:
             await self._tell("limit", f"output: {name} passed {capture.limit} bytes; from here on only its end is kept")
@@ -157,7 +160,7 @@ class Outcome:
         out, err = self._streams["stdout"], self._streams["stderr"]
         stderr, cut = err.text, bool(out.cut or err.cut)
         peak, cpu = ending.memory_peak, ending.cpu_ms
-        status = self.verdict or ending.status or judge(ending, stderr, cut=cut)
+        status = self.verdict or ending.status or judge(ending, stderr or self._last_words, cut=cut)
         return Result(
             status=status, exit_code=self._exit_code(status, ending.exit_code),
             stdout=out.text, stderr=stderr, truncated=cut,

@@ -37,6 +37,7 @@ _log = logging.getLogger("belljar")
 _HEADERS_SECONDS, _HEADERS_BYTES = 20.0, 64 * 1024  # of a request
 _SWITCH_SECONDS = 0.0005  # that the event loop waits for a thread that writes records or a large result
 _LAST_SECONDS = 3  # for answers under way when all runs have ended, and then for who does not read
+_PING_SECONDS, _PONG_SECONDS = 30.0, 120.0  # of a WebSocket: a client that is busy reads nothing for a while
 Json = Annotated[bool, typer.Option("--json", help="Print the address as one line of JSON.")]
 
 
@@ -72,7 +73,9 @@ def listen(app: FastAPI, settings: Settings, as_json: bool) -> None:
     config = uvicorn.Config(
         app, http=_patient(), lifespan="off",
         log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="wsproto",
-        ws_max_size=64 * 1024, timeout_graceful_shutdown=_LAST_SECONDS, backlog=2048,
+        ws_max_size=64 * 1024,
+        ws_ping_interval=_PING_SECONDS, ws_ping_timeout=_PONG_SECONDS,
+        timeout_graceful_shutdown=_LAST_SECONDS, backlog=2048,
     )  # fmt: skip
 
     class ServerWithoutSignals(uvicorn.Server):

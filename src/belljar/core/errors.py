@@ -14,7 +14,7 @@
         ├── StartFailed           125   503  -32603   kind "start_failed": the guest never ran
         │   └── PullFailed        125   503  -32603   the image did not arrive whole
         ├── ExecutionFailed       125   500  -32603   kind "execution_failed": it ran, and we lost it
-        │   └── SessionEnded      125   500  -32603   the session's interpreter is gone
+        │   └── SessionEnded      125   410  -32603   kind "session_ended": the interpreter or sandbox is gone
         ├── BackendTimeout        125   504  -32603   kind "timeout": an engine did not answer
         ├── Aborted               125   499  -32603   kind "aborted"
         └── CleanupFailed         125   500  -32603   kind "cleanup_failed"
@@ -164,7 +164,10 @@ class ExecutionFailed(BackendError):
 
 
 class SessionEnded(ExecutionFailed):
-    """The session's interpreter is gone: no turn can follow, but a rollback may bring it back."""
+    """The session's interpreter, or the sandbox, is gone: nothing can follow; a rollback may bring a session back."""
+
+    kind = "session_ended"
+    http_status = 410
 
 
 class BackendTimeout(BackendError):
@@ -206,7 +209,7 @@ _KINDS: dict[str, type[BelljarError]] = {
     error.kind: error
     for error in (
         InvalidRequest, PolicyDenied, Unauthorized, NotFound, Elsewhere, BackendError, NotAvailable, ImageNotFound,
-        StartFailed, ExecutionFailed, BackendTimeout, Aborted, CleanupFailed,
+        StartFailed, ExecutionFailed, SessionEnded, BackendTimeout, Aborted, CleanupFailed,
     )
 }  # fmt: skip
 
@@ -267,5 +270,5 @@ def _as_size(item: Mapping[str, Any]) -> tuple[str, str] | None:
     return f'must be {bound[1]} {limit}: write it with a unit, such as "512M"', format_size(item["input"])
 
 
-for _class in (BelljarError, BackendError, Busy, ImageRefused, PullFailed, SessionEnded, *_KINDS.values()):
+for _class in (BelljarError, BackendError, Busy, ImageRefused, PullFailed, *_KINDS.values()):
     _class.__module__ = "belljar"  # where users import them from, and what a traceback should say

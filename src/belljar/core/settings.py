@@ -14,6 +14,7 @@ from belljar.core.values import GIB, KIB, MIB, SET_NAME, HostGrant, HostPattern,
 
 UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
 PRIVATE_UIDS = 65_536  # of them: one for each sandbox
+DiskBacking = Literal["memory", "file", "auto"]
 Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 
@@ -201,6 +202,7 @@ class LivingSettings(Model):
 
     memory: Size = Field(GIB, ge=8 * MIB, le=2**46, description="of the sandbox, unless it is named")
     pids: int = Field(512, ge=1, le=2**22, description="processes and threads of the sandbox at once")
+    disk_backing: DiskBacking = Field("memory", description="where native keeps its files; auto: on disk where it can")
     snapshots: int = Field(100, ge=0, description="the most that are kept")
     snapshot_size: Size = Field(2 * GIB, gt=0, description="bytes of files that one snapshot may hold")
     snapshots_size: Size = Field(20 * GIB, gt=0, description="bytes that all of them may take together")
@@ -279,6 +281,10 @@ class ServiceSettings(Model):
     rate: str = Field("600/minute", pattern=r"^\d+ ?(/|per) ?(second|minute|hour|day)$", description="of one caller")
     concurrency: int = Field(0, ge=0, description="runs of one caller at once; 0: as many as there may be at all")
     sessions: int = Field(0, ge=0, description="open at once; 0: half of max_containers")
+    living_lifetime: float = Field(
+        30 * 86400.0, gt=0, le=30 * 86400.0, allow_inf_nan=False,
+        description="seconds that a living sandbox may have in all, extensions included",
+    )  # fmt: skip
     cpu_overcommit: float = Field(8, gt=0, description="CPUs that running guests may have for each of ours")
     memory_headroom: Size = Field(128 * MIB, ge=0, description="bytes of the host that guests leave alone")
     drain: float = Field(30, ge=0, allow_inf_nan=False, description="seconds that runs have to end after SIGTERM")

@@ -58,6 +58,7 @@ def _native(facts: BackendFacts) -> Native:
     return Native(
         Path(settings.state_dir), first_uid=settings.user_uid, uids=settings.user_uids, path=settings.path,
         spoken=tuple(facts.languages), private=_private(settings), packages=package_store(settings, facts.told),
+        disk_backing=settings.living.disk_backing,
     )  # fmt: skip
 
 

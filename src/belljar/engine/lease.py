@@ -33,6 +33,7 @@ _log = logging.getLogger("belljar.runs")
 _log.addHandler(logging.NullHandler())  # whoever logs nothing has the result, and needs no line on stderr
 
 IN_MEMORY = "tmpfs size"  # how a backend says that a guest's files are kept in memory
+ON_DISK = "size of its file system"
 NO_MODULE = "ModuleNotFoundError"
 
 
@@ -204,6 +205,8 @@ class Lease:
 
     def _guarantees(self) -> Guarantees | None:
         promise, hosts = routing.promise(self.plan, self.capabilities), sorted(self.plan.egress.hosts)
+        if promise and getattr(self.box, "on_disk", False):
+            promise = promise.model_copy(update={"limits": {**promise.limits, "disk": ON_DISK}})
         if promise and self.plan.egress.mode == "open":
             return promise.model_copy(update={"network": "open: whatever the network that was set up for it reaches"})
         if promise is None or not hosts:

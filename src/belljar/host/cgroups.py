@@ -87,12 +87,8 @@ class Group:
             if name != "memory.oom.group":  # the command is to die, and not what keeps its files
                 self._set(controller, name, value)
 
-    def bound(self, limits: Limits, more_pids: int) -> None:
+    def bound(self, limits: Limits) -> None:
         """Limits what all groups inside use together: memory as `hold` does, processors, and processes.
-
-        Args:
-            limits: of the sandbox.
-            more_pids: processes of ours among its own.
 
         Raises:
             OSError: the kernel refused it.
@@ -101,7 +97,15 @@ class Group:
         for controller, name, value in _limit_rows(self.version, limits, None):
             if controller == "cpu":
                 self._set(controller, name, value)
-        self._set("pids", "pids.max", str(limits.pids + more_pids))
+        self.allow(limits.pids)
+
+    def allow(self, pids: int) -> None:
+        """Sets how many processes all groups inside may have together.
+
+        Raises:
+            OSError: the kernel refused it.
+        """
+        self._set("pids", "pids.max", str(pids))
 
     def freeze(self, seconds: float = 10.0) -> None:
         """Stops everything in it and in groups inside, until `thaw`.

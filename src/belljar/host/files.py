@@ -300,7 +300,8 @@ def descended(root: int, parts: Sequence[str], *, make: bool = False) -> Iterato
             except FileNotFoundError:
                 if not make:
                     raise
-                os.mkdir(part, 0o755, dir_fd=current)
+                with suppress(FileExistsError):  # somebody else has just made it
+                    os.mkdir(part, 0o755, dir_fd=current)
                 following = os.open(part, _DIRECTORY, dir_fd=current)
             os.close(current)
             current = following

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import stat
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from itertools import islice
+from typing import Literal, NamedTuple
 
 import anyio
+import anyio.lowlevel
 
 from belljar.core.process import FileChange
 from belljar.host import files, syscalls
@@ -24,6 +25,9 @@ _KINDS = {_MODIFY: "changed", _MOVED_FROM: "moved", _MOVED_TO: "created", _CREAT
 _HEADER = struct.Struct("iIII")
 _READ_BYTES = 1 << 16
 _MOST_FOLDERS = 8192
+_MOST_ENTRIES = 10_000  # of a folder that is new, or was moved here
+_MAX_DEPTH = 64  # folders below the one that is watched
+_AT_ONCE = 100  # changes, before others get their turn in the event loop
 _DRAFT = re.compile(r"\.belljar-[0-9a-f]{12}")  # what `files.replace` writes before it gives a file its name
 
 
@@ -31,6 +35,12 @@ class _KernelEvent(NamedTuple):
     watch: int
     mask: int
     name: str
+
+
+class _Found(NamedTuple):
+    kind: Literal["created", "missed"]
+    path: str
+    is_folder: bool
 
 
 class FolderWatch:
@@ -74,32 +84,50 @@ class FolderWatch:
             except BlockingIOError:
                 continue
             last = None
-            for change in self._told(data):
+            for number, change in enumerate(self._told(data), 1):
                 if change != last:  # one write may be many
                     yield change
                 last = change
+                if number % _AT_ONCE == 0:
+                    await anyio.lowlevel.checkpoint()
 
     def _add(self, path: str) -> Iterator[FileChange]:
-        """Watches a folder and those below it, and gives what is in it already."""
+        """Watches a folder, and those below it if so asked, and gives what is in them already.
+
+        Raises:
+            OSError: it is no folder, or may not be read.
+        """
+        yield from self._tell(self._watched(path))
+
+    def _tell(self, waiting: list[_Found]) -> Iterator[FileChange]:
+        """Gives what was found, the last first, and what is below it: guests make it as deep as they like."""
+        while waiting:
+            found = waiting.pop()
+            yield FileChange(kind=found.kind, path=_text(found.path))
+            if found.is_folder and self._recursive:
+                if len(self._paths) >= _MOST_FOLDERS or found.path.count("/") - self._root.count("/") > _MAX_DEPTH:
+                    yield FileChange(kind="missed", path=_text(found.path))
+                    continue
+                with suppress(OSError):
+                    waiting += self._watched(found.path)
+
+    def _watched(self, path: str) -> list[_Found]:
+        """Watches one folder; returns what is in it."""
+        found: list[_Found] = []
         folder = self._opened(path)
         try:
             watch = syscalls.checked(self._libc.inotify_add_watch(self.fd, _by(folder), _WANTED))
             self._paths[watch] = path
-            for name in os.listdir(folder):
-                with suppress(OSError):
-                    facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    yield from self._found(f"{path.rstrip('/')}/{name}", is_folder=stat.S_ISDIR(facts.st_mode))
+            with os.scandir(folder) as entries:
+                for entry in islice(entries, _MOST_ENTRIES):
+                    with suppress(OSError):
+                        is_folder = entry.is_dir(follow_symlinks=False)
+                        found.append(_Found("created", f"{path.rstrip('/')}/{entry.name}", is_folder))
+                if next(entries, None) is not None:
+                    found.insert(0, _Found("missed", path, is_folder=False))
         finally:
             os.close(folder)
-
-    def _found(self, path: str, *, is_folder: bool) -> Iterator[FileChange]:
-        yield FileChange(kind="created", path=_text(path))
-        if is_folder and self._recursive:
-            if len(self._paths) >= _MOST_FOLDERS:
-                yield FileChange(kind="missed", path=_text(path))
-                return
-            with suppress(OSError):
-                yield from self._add(path)
+        return found
 
     def _told(self, data: bytes) -> Iterator[FileChange]:
         for seen in _events(data):
@@ -112,7 +140,7 @@ class FolderWatch:
 
     def _happened(self, path: str, mask: int) -> Iterator[FileChange]:
         if mask & (_CREATE | _MOVED_TO):
-            yield from self._found(path, is_folder=bool(mask & _IS_FOLDER))
+            yield from self._tell([_Found("created", path, bool(mask & _IS_FOLDER))])
         for bit in (_MODIFY, _MOVED_FROM, _DELETE):
             if mask & bit:
                 yield FileChange(kind=_KINDS[bit], path=_text(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -58,9 +59,13 @@ class AsyncFiles:
         self._machine = machine
 
     async def read(self, path: str) -> bytes:
-        """Returns the content of a file. For one that is too large to be held, see `open`."""
+        """Returns the content of a file. For one that is too large to be held, see `open`.
+
+        Raises:
+            OSError: what the sandbox' programs would get; EFBIG: it says to be larger than all disks of the sandbox.
+        """
         async with self.open(path) as pieces:
-            return b"".join([piece async for piece in pieces])
+            return b"".join([piece async for piece in bounded(pieces, self._most, path)])
 
     async def read_text(self, path: str) -> str:
         """Returns the content of a file as text; what is not UTF-8 is replaced."""
@@ -176,9 +181,10 @@ class AsyncFiles:
         whole, place = self._whole(path), os.fspath(local)
         if (await self.stat(whole)).kind != "folder":
             async with self.open(whole) as pieces:
-                await archives.in_thread(partial(_save, place, whole.rpartition("/")[2]), pieces)
+                some = bounded(pieces, self._most, path)
+                await archives.in_thread(partial(_save, place, whole.rpartition("/")[2]), some)
             return ()
-        most = _DISKS * self._machine().disk
+        most = self._most
         try:
             async with self.pack(whole) as pieces:
                 return await archives.in_thread(
@@ -190,6 +196,11 @@ class AsyncFiles:
     @property
     def _tree(self) -> BoxTree:
         return self._machine().tree
+
+    @property
+    def _most(self) -> int:
+        """Bytes that all its disks have together: a file of more is a sparse one."""
+        return _DISKS * self._machine().disk
 
     def _whole(self, path: str) -> str:
         if not isinstance(path, str):
@@ -274,6 +285,19 @@ class Files:
     def download(self, path: str, local: StrPath) -> tuple[str, ...]:
         """Copies a file or a folder to this machine; returns what was left out: see `AsyncFiles.download`."""
         return portal.call(self._core.download, path, local)
+
+
+async def bounded(pieces: AsyncIterator[bytes], most: int, path: str) -> AsyncIterator[bytes]:
+    """Gives the pieces of a file; a guest can make one that is endless and takes no room.
+
+    Raises:
+        OSError: EFBIG: there are more bytes than it may have.
+    """
+    async for piece in pieces:
+        most -= len(piece)
+        if most < 0:
+            raise OSError(errno.EFBIG, "larger than all disks of the sandbox: open() it, and read what you need", path)
+        yield piece
 
 
 def _save(place: str, name: str, pieces: Iterator[bytes]) -> None:

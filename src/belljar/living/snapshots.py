@@ -309,7 +309,8 @@ def _laying(machine: LivingMachine) -> Iterator[None]:
 def _no_room(error: OSError, machine: LivingMachine) -> errors.BelljarError:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return errors.StartFailed(f"the files could not be laid into the new sandbox: {error}")
-    most = format_size(machine.lease.plan.limits.kept_bytes)
+    limits, on_disk = machine.lease.plan.limits, getattr(machine.resting_box, "on_disk", False)
+    most = format_size(limits.disk if on_disk else limits.kept_bytes)
     return errors.InvalidRequest(
         f"disk: the new sandbox has room for {most}, and the files take more", fix="open it with more disk and memory"
     )

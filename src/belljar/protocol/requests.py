@@ -124,6 +124,21 @@ class SandboxFields(RequestBody):
         path = self.project_path
         return Workspace(path=path, write=self.write, write_git=self.write_git) if path else None
 
+    def sandbox_options(self) -> dict[str, Any]:
+        """Returns the fields of a sandbox that stays open as keyword arguments of `core.options.request`.
+
+        Raises:
+            InvalidRequest: files are named without their content.
+        """
+        if self.named_files:
+            raise errors.InvalidRequest(
+                "context_files: a session takes contents, not names", fix="send a map; the project is at /workspace"
+            )
+        return {name: getattr(self, name) for name in _SAME_OF_BOX} | {
+            "env": self.environment, "files": self.files() or None, "workspace": self.project_path,
+            "limits": self.limits.named() if self.limits else None,
+        }  # fmt: skip
+
 
 class Execute(SandboxFields):
     """A snippet (`code`), a file of the project (`path`) or a `command`, with what it may use."""
@@ -203,16 +218,8 @@ class OpenSession(SandboxFields):
     timeout_seconds: Timeout | None = None
 
     def options(self) -> dict[str, Any]:
-        """Returns the fields of the sandbox as keyword arguments of `core.options.request`."""
-        if self.named_files:
-            raise errors.InvalidRequest(
-                "context_files: a session takes contents, not names", fix="send a map; the project is at /workspace"
-            )
-        return {name: getattr(self, name) for name in _SAME_OF_BOX} | {
-            "language": self.language,
-            "env": self.environment, "files": self.files() or None, "workspace": self.project_path,
-            "limits": self.limits.named() if self.limits else None, "timeout": self.timeout_seconds,
-        }  # fmt: skip
+        """Returns the fields as keyword arguments of `core.options.request`."""
+        return self.sandbox_options() | {"language": self.language, "timeout": self.timeout_seconds}
 
 
 class Turn(RequestBody):

@@ -44,6 +44,7 @@ from belljar.service.queries import RunQueries
 from belljar.service.refusals import Refusals
 from belljar.service.repeats import Repeats
 from belljar.service.run_lifecycle import Demand, Run, RunLifecycle
+from belljar.service.sandboxes.ended import EndedSandboxes
 from belljar.service.sinks import Sink, Sinks
 from belljar.service.store import retention
 from belljar.service.store.store import Store, store_url
@@ -76,6 +77,7 @@ class Service:
         shared = settings.service.shared_store
         self.syncer: Syncer | None = Syncer(self.store, shared) if shared else None
         self.instance: ServerInstance = ServerInstance(Path(settings.data_dir))
+        self.ended: EndedSandboxes = EndedSandboxes(Path(settings.data_dir), self.instance)
         self.grants: projects.Grants = projects.Grants(settings.service.projects)
         self.lifecycle: RunLifecycle = RunLifecycle(
             self.store, self.admission, self.metrics, self.refusals, self.publisher, self.instance,
@@ -103,6 +105,7 @@ class Service:
                 self._tasks.start_soon(self.syncer.run)
             if settings.prune_every:
                 self._tasks.start_soon(retention.prune_regularly, self.store, settings.prune_every, settings.keep)
+            await anyio.to_thread.run_sync(self.ended.settle)  # before the dead servers are forgotten
             if await recovery.settle_lost_runs(self.store, self.engine, self.instance):
                 self._tasks.start_soon(recovery.reap, self.engine)
             self._stack = stack.pop_all()

@@ -36,7 +36,7 @@ _CHECKPOINT_BYTES = 1024 * MIB  # of all of them: it is memory of ours
 _TURNS = 32  # of one session that may wait
 Kind = Literal["session", "sandbox"]
 Grant = tuple[str | None, bool]  # a folder of the host, and whether it may be changed
-_NOTHING: Grant = (None, False)
+NO_GRANT: Grant = (None, False)
 
 
 class Held:
@@ -52,9 +52,11 @@ class Held:
         self.idle = idle
         self.lifetime: float = record.expires - record.created
         self.grant = grant
+        self.environment: str | None = None  # a Python environment that it is granted, too
         self.checkpoints: dict[str, Checkpoint] = {}
         self.over: anyio.Event = anyio.Event()  # somebody wants it closed
         self.closed: anyio.Event = anyio.Event()
+        self.reason: str = ""  # why it is to end, where somebody wants that
         self.copying: anyio.Lock = anyio.Lock()
         self.busy: int = 0
         self._end = anyio.current_time() + self.lifetime
@@ -88,6 +90,9 @@ class Held:
         with self._life:
             await self.over.wait()
 
+    async def settle(self) -> None:
+        """Is called when nothing of it is left."""
+
 
 class Sessions:
     def __init__(self, service: Service) -> None:
@@ -107,6 +112,7 @@ class Sessions:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for held in self._held.values():
+            held.reason = held.reason or "the service ended"
             held.over.set()
         with anyio.move_on_after(0 if kind else 10, shield=True):  # who is in a hurry waits for nobody's opening
             for held in [*self._held.values()]:
@@ -126,12 +132,13 @@ class Sessions:
             handle: AsyncSession | AsyncSandbox = AsyncSession(idle=lifetime, lifetime=lifetime, **asked)
         else:
             handle = AsyncSandbox(**asked)
-        grant = (folder.path, folder.write) if folder else _NOTHING
-        return await self._open(
+        grant = (folder.path, folder.write) if folder else NO_GRANT
+        return await self.hold(
             caller, Held(handle, record, idle, grant, self._service.demand(wanted, kept=True).memory)
         )
 
-    async def _open(self, caller: Caller, held: Held) -> SessionRecord:
+    async def hold(self, caller: Caller, held: Held) -> SessionRecord:
+        """Opens one and keeps it, if there is a place for it; returns when it is open."""
         try:
             await self._admit(caller, held.memory)
             self._held[held.record.id] = held
@@ -167,7 +174,7 @@ class Sessions:
         audit.caller.set(held.record.caller)
         started = False
         try:
-            with self._service.grants.given(held.grant):
+            with self._service.grants.given((held.environment, False), held.grant):
                 async with held.handle:
                     sandbox = held.handle._sandbox if isinstance(held.handle, AsyncSession) else held.handle
                     held.record = held.record.model_copy(update={"backend": sandbox.lease.capabilities.backend})
@@ -183,6 +190,7 @@ class Sessions:
             self._held.pop(held.record.id, None)
             self._service.admission.held = len(self._held)
             held.checkpoints.clear()
+            await held.settle()
             held.closed.set()
 
     async def close(self, id: str, caller: Caller) -> None:
@@ -201,8 +209,16 @@ class Sessions:
     def holds(self, id: str, caller: Caller) -> bool:
         return id in self._held and sees(caller, self._held[id].record.caller)
 
+    def find(self, id: str, caller: Caller) -> Held | None:
+        """Returns one that this caller may know of; None: there is none."""
+        return self._held[id] if self.holds(id, caller) else None
+
+    def all(self, caller: Caller) -> list[Held]:
+        """Returns all that this caller may know of."""
+        return [held for held in self._held.values() if sees(caller, held.record.caller)]
+
     def of(self, caller: Caller) -> list[SessionRecord]:
-        return [held.record for held in self._held.values() if sees(caller, held.record.caller)]
+        return [held.record for held in self.all(caller)]
 
     # --- using one ---
 
@@ -295,7 +311,7 @@ class Sessions:
             session = _session(held)
             copy = copy or await session.checkpoint()
             record = _record(caller, "session", held.lifetime)
-            return await self._open(
+            return await self.hold(
                 caller, Held(session.fork(copy, id=record.id), record, held.idle, held.grant, held.memory)
             )
 

@@ -26,7 +26,7 @@ from belljar.core.capabilities import Capabilities, Guarantees, Isolation, Langu
 from belljar.core.languages import BUILTIN, Language
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
-from belljar.core.settings import PRIVATE_UIDS
+from belljar.core.settings import PRIVATE_UIDS, DiskBacking
 from belljar.core.values import MIB
 from belljar.host import cgroups, egress, ownership, process
 from belljar.host.egress import Resolve
@@ -55,6 +55,7 @@ class Native:
         resolver: Resolve = egress.resolve,
         private: Sequence[Endpoint] = (),
         packages: PackageStore | None = None,
+        disk_backing: DiskBacking = "memory",
     ) -> None:
         """Remembers what it is told; nothing is looked at yet.
 
@@ -68,6 +69,7 @@ class Native:
             resolver: looks up the names of hosts that guests may reach.
             private: addresses of private networks that those names may lead to.
             packages: where packages that guests ask for by name are kept; None: nowhere.
+            disk_backing: where the files of living sandboxes are kept.
         """
         self.state_dir = state_dir
         as_root = sys.platform == "linux" and os.geteuid() == 0
@@ -77,6 +79,7 @@ class Native:
         self.bubblewrap: str = ""
         self._network = (resolver, private)
         self._packages = packages
+        self._disk_backing = disk_backing
         self.groups: cgroups.Cgroups | None = None
         self.no_groups = "" if use_cgroups else "control groups were switched off"
         self._owner: ownership.Owner | None = None
@@ -277,7 +280,7 @@ class Native:
                 stack.callback(claim)
             host = NativeHost(
                 self.bubblewrap, self.state_dir, self.place, self.toolchains, self.group_for, self.group_to_keep,
-                *self._network,
+                *self._network, self._disk_backing,
             )  # fmt: skip
             box = NativeLivingBox(host, plan, uid) if plan.living else NativeBox(host, plan, uid)
             if plan.packages:

@@ -29,6 +29,7 @@ from belljar.core.addresses import Endpoint
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Collected, Entry, File, Result, Usage
+from belljar.core.settings import DiskBacking
 from belljar.core.values import WORKSPACE
 from belljar.host import box_files, cgroups, egress, files, lending, process
 from belljar.host.egress import Proxy, Resolve, Told
@@ -50,6 +51,7 @@ class NativeHost(NamedTuple):
     group_to_keep: Callable[[Limits, bool], cgroups.Group | None]  # limits, and whether it may be paused
     resolver: Resolve
     private: Sequence[Endpoint]  # what listed hosts may lead to in private networks
+    disk_backing: DiskBacking = "memory"  # of living sandboxes
 
 
 class NativeBox:

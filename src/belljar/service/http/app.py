@@ -36,6 +36,8 @@ from belljar.service.http import sessions as api_sessions
 from belljar.service.http.guard import Guard, problem, retry_header
 from belljar.service.http.openapi import Documented
 from belljar.service.http.request_log import RequestLog, note_error
+from belljar.service.http.sandboxes import routes as living
+from belljar.service.sandboxes.sandboxes import Sandboxes
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
 from belljar.service.telemetry.server_log import ServerLog
@@ -49,7 +51,8 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     for status, what in (
         (400, "not HTTP, or not JSON"),
         (401, "nobody knows who asks"), (403, "refused"), (404, "there is no such thing"),
-        (409, "not in this state"), (413, "larger than the server takes"), (422, "the request makes no sense"),
+        (409, "not in this state"), (410, "it has ended"),
+        (413, "larger than the server takes"), (422, "the request makes no sense"),
         (429, "over a quota: Retry-After says when"), (499, "aborted"), (500, "our failure"),
         (503, "not available, or busy: Retry-After says when"), (504, "an engine did not answer"),
     )
@@ -78,6 +81,7 @@ def create_app(settings: Settings, log: ServerLog | None = None) -> FastAPI:
         service = Service(settings)
         sessions = Sessions(service)
         app.state.service, app.state.sessions, app.state.health = service, sessions, Health(service)
+        app.state.sandboxes = Sandboxes(service, sessions)
         service.metrics.show("log_dropped", lambda: log.dropped if log else 0)
         async with service, sessions, _models(service, sessions) as app.state.mcp:
             yield
@@ -91,6 +95,8 @@ def create_app(settings: Settings, log: ServerLog | None = None) -> FastAPI:
     execute.add_route(app)
     app.include_router(runs.router)
     app.include_router(api_sessions.router)
+    for routes in living.ROUTERS:
+        app.include_router(routes)
     app.include_router(runs.about)
     app.include_router(pages.router)
     if _MCP:

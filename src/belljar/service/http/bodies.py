@@ -7,6 +7,7 @@ application authenticates by the headers), and is charged for it until the reque
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -20,7 +21,9 @@ from belljar.service.budget import ByteBudget, Share
 AsgiMessage = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[AsgiMessage]]
 GONE: AsgiMessage = {"type": "http.disconnect"}
+STREAMED = "belljar.streamed"  # in the scope of a request whose body is not held, and so may be of any size
 _LEAST_RATE = 64 * KIB  # bytes a second, which a body has to come at after the patience with it is over
+_MAY_BE_STREAMED = re.compile(r"/api/sandboxes/[^/]+/files/(content|archive)|/links/[^/]+")
 _log = logging.getLogger("belljar")
 
 
@@ -32,8 +35,10 @@ class Bodies:
         self.patience: float = settings.body_patience
         self._budget = ByteBudget("bodies that are on their way", 2 * self.limit, 3 * self.limit)
 
-    def check_declared(self, length: str) -> None:
+    def check_declared(self, length: str, scope: AsgiMessage) -> None:
         """Raises InvalidRequest for a Content-Length over the limit. A smaller one is not believed."""
+        if scope["method"] == "PUT" and _MAY_BE_STREAMED.fullmatch(scope["path"]):
+            return
         if length.isdecimal() and int(length[:20]) > self.limit:
             raise self.too_large()
 
@@ -99,6 +104,8 @@ class Body:
 
     def _count(self, size: int) -> None:
         self._size += size
+        if self._scope.get(STREAMED):
+            return
         if self._size > self._bodies.limit:
             raise self._bodies.too_large()
         caller = self._scope.get("caller")

@@ -145,7 +145,7 @@ class Guard:
         """The app sees a body that ends with a disconnect where we refuse it, and what it says then is not sent."""
         length = _only(scope["headers"], b"content-length")
         try:
-            self._bodies.check_declared(length)
+            self._bodies.check_declared(length, scope)
         except errors.InvalidRequest as refusal:
             await answer.refuse(refusal)
             return

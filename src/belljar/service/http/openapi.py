@@ -12,6 +12,7 @@ from belljar.core.model import Model
 from belljar.core.result import Result, Status
 from belljar.protocol import requests, responses
 from belljar.protocol.records import Alert, LogLine, RunRecord, Sample, SandboxMetrics, SessionRecord
+from belljar.service.http.sandboxes import examples
 
 _RUN, _SESSION, _CHECKPOINT = "bj-0f3c9a5d7e214b68", "bs-7d1e60b2c94f4a35", "cp-4c8f21d90be6a357"
 _AT = 1_794_787_200.25
@@ -32,6 +33,7 @@ BODIES: tuple[Model, ...] = (
     requests.Turn(code="x + 1"),
     requests.Fork(checkpoint=_CHECKPOINT),
     requests.Rollback(checkpoint=_CHECKPOINT),
+    *examples.BODIES,
 )
 ANSWERS: tuple[Model, ...] = (
     responses.Executed(id=_RUN, **_RESULT),
@@ -67,10 +69,12 @@ ANSWERS: tuple[Model, ...] = (
         title="Not Found", status=404, detail=f"there is no run '{_RUN}'", kind="not_found",
         fix="GET /api/sandbox/runs lists yours",
     ),
+    *examples.ANSWERS,
 )  # fmt: skip
 _PARAMETERS: dict[str, Any] = {
     "after": 17, "before": _AT, "language": "python", "limit": 100, "path": "out/plot.png", "state": "running",
     "Idempotency-Key": "order-4711", "Last-Event-ID": "17",
+    **examples.PARAMETERS,
 }  # fmt: skip
 
 
@@ -105,6 +109,8 @@ def _show(api: dict[str, Any]) -> None:
     for path, operation in ((path, each) for path, methods in api["paths"].items() for each in methods.values()):
         if path.startswith("/api/") or path == "/metrics":
             operation["security"] = _EITHER
-        shown = _PARAMETERS | {"id": _SESSION if "sessions" in operation["tags"] else _RUN}
+        shown = _PARAMETERS | {"id": _RUN if "runs" in operation["tags"] else _SESSION}
         for parameter in operation.get("parameters", ()):
-            parameter["example"] = shown[parameter["name"]]
+            example = shown[parameter["name"]]
+            listed = parameter["schema"].get("type") == "array" and not isinstance(example, list)
+            parameter["example"] = [example] if listed else example

@@ -14,7 +14,7 @@ from belljar.core import errors
 from belljar.living.process import AsyncProcess
 from belljar.protocol.records import Caller, SessionRecord
 from belljar.sandbox import AsyncSandbox
-from belljar.service.mcp.calls import Calls
+from belljar.service.mcp.calls import Calls, Ctx
 from belljar.service.sessions import Held
 
 Kind = Literal["session", "sandbox"]
@@ -38,8 +38,9 @@ class Boxes:
         self._sessions = calls.sessions
 
     async def open(
-        self, caller: Caller, kind: Kind, *, net: list[str] | None = None, backend: str = "auto", language: str = ""
-    ) -> SessionRecord:
+        self, ctx: Ctx, caller: Caller, kind: Kind, *, net: list[str] | None = None, backend: str = "auto",
+        language: str = "",
+    ) -> SessionRecord:  # fmt: skip
         """Opens a session or a sandbox, with the folders and packages of the operator.
 
         A sandbox lives on where a backend here has living ones. Elsewhere it keeps its files only.
@@ -52,9 +53,11 @@ class Boxes:
         if language:
             options["language"] = language
         idle, lifetime = SESSION_SECONDS
-        if kind == "sandbox" and await self._can_live(backend):
-            (idle, lifetime), options["living"] = LIVING_SECONDS, True
-        return await self._sessions.open(caller, kind, idle=idle, lifetime=lifetime, **options)
+        async with self._calls.telling(ctx, f"opening a {kind}"):  # which waits for packages, or an image
+            if kind == "sandbox" and await self._can_live(backend):
+                (idle, lifetime), options["living"] = LIVING_SECONDS, True
+            record = await self._sessions.open(caller, kind, idle=idle, lifetime=lifetime, **options)
+        return record  # noqa: RET504  (for mypy, the block above may swallow what is raised)
 
     async def _can_live(self, backend: str) -> bool:
         engine = self._calls.service.engine

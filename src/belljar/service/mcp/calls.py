@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, NamedTuple
 
 import anyio
+from anyio.abc import TaskGroup
 from mcp.server.mcpserver import Context
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -111,6 +112,15 @@ class Calls:
         return asked or []
 
     @asynccontextmanager
+    async def telling(self, ctx: Ctx, words: str) -> AsyncIterator[TaskGroup]:
+        """Tells progress while the block runs, to clients that asked for it. What it gives ends with the block."""
+        with lone_errors():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_report_progress, ctx, lambda: words)
+                yield tasks
+                tasks.cancel_scope.cancel()
+
+    @asynccontextmanager
     async def waiting(self, ctx: Ctx, seconds: float) -> AsyncIterator[None]:
         """Bounds a wait: the block is left when the seconds are over, or the server is about to leave."""
 
@@ -118,12 +128,10 @@ class Calls:
             await self.service.drain.draining.wait()
             tasks.cancel_scope.cancel()
 
-        with lone_errors(), anyio.move_on_after(seconds):
-            async with anyio.create_task_group() as tasks:
+        with anyio.move_on_after(seconds):
+            async with self.telling(ctx, "waiting") as tasks:
                 tasks.start_soon(leave)
-                tasks.start_soon(_report_progress, ctx, lambda: "waiting")
                 yield
-                tasks.cancel_scope.cancel()
 
     async def carry_out(self, ctx: Ctx, take: Callable[[], Awaitable[Run]]) -> tuple[Run, Result]:
         """Takes a run in and waits for its end, telling how it goes; a caller who goes away ends it."""

@@ -129,7 +129,7 @@ class ProcessTools:
             if net or backend != "auto":
                 raise own_of_session()
             return await self._started(ctx, session_id, caller, command, cwd, terminal)
-        id = (await self._boxes.open(caller, "sandbox", net=net, backend=backend)).id
+        id = (await self._boxes.open(ctx, caller, "sandbox", net=net, backend=backend)).id
         try:
             return await self._started(ctx, id, caller, command, cwd, terminal)
         except BaseException:  # nobody has learned its name

@@ -152,7 +152,7 @@ class Tools:
         if kind == "sandbox" and language != "python":
             raise errors.InvalidRequest('language: is that of a kind "session"', fix="leave it out")
         record = await self._boxes.open(
-            caller, kind, net=net, backend=backend, language="" if language == "python" else language
+            ctx, caller, kind, net=net, backend=backend, language="" if language == "python" else language
         )
         return answer.of_session(record, living=self._boxes.lives(record.id, caller))
 
@@ -163,7 +163,7 @@ class Tools:
         matplotlib figures are part of the answer. Without session_id a new session of Python is opened."""
         caller = await self._calls.caller(ctx, "sessions")
         opened = session_id is None
-        id = session_id or (await self._boxes.open(caller, "session")).id
+        id = session_id or (await self._boxes.open(ctx, caller, "session")).id
         try:
             seconds = self._seconds(id, caller, timeout)
             run, result = await self._calls.carry_out(

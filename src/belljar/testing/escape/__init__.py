@@ -21,6 +21,7 @@ from belljar.backends.base import Backend
 from belljar.control.callbacks import Cancel
 from belljar.core import errors
 from belljar.core.result import Result, Status
+from belljar.core.routing import LACKS
 from belljar.engine.engine import Engine
 from belljar.sandbox import arun, default_engine
 from belljar.testing.escape.attacks import PRELUDE, Attack, AttackStatus, AttackVerdict, Control
@@ -155,6 +156,10 @@ async def _lack(one: Attack, backend: str | Backend, engine: Engine) -> str:
     if name == "auto":
         return ""
     offer = await (engine.capabilities(name) if isinstance(backend, str) else backend.probe())
+    if one.living and offer.living is None:
+        return f"{name} has no living sandboxes"
+    if one.feature and one.feature not in (offer.living or ()):
+        return f"{name} {LACKS[one.feature]}"
     if "command" in one.options:
         return "" if offer.commands else f"{name} takes no commands"
     if "net" in one.options and "listed" not in offer.egress:
@@ -168,18 +173,17 @@ async def _lack(one: Attack, backend: str | Backend, engine: Engine) -> str:
 async def _run(one: Attack, bait: Bait, backend: str | Backend, engine: Engine) -> Result:
     code = _ready(one.payload, one.language, bait)
     options: dict[str, Any] = {"timeout": 25, **_filled(one.options, bait)}
+    range_ = Range(backend, engine, bait, code, options, one.living)
     if one.scenario:
-        return await one.scenario(Range(backend, engine, bait, code, options))
+        return await one.scenario(range_)
     if "command" in options:
-        return await arun(backend=backend, engine=engine, **options)
+        return await range_.run(**options)
     if one.neighbour:
-        return await _beside(one, bait, backend, engine, code, options)
-    return await arun(code, language=one.language, backend=backend, engine=engine, **options)
+        return await _beside(one, range_)
+    return await range_.run(code, language=one.language, **options)
 
 
-async def _beside(
-    one: Attack, bait: Bait, backend: str | Backend, engine: Engine, code: str, options: dict[str, Any]
-) -> Result:
+async def _beside(one: Attack, range_: Range) -> Result:
     """Runs the payload while the neighbour is there with its mark; if it could leave none, that is the verdict."""
     ready, cancel = anyio.Event(), Cancel()
     heard: list[str] = []
@@ -191,8 +195,8 @@ async def _beside(
             ready.set()
 
     async def stay() -> None:
-        left = _ready(one.neighbour, one.language, bait)
-        answers.append(await arun(left, backend=backend, engine=engine, on_stdout=hear, cancel=cancel, timeout=25))
+        left = _ready(one.neighbour, one.language, range_.bait)
+        answers.append(await range_.run(left, on_stdout=hear, cancel=cancel, timeout=25))
         ready.set()
 
     async with anyio.create_task_group() as tasks:
@@ -200,7 +204,7 @@ async def _beside(
         await ready.wait()
         if answers:
             return answers[0]
-        result = await arun(code, backend=backend, engine=engine, **options)
+        result = await range_.run(range_.payload, **range_.options)
         cancel.cancel()
     if answers[0].status is not Status.ABORTED:
         return answers[0].model_copy(update={"stdout": "", "stderr": "the neighbour was gone before it was looked for"})

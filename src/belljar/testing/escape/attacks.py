@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from belljar.core.model import Model
+from belljar.core.process import Feature
 from belljar.core.result import Result, Status
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Attack:
     after: Callable[[Result, Bait], str] | None = None  # looks at the result and the host; says what got through
     scenario: Callable[[Range], Awaitable[Result]] | None = None  # for what takes more than one command
     needs_workspace: bool = False  # its scenario has a folder of the host granted
+    living: bool = False  # in living sandboxes
+    feature: Feature | None = None  # of living sandboxes, that it is about
     control: Control = "bare"
     uncontrolled: str = ""
 

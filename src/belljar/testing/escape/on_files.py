@@ -112,6 +112,8 @@ every("create", [(p, lambda p=p: os.open(p, os.O_TMPFILE | os.O_RDWR, 0o600)) fo
         name="context files", category="files",
         tries="changes, replaces and removes a read-only input file, for itself and for the next command",
         payload="""
+if not os.path.exists("input.txt"):  # in a living sandbox they lie apart
+    os.chdir("/inputs")
 def overwrite(mode="w"):
     with open("input.txt", mode) as file:
         file.write("changed")

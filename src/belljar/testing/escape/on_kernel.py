@@ -407,7 +407,7 @@ print("the start-up code did not run, which proves nothing")
 """,
         options={
             "files": {"sitecustomize.py": PRELUDE + 'ask("keyctl", 0, -3, 0)'},
-            "env": {"PYTHONPATH": ".:/workspace"},
+            "env": {"PYTHONPATH": ".:/workspace:/inputs"},
         },
         held="the filter stands before the first instruction of the guest",
     ),

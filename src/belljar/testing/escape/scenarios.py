@@ -25,6 +25,11 @@ from belljar.sandbox import AsyncSandbox, arun
 from belljar.testing.escape.attacks import PRELUDE
 from belljar.testing.escape.bait import Bait
 
+_OF_A_COMMAND = {  # options that a living sandbox leaves to its commands
+    "command", "language", "args", "stdin", "collect", "workdir", "files", "env", "timeout", "output", "on_stdout",
+    "cancel",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Range:
@@ -35,16 +40,28 @@ class Range:
     bait: Bait
     payload: str
     options: dict[str, Any]
+    living: bool = False
 
-    def sandbox(self) -> AsyncSandbox:
-        return AsyncSandbox(backend=self.backend, engine=self.engine, **self.options)
+    def sandbox(self, **options: Any) -> AsyncSandbox:
+        given = {**self.options, **options}
+        if self.living:
+            given["living"] = True
+        return AsyncSandbox(backend=self.backend, engine=self.engine, **given)
 
     def ready(self, payload: str) -> str:
         """Returns Python code of an attack as it is run."""
         return self.bait.fill(PRELUDE + payload)
 
-    async def run(self, code: str, **options: Any) -> Result:
-        return await arun(code, backend=self.backend, engine=self.engine, **options)
+    async def run(self, code: str | None = None, **options: Any) -> Result:
+        """Runs code, or a command, in a sandbox of its own."""
+        if not self.living:
+            return await arun(code, backend=self.backend, engine=self.engine, **options)
+        own = {name: value for name, value in options.items() if name in _OF_A_COMMAND}
+        rest = {name: value for name, value in options.items() if name not in own}
+        async with AsyncSandbox(backend=self.backend, engine=self.engine, living=True, **rest) as box:
+            if "command" in own:
+                return await box.exec(own.pop("command"), **own)
+            return await box.run(code, **own)
 
 
 async def _refused(action: Callable[[], Awaitable[object]]) -> str:
@@ -72,10 +89,18 @@ refused("read", read)
 """
 
 
+_READ_INPUT = """
+import os
+if not os.path.exists("input.txt"):
+    os.chdir("/inputs")
+print(open("input.txt").read())
+"""
+
+
 async def inputs_of_the_next(range_: Range) -> Result:
     async with range_.sandbox() as box:
         result = await box.run(range_.payload)
-        after = await box.run("print(open('input.txt').read())")
+        after = await box.run(_READ_INPUT)
     return result if after.stdout == "as it was\n" else escaped_by(result, f"the next command found {after.stdout!r}")
 
 
@@ -167,6 +192,8 @@ async def climbing_names(range_: Range) -> Result:
             "workdir": lambda: range_.run(range_.payload, workdir="/workspace/../etc"),
             "workspace": lambda: range_.run(range_.payload, workspace="/tmp/../etc"),
         }
+        if range_.living:  # where a command may start in any folder that the sandbox has
+            del attempts["workdir"]
         for what, action in attempts.items():
             if came_back := await _refused(action):
                 return escaped_by(result, f"{what} was not refused: {came_back}")

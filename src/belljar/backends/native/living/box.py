@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import posixpath
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -20,6 +21,7 @@ from belljar.backends.native.holder import Holder, held
 from belljar.backends.native.living import listing, walls
 from belljar.backends.native.living.equipment import Equipment
 from belljar.backends.native.living.run import NativeLivingJob, NativeLivingRun
+from belljar.backends.native.living.unheard import UnheardStreams
 from belljar.backends.native.run import NativeJob
 from belljar.control.control import Control
 from belljar.core import errors
@@ -28,13 +30,13 @@ from belljar.core.process import BoxProcess
 from belljar.core.request import Limits
 from belljar.core.result import Result, Usage
 from belljar.core.values import MIB, WORKSPACE
-from belljar.host import cgroups, egress, files, process, procfs
+from belljar.host import cgroups, disk_image, egress, files, process, procfs
 from belljar.host.box_network import BoxNetwork
 from belljar.host.box_tree import HostTree
 from belljar.host.loops import lone_errors
 
 _HOLDER_LIMITS = Limits(memory=64 * MIB, pids=16)
-_OWN_PROCESSES = 64  # bubblewrap's monitors, one for each command that runs: the guest's limit is not for them
+_MEMORY_CHECK_SECONDS, _IDLE_CHECK_SECONDS = 0.02, 5.0  # while a command runs, and while none does
 
 
 class NativeLivingBox(NativeBox):
@@ -43,13 +45,16 @@ class NativeLivingBox(NativeBox):
     def __init__(self, host: NativeHost, plan: Plan, uid: int | None) -> None:
         super().__init__(host, plan, uid)
         self._runs: set[NativeLivingRun] = set()
+        self._own_processes = 0  # of ours that are always in the machine, where there are no control groups
         self._first: Holder
         self._machine: walls.MachineSpec
         self._equipment: Equipment
         self._tasks: TaskGroup
         self._inside = -1  # /workspace, open
+        self._unheard = UnheardStreams()
         self._network: BoxNetwork
         self.tree: HostTree
+        self.on_disk: bool = False  # whether its files are not memory
 
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
@@ -58,7 +63,7 @@ class NativeLivingBox(NativeBox):
             self._group = self._host.group_to_keep(self.plan.limits, True)
             stack.push_async_callback(self._destroy, self._group)
             if self._group:
-                self._group.bound(self.plan.limits, _OWN_PROCESSES)
+                self._group.bound(self.plan.limits)
             self._equipment = await anyio.to_thread.run_sync(
                 Equipment.find, self._host.toolchains, self.plan, self.packages
             )
@@ -69,15 +74,35 @@ class NativeLivingBox(NativeBox):
                 args, fds = walls.machine_arguments(self._machine, texts)
                 opening = held(self._before_holder(first), self._host.bubblewrap, args, fds)
                 self._first = await stack.enter_async_context(opening)
+            await self._make_disk()
             root = stack.enter_context(files.opened(self._place))
             self._open_folders(root, stack)
+            if self.on_disk and self._machine.home not in self._machine.writable:
+                await self.tree.make_dir(self._machine.home)
             self._network = stack.enter_context(BoxNetwork.of(self._first.pid))
+            stack.callback(self._unheard.close)
             stack.enter_context(lone_errors())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(self._tasks.cancel_scope.cancel)
             if self.plan.egress.mode == "listed":
                 await self._open_egress()
+            if self._group is None:
+                self._own_processes = len(await anyio.to_thread.run_sync(listing.members, self._first.pid))
+                self._tasks.start_soon(self._watch_memory)
             yield
+
+    async def _make_disk(self) -> None:
+        """Gives it a disk that is not memory, if the settings say so; `auto`: where that can be."""
+        wanted, size = self._host.disk_backing, self.plan.limits.disk
+        if wanted == "memory" or (wanted == "auto" and disk_image.why_not(self._host.state_dir, size)):
+            return
+        if why := disk_image.why_not(self._host.state_dir, size):
+            raise errors.NotAvailable(
+                f"disk: a sandbox's files cannot be kept on disk here: {why}", fix='set living.disk_backing to "auto"'
+            )
+        places = {f"{walls.PLACE}{folder}": mode for folder, mode in self._machine.on_disk.items()}
+        await disk_image.mount_in(self._holder, self._host.state_dir, size, places, self.uid)
+        self.on_disk = True
 
     async def _destroy(self, group: cgroups.Group | None) -> None:
         with anyio.CancelScope(shield=True):
@@ -112,8 +137,7 @@ class NativeLivingBox(NativeBox):
     ) -> Result:
         """Runs a command beside all others, to its end."""
         limits = command.limits or self.plan.limits
-        if self._first.bubblewrap.ended():  # another process may have its number by now
-            raise errors.StartFailed("the sandbox has ended: its first process is gone", fix="open another one")
+        holder = self._holder
         if "/" not in command.argv[0]:
             await self._host.toolchains.tool_for(command.argv[0], command.language)
         group = self._host.group_for(limits, self._group)  # last: from here on the run removes it, whatever happens
@@ -123,18 +147,39 @@ class NativeLivingBox(NativeBox):
             around=self._group,
         )  # fmt: skip
         living = NativeLivingJob(
-            self._machine, self._entry(command), self._first.pid, f"{self._place}/dev/pts/ptmx", command.pty,
-            self._keep_reading, self._used,
+            self._machine, self._entry(command), holder, f"{self._place}/dev/pts/ptmx", command.pty,
+            self._keep_reading, self._most_processes(1) + self._own_processes,
         )  # fmt: skip
         run = NativeLivingRun(job, living, emit, control)
         self._runs.add(run)
         try:
+            self._allow_processes()
             result = await run.go()
         finally:
             self._runs.discard(run)
+            self._allow_processes()
         if note:
             note(run.status)
         return result
+
+    def _most_processes(self, more: int = 0) -> int:
+        """How many processes may be in the machine: the guest's, and one of ours for each command."""
+        return self.plan.limits.pids + len(self._runs) + more
+
+    def _allow_processes(self) -> None:
+        if self._group:
+            with suppress(OSError):  # the machine is being closed
+                self._group.allow(self._most_processes())
+
+    async def _watch_memory(self) -> None:
+        """Without control groups: adds up what the machine keeps in memory; over the limit its largest process ends."""
+        while True:
+            await anyio.sleep(_MEMORY_CHECK_SECONDS if self._runs else _IDLE_CHECK_SECONDS)
+            if await anyio.to_thread.run_sync(self._used) > self.plan.limits.memory:
+                largest = await anyio.to_thread.run_sync(listing.largest, self._first.pid, self._host.bubblewrap)
+                if largest is not None and not any(run.end_of_memory(largest) for run in self._runs):
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(largest, signal.SIGKILL)
 
     def _words(self, command: Command) -> Sequence[str]:
         words = self._argv(command.argv)
@@ -152,7 +197,7 @@ class NativeLivingBox(NativeBox):
 
     def _keep_reading(self, fd: int) -> None:
         """Reads what goes on to be written to the streams of a command that has ended; nobody hears it."""
-        self._tasks.start_soon(_read_away, fd)
+        self._unheard.add(fd, self._tasks)
 
     async def measure(self) -> Usage | None:
         """Returns what the whole box uses now."""
@@ -162,21 +207,32 @@ class NativeLivingBox(NativeBox):
         if self._group:
             figures = procfs.of_group(self._group)
         else:
-            figures = procfs.of_processes(listing.members(self._first.pid), self._used())
+            figures = procfs.of_processes(listing.members(self._holder), self._used())
         if figures is None or self.plan.egress.mode == "listed":
             return figures
-        rx, tx = procfs.network(self._first.pid)
+        rx, tx = procfs.network(self._holder)
         return figures._replace(rx=rx, tx=tx)
 
     def _used(self) -> int:
         """Bytes of memory that all processes and files of the box take."""
         folders = (self._place, f"{self._place}/dev/shm")
-        return procfs.private_memory(listing.members(self._first.pid)) + held_in_folders(folders)
+        return procfs.private_memory(listing.members(self._holder)) + held_in_folders(folders)
+
+    @property
+    def _holder(self) -> int:
+        """The machine's first process.
+
+        Raises:
+            StartFailed: it has ended; some process of the host may have its number by now.
+        """
+        if self._first.bubblewrap.ended():
+            raise errors.StartFailed("the sandbox has ended: its first process is gone", fix="open another one")
+        return self._first.pid
 
     @property
     def _place(self) -> str:
         """The root of the machine, as the host comes to it."""
-        return f"/proc/{self._first.pid}/root{walls.PLACE}"
+        return f"/proc/{self._holder}/root{walls.PLACE}"
 
     # --- the machine ---
 
@@ -187,14 +243,16 @@ class NativeLivingBox(NativeBox):
 
     async def processes(self) -> tuple[BoxProcess, ...]:
         """Lists what runs in the box now."""
-        return await anyio.to_thread.run_sync(listing.processes, self._first.pid, self._host.bubblewrap)
+        return await anyio.to_thread.run_sync(listing.processes, self._holder, self._host.bubblewrap)
 
     async def listens(self, port: int) -> bool:
         """Whether something in the box listens on a TCP port."""
+        self._holder  # noqa: B018  (which raises if the machine has ended)
         return await anyio.to_thread.run_sync(self._network.listens, port)
 
     async def dial(self, port: int) -> ByteStream:
         """Connects to a TCP port of the box's own loopback."""
+        self._holder  # noqa: B018  (which raises if the machine has ended)
         return await self._network.dial(port)
 
     async def pause(self) -> None:
@@ -237,13 +295,3 @@ def _home(path: str) -> str:
     if not home.startswith("/") or home.startswith("//") or f"/{home.split('/')[1]}" in taken or home in ("/", "/var"):
         raise errors.InvalidRequest(f"home: {path} cannot be a home", fix="take /home/NAME, or /root")
     return home
-
-
-async def _read_away(fd: int) -> None:
-    try:
-        while await process.read_some(fd):
-            pass
-    except OSError:  # a terminal that nobody has open any more
-        pass
-    finally:
-        os.close(fd)

@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 
 from belljar.core.process import BoxProcess
+from belljar.host import procfs
 from belljar.host.process_table import described, link, namespace
 
 _MOST = 10_000  # processes that are listed
@@ -22,13 +23,23 @@ def processes(holder: int, bubblewrap: str) -> tuple[BoxProcess, ...]:
 
     That is what is not in a user namespace of a guest's, and bubblewrap while it is about to become a guest's command.
     """
-    ours = namespace(holder, "user")
-    program = os.path.realpath(bubblewrap)
     found = []
-    for pid in members(holder)[:_MOST]:
-        if namespace(pid, "user") in ("", ours) or link(pid, "exe") == program:
-            continue
+    for pid in _guests(holder, bubblewrap):
         with suppress(OSError, ValueError, IndexError, KeyError):
             if one := described(pid):
                 found.append(one)
     return tuple(sorted(found, key=lambda one: one.pid))
+
+
+def largest(holder: int, bubblewrap: str) -> int | None:
+    """Returns the guest's process that takes the most memory, as the host numbers it; None: there is none."""
+    return max(_guests(holder, bubblewrap), key=lambda pid: procfs.private_memory((pid,)), default=None)
+
+
+def _guests(holder: int, bubblewrap: str) -> list[int]:
+    ours, program = namespace(holder, "user"), os.path.realpath(bubblewrap)
+    return [
+        pid
+        for pid in members(holder)[:_MOST]
+        if namespace(pid, "user") not in ("", ours) and link(pid, "exe") != program
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -21,7 +22,7 @@ from belljar.core import errors
 from belljar.core.process import PtySize
 from belljar.core.result import STREAMS, Status, StreamName
 from belljar.host import process, procfs, terminal
-from belljar.host.process_table import number_inside
+from belljar.host.process_table import namespace, number_inside
 
 _START_SECONDS = 5.0  # that bubblewrap may take to become the command; the start is told then in any case
 _LOOK_SECONDS = 0.002
@@ -38,7 +39,7 @@ class NativeLivingJob(NamedTuple):
     terminals: str  # the path of the machine's /dev/pts/ptmx
     pty: PtySize | None
     keep_reading: Callable[[int], object]  # takes over a descriptor that processes in the background write to
-    used: Callable[[], int]  # bytes of memory that the box holds, where there are no control groups
+    most_processes: int  # that may be in the machine, where there are no control groups
 
 
 class NativeLivingRun(NativeRun):
@@ -60,15 +61,20 @@ class NativeLivingRun(NativeRun):
         return walls.entry_arguments(self._living.machine, self._living.entry, self._fds)
 
     def _launcher(self) -> list[str]:
-        join_files = self._group.join_files if self._group else ()
-        return [*jail.launcher(join_files, self._job.uid, 0), *walls.joining(self._living.holder)]
+        joining = walls.joining(self._living.holder)
+        if self._group:
+            return [*jail.launcher(self._group.join_files, self._job.uid, 0), *joining]
+        # The command's user namespace is made under this limit: the kernel holds all that is in the machine's to it.
+        most = self._living.most_processes
+        bound = min((most, *(limit for limit in resource.getrlimit(resource.RLIMIT_NPROC) if limit >= 0)))
+        return [*jail.launcher((), self._job.uid, 0), "prlimit", f"--nproc={bound}", "--", *joining]
 
     def _streams(self, ours: dict[str, int], child_side: ExitStack) -> tuple[int, int, int]:
         if self._living.pty is None:
             return super()._streams(ours, child_side)
         near, far = terminal.open_pair(self._living.terminals, self._living.pty, owner=self._job.uid)
         child_side.callback(os.close, far)
-        self._fds.callback(os.close, near)
+        self._fds.callback(self._hang_up, near)
         self._terminal = ours["stdout"] = near
         if self._control.feed is not None:
             ours["stdin"] = os.dup(near)  # closed by who feeds it
@@ -77,9 +83,12 @@ class NativeLivingRun(NativeRun):
     async def _begin(self, told: Mapping[str, Any]) -> None:
         await super()._begin(told)
         first: int = told["child-pid"]
-        inside = number_inside(first)
         with suppress(OSError):
             self._handle = os.pidfd_open(first)
+        inside = number_inside(first)
+        if namespace(first, "pid") not in ("", namespace(self._living.holder, "pid")):
+            self._let_go()  # it has ended, and somebody else got its number before we held it
+            inside = 0
         if inside:
             if self._control.hear:  # somebody waits for the start, and may signal the command right then
                 await self._become(first)
@@ -87,7 +96,7 @@ class NativeLivingRun(NativeRun):
 
     async def _become(self, pid: int) -> None:
         """Waits until bubblewrap, and what else of ours comes before the command, has become the command."""
-        words, ours = [*self._job.prefix, *process.hearing(), *self._job.argv], set[bytes]()
+        words, ours = [*self._job.prefix, *process.hearing(), *self._job.argv], {b""}  # empty for a moment
         for count in {0, len(self._job.prefix), len(words) - len(self._job.argv)}:
             ours.add(_line(words[count:]))
         ours -= set() if self._living.pty else {_line(self._job.argv)}  # else `setsid` is the last of ours
@@ -108,8 +117,11 @@ class NativeLivingRun(NativeRun):
             raise errors.InvalidRequest("this process has no terminal", fix="start it with pty=")
         terminal.resize(self._terminal, size)
 
-    def _let_go(self) -> None:
+    def _hang_up(self, near: int) -> None:
         self._terminal = -1
+        os.close(near)
+
+    def _let_go(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -120,8 +132,6 @@ class NativeLivingRun(NativeRun):
         async with anyio.create_task_group() as watchers:
             watchers.start_soon(self._watch_clock, child)
             watchers.start_soon(self._watch_control, child)
-            if self._group is None:
-                watchers.start_soon(self._watch_memory, child)
             if self._control.feed is not None:
                 watchers.start_soon(self._feed, pipes["stdin"])
             async with anyio.create_task_group() as readers:
@@ -172,10 +182,17 @@ class NativeLivingRun(NativeRun):
                 finally:
                     self._waits.discard(scope)
 
-    def _footprint(self, monitor: int) -> int:
-        return self._living.used()
-
     # --- ending ---
+
+    def end_of_memory(self, pid: int) -> bool:
+        """Ends the command because the machine is out of memory, if this process is one of its own."""
+        if not self._monitor or pid not in procfs.descendants(self._monitor):
+            return False
+        self._outcome.end(Status.OOM_KILLED)
+        for each in (self._monitor, *procfs.descendants(self._monitor)):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
+        return True
 
     def _never_ran(self, exit_: int, oom_killed: bool) -> int | None:
         if b"bwrap: Can't chdir to" in self._said:

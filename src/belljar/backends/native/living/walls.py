@@ -23,16 +23,18 @@ from belljar.core.process import User
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import WORKSPACE
 
+PLACE = "/machine"  # below which all is that guests see
+# Its own /dev/null is for the shell there, which opens it for what it starts in the background, or starts nothing.
 _MACHINE = (
     "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--uid", "0", "--gid", "0",
     "--cap-add", "ALL", "--die-with-parent", "--as-pid-1", "--hostname", "belljar", "--bind", "/proc", "/proc",
     "--perms", "0755", "--dir", "/tmp", "--perms", "0755", "--dir", "/etc",
     "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
+    "--perms", "0755", "--dir", "/dev", "--symlink", f"{PLACE}/dev/null", "/dev/null",
 )  # fmt: skip
 _COMMAND = (
     "--unshare-user", "--unshare-cgroup", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--clearenv",
 )  # fmt: skip
-PLACE = "/machine"  # below which all is that guests see
 _ETC_COPIED = (*jail.ETC_COPIED, "os-release", "services", "protocols", "mime.types", "ssl/openssl.cnf")
 _SHARED = ("/tmp", "/var/tmp")  # everybody's, and so with the sticky bit
 _MOST_FILE_BYTES = 1 << 20
@@ -59,6 +61,16 @@ class MachineSpec(NamedTuple):
         found = (*own, *_SHARED, "/run")
         at_home = any(_within(self.home, folder) for folder in (*found, WORKSPACE))
         return found if at_home else (*found, self.home)
+
+    @property
+    def on_disk(self) -> Mapping[str, int]:
+        """The folders that a disk of its own can take -> their permissions; in others something is mounted."""
+        mounted = (*self.grants, *self.binds, *(f"{PROGRAMS}/{name}" for name in self.links))
+        return {
+            folder: 0o1777 if folder in _SHARED else 0o755
+            for folder in self.writable
+            if folder != "/run" and not any(_within(path, folder) for path in mounted)
+        }
 
     @property
     def guest_id(self) -> int:

@@ -3,7 +3,7 @@
 # others leave behind. Arguments: the folder that holds the machine, and how many files it may have.
 mount --options-mode ignore -t tmpfs -o "remount,rw,nosuid,nodev,nr_inodes=$2" tmpfs "$1" || exit 1
 echo ready
-exec <>"$1/dev/null" >&0 2>&1
+exec </dev/null >/dev/null 2>&1
 # What a guest can end is started again; nothing of ours is on its command line.
 # In the foreground: a shell gives what runs in the background a /dev/null, which is not here.
 exec /bin/sh -c 'while :; do sleep infinity; done' init

@@ -1,5 +1,15 @@
 """The checks of living sandboxes: one machine for all its commands. Skipped where a backend has none."""
 
-from belljar.testing.conformance.living import output, ports, processes, terminals
+from belljar.testing.conformance.living import (
+    files,
+    interpreters,
+    life,
+    machine,
+    output,
+    ports,
+    processes,
+    terminals,
+    transfer,
+)
 
-AREAS = (processes, output, terminals, ports)
+AREAS = (processes, output, terminals, ports, files, transfer, interpreters, life, machine)

@@ -23,17 +23,17 @@ async def heard(process: AsyncProcess, text: str, since: int = 0) -> str:
             seen += chunk.data
             if text.encode() in seen:
                 return seen.decode("utf-8", "replace")
-    raise CheckFailed(f"the output is {seen[-200:]!r}, and should have {text!r}")
+    raise CheckFailed(f"the output of {process!r} is {seen[-200:]!r}, and should have {text!r}")
 
 
-async def until(holds: Callable[[], Awaitable[bool]], otherwise: str) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], otherwise: str, seconds: float = SECONDS) -> None:
     """Waits until it holds."""
-    with anyio.move_on_after(SECONDS):
+    with anyio.move_on_after(seconds):
         while True:
             if await holds():
                 return
             await anyio.sleep(_LOOK_SECONDS)
-    raise CheckFailed(f"{otherwise}, after {SECONDS:g} seconds")
+    raise CheckFailed(f"{otherwise}, after {seconds:g} seconds")
 
 
 async def done(box: AsyncSandbox, line: str, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Result:

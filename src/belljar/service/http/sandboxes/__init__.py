@@ -1,0 +1,1 @@
+"""Routes of living sandboxes, under /api/sandboxes, and their WebSockets."""

@@ -1,0 +1,76 @@
+"""What every route of a living sandbox needs: the sandbox of a caller who may use it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, cast
+
+from fastapi import Depends, Query
+from starlette.requests import HTTPConnection
+
+from belljar.living.process import AsyncProcess
+from belljar.protocol.records import Caller
+from belljar.sandbox import AsyncSandbox
+from belljar.service.http.dependencies import FileUser, SessionHolder
+from belljar.service.sandboxes.held import HeldSandbox
+from belljar.service.sandboxes.sandboxes import Sandboxes
+
+PREFIX = "/api/sandboxes"
+Labels = Annotated[
+    list[Annotated[str, Query(max_length=400)]],
+    Query(alias="label", max_length=16, description="name:value, or a name; all of them must match"),
+]
+
+
+async def _sandboxes(connection: HTTPConnection) -> Sandboxes:
+    return cast(Sandboxes, connection.app.state.sandboxes)
+
+
+TheSandboxes = Annotated[Sandboxes, Depends(_sandboxes)]
+
+
+class AskedBox:
+    """A living sandbox that somebody asks something of."""
+
+    def __init__(self, sandboxes: Sandboxes, id: str, caller: Caller) -> None:
+        self.sandboxes: Sandboxes = sandboxes
+        self.id: str = id
+        self.caller: Caller = caller
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[HeldSandbox]:
+        """Gives it as it is held; while the block runs, it is in use."""
+        async with self.sandboxes.used(self.id, self.caller) as held:
+            yield held
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[AsyncSandbox]:
+        """Gives the sandbox itself; while the block runs, it is in use."""
+        async with self.held() as held:
+            yield held.box
+
+    @asynccontextmanager
+    async def uploading(self) -> AsyncIterator[AsyncSandbox]:
+        """Gives the sandbox for an upload, of which there may be a few at once."""
+        async with self.used() as box:
+            with self.sandboxes.uploads.taken(self.caller.name):
+                yield box
+
+    @asynccontextmanager
+    async def process(self, id: str) -> AsyncIterator[AsyncProcess]:
+        """Gives one of its processes; while the block runs, the sandbox is in use."""
+        async with self.used() as box:
+            yield box.process(id)
+
+
+async def _box(id: str, sandboxes: TheSandboxes, caller: SessionHolder) -> AskedBox:
+    return AskedBox(sandboxes, id, caller)
+
+
+async def _file_box(id: str, sandboxes: TheSandboxes, caller: FileUser) -> AskedBox:
+    return AskedBox(sandboxes, id, caller)
+
+
+TheBox = Annotated[AskedBox, Depends(_box)]
+TheFileBox = Annotated[AskedBox, Depends(_file_box)]

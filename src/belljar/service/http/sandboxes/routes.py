@@ -1,0 +1,9 @@
+"""All routes of living sandboxes."""
+
+from fastapi import APIRouter
+
+from belljar.service.http.sandboxes import files, interpreters, life, ports, processes
+
+ROUTERS: tuple[APIRouter, ...] = (
+    life.router, processes.router, processes.raw, files.router, files.raw, ports.router, interpreters.router
+)  # fmt: skip

@@ -1,0 +1,127 @@
+"""One living sandbox that is held open for its caller, to the end of its time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import anyio
+
+from belljar.core import errors
+from belljar.living.interpreter import AsyncBoxInterpreter
+from belljar.protocol.living import SandboxRecord
+from belljar.protocol.records import SessionRecord
+from belljar.sandbox import AsyncSandbox
+from belljar.service.sessions import Grant, Held
+
+Settle = Callable[[SandboxRecord], Awaitable[None]]  # writes down how one ended
+_END_RECORD_SECONDS = 5.0
+
+
+class HeldSandbox(Held):
+    """A living sandbox that is open.
+
+    Attributes:
+        box: the sandbox.
+        interpreters: those that are open, by id.
+        opening: how many more are being opened.
+    """
+
+    def __init__(
+        self, box: AsyncSandbox, record: SessionRecord, grant: Grant, memory: int, *, idle: float | None, settle: Settle
+    ) -> None:  # fmt: skip
+        """Nothing is opened yet.
+
+        Args:
+            box: the sandbox.
+            record: as it is told among sessions; it expires when the longest life that it may have is over.
+            grant: the folder of the host that it was granted.
+            memory: bytes that it may take.
+            idle: seconds without use after which it ends.
+            settle: is told how it ended.
+        """
+        super().__init__(box, record, math.inf, grant, memory)
+        self.box: AsyncSandbox = box
+        self.interpreters: dict[str, AsyncBoxInterpreter] = {}
+        self.opening: int = 0
+        self._asked_idle = idle
+        self._settle = settle
+        self._backend = ""
+
+    @property
+    def end(self) -> float:
+        """When its time is over at the latest, whoever extends it: in seconds since 1970."""
+        return self.record.created + self.lifetime
+
+    def told(self) -> SandboxRecord:
+        """Returns it as its caller is told of it."""
+        box = self.box
+        living = box._machine is not None and not box.ended
+        capabilities = box.lease.capabilities if living else None
+        self._backend = capabilities.backend if capabilities else self._backend
+        life = box._request.living
+        return SandboxRecord(
+            id=self.record.id, caller=self.record.caller, backend=self._backend,
+            state="paused" if living and box.paused else "running" if living else "ended",
+            reason="" if living else self.reason, created=self.record.created, expires=self._expires(),
+            idle=self._asked_idle, labels=dict(box.labels), home=box.home, user=life.user if life else "user",
+            features=tuple(sorted(capabilities.living or ())) if capabilities else (),
+            interpreters=tuple(sorted(capabilities.sessions)) if capabilities else (),
+            disk=box.lease.plan.limits.disk if living else 0, workspace=self.grant[0] is not None,
+        )  # fmt: skip
+
+    def _expires(self) -> float:
+        """When it ends by itself; of one that is paused because its time was over, the end of the longest life."""
+        box = self.box
+        expires = box.expires if box._machine is not None and not box.ended else None
+        return self.end if expires is None or (box.paused and expires < time.time()) else min(expires, self.end)
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Says that it is used while the block runs, for longer than one call; one that is paused is used by nobody."""
+        machine = self.box._machine
+        return nullcontext() if machine is None or machine.paused else machine.in_use()
+
+    def extend(self, seconds: float) -> None:
+        """Moves the end of its time to so many seconds from now.
+
+        Raises:
+            PolicyDenied: that is beyond the longest life that it may have.
+        """
+        left = self.end - time.time()
+        if seconds > left:
+            raise over_lifetime(seconds, max(0.0, left))
+        self.box.extend(seconds)
+
+    async def wait_for_end(self) -> None:
+        """Waits until somebody closes it, its time is over, or the longest life that it may have is."""
+        machine = self.box._machine
+        assert machine is not None
+        self.told()  # while its backend is known
+
+        async def until_over() -> None:
+            await machine.over.wait()
+            self.over.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(until_over)
+            await super().wait_for_end()
+            tasks.cancel_scope.cancel()
+        self.reason = machine.ended or self.reason or "the longest life that it may have was over"
+
+    async def settle(self) -> None:
+        """Writes down how it ended, if it ever began."""
+        if not self._backend:
+            return
+        with anyio.move_on_after(_END_RECORD_SECONDS, shield=True):
+            await self._settle(self.told().model_copy(update={"expires": None}))
+
+
+def over_lifetime(seconds: float, left: float) -> errors.PolicyDenied:
+    """Returns the refusal of a time beyond the longest life that a sandbox may have."""
+    return errors.PolicyDenied(
+        f"expires: {seconds:g} seconds are over what is left of the longest life, {left:.0f}",
+        fix="ask for less, or have the administrator raise service.living_lifetime",
+        context={"setting": "service.living_lifetime"},
+    )

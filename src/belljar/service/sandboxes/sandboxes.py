@@ -1,0 +1,123 @@
+"""The living sandboxes of a server: opened, found by id or by label, used, paused, given more time and closed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+
+from belljar.core import errors
+from belljar.core.options import request
+from belljar.protocol.living import OpenSandbox, SandboxRecord
+from belljar.protocol.records import Caller, SessionRecord, new_id, now
+from belljar.sandbox import AsyncSandbox
+from belljar.service.sandboxes.ended import EndedSandboxes
+from belljar.service.sandboxes.held import HeldSandbox, over_lifetime
+from belljar.service.sandboxes.places import Places
+from belljar.service.service import Service
+from belljar.service.sessions import NO_GRANT, Sessions
+
+
+class Sandboxes:
+    """Those that are open are among the server's sessions, whose places they take."""
+
+    def __init__(self, service: Service, sessions: Sessions) -> None:
+        self.service: Service = service
+        self._sessions = sessions
+        self._ended: EndedSandboxes = service.ended
+        self._longest = service.settings.service.living_lifetime
+        self.attached: Places = Places("WebSockets of yours", each=256, total=2048)
+        self.watchers: Places = Places("watchers of this sandbox", each=16, total=512)
+        self.uploads: Places = Places("uploads of yours", each=6, total=12)  # each holds one of our threads
+
+    async def open(self, caller: Caller, body: OpenSandbox) -> SandboxRecord:
+        """Opens one, which lives on until its time is over or it is closed.
+
+        Raises:
+            PolicyDenied: the caller may not have what it asks for; Busy: not now.
+        """
+        expires = self._longest if body.expires is None else body.expires
+        if "expires" in body.model_fields_set and expires > self._longest:
+            raise over_lifetime(expires, self._longest)
+        options = body.options() | {"expires": min(expires, self._longest)}
+        wanted = await self.service.check(request(**options), caller)
+        record, folder = self._new_record(caller), wanted.workspace
+        asked = options | {"engine": self.service.engine, "id": record.id, "workspace": folder}
+        grant = (folder.path, folder.write) if folder else NO_GRANT
+        memory = self.service.demand(wanted, kept=True).memory
+        environment = wanted.packages if isinstance(wanted.packages, str) else None
+        asked |= {"packages": environment} if environment else {}
+        held = HeldSandbox(AsyncSandbox(**asked), record, grant, memory, idle=body.idle, settle=self._ended.ended)
+        held.environment = environment
+        return await self._hold(caller, held)
+
+    async def _hold(self, caller: Caller, held: HeldSandbox) -> SandboxRecord:
+        await self._sessions.hold(caller, held)
+        told = held.told()
+        await self._ended.began(told)
+        return told
+
+    def _new_record(self, caller: Caller) -> SessionRecord:
+        began = now()
+        return SessionRecord(
+            id=new_id("bs"), kind="sandbox", caller=caller.name, backend="", created=began,
+            expires=began + self._longest,
+        )  # fmt: skip
+
+    # --- what there is ---
+
+    def list(self, caller: Caller, labels: Iterable[str]) -> list[SandboxRecord]:
+        """Returns a caller's that live and have all of these labels, each `name:value`, or a name alone."""
+        wanted = tuple(labels)
+        mine = (held.told() for held in self._sessions.all(caller) if isinstance(held, HeldSandbox))
+        return [told for told in mine if labelled(told.labels, wanted)]
+
+    def look(self, id: str, caller: Caller) -> SandboxRecord:
+        """Returns one that lives, or that has ended not long ago.
+
+        Raises:
+            NotFound: there is none, or it is somebody else's.
+        """
+        held = self._sessions.find(id, caller)
+        if isinstance(held, HeldSandbox):
+            return held.told()
+        if record := self._ended.find(id, caller):
+            return record
+        raise errors.NotFound(f"there is no living sandbox {id[:80]!r}", fix="GET /api/sandboxes lists yours")
+
+    def get(self, id: str, caller: Caller) -> HeldSandbox:
+        """Returns one that lives.
+
+        Raises:
+            NotFound: there is none, or it is somebody else's.
+            SessionEnded: it has ended.
+        """
+        held = self._sessions.find(id, caller)
+        if isinstance(held, HeldSandbox):
+            return held
+        record = self.look(id, caller)
+        raise errors.SessionEnded(f"this sandbox has ended: {record.reason}", fix="open a new one")
+
+    @asynccontextmanager
+    async def used(self, id: str, caller: Caller) -> AsyncIterator[HeldSandbox]:
+        """Gives one that lives, and counts as use of it while the block runs."""
+        held = self.get(id, caller)
+        async with held.used():
+            yield held
+
+    async def close(self, id: str, caller: Caller) -> None:
+        """Ends one, with all that runs in it."""
+        held = self._sessions.find(id, caller)
+        if isinstance(held, HeldSandbox):
+            held.reason = "it was closed"
+            await self._sessions.close(id, caller)
+        else:
+            self.look(id, caller)
+
+
+def labelled(labels: Mapping[str, str], wanted: Iterable[str]) -> bool:
+    """Whether labels have all that is wanted, each `name:value`, or a name alone."""
+    for one in wanted:
+        name, colon, value = one.partition(":")
+        if name not in labels or (colon and labels[name] != value):
+            return False
+    return True
