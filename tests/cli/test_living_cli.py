@@ -255,21 +255,6 @@ def fetched(port: int) -> str:
     return answer.decode()
 
 
-def test_snapshots_and_forks_are_made_and_listed_by_commands(server: Server, box: RemoteLivingSandbox) -> None:
-    box.write("kept", "yes")
-    snapshot = run(server, "snapshot", box.id, "--label", "from=cli").strip()
-    assert snapshot in run(server, "snapshots", "--label", "from=cli")
-    again = run(server, "open", "--backend", "native", "--snapshot", snapshot, "--expires", "10m").strip()
-    copy = run(server, "fork", box.id, "--expires", "10m").strip()
-    with Client(server.url) as client:
-        for id in (again, copy):
-            found = client.sandbox(id)
-            assert found.read("kept") == b"yes" and found.started == ()
-    run(server, "close", again, copy)
-    run(server, "snapshots", "--remove", snapshot)
-    assert json.loads(run(server, "snapshots", "--label", "from=cli", "--json")) == []
-
-
 def test_help_of_the_commands_is_quick_and_names_the_server(server: Server) -> None:
     began = time.monotonic()
     told = run(server, "cp", "--help")

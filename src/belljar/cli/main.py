@@ -51,11 +51,13 @@ COMMANDS = {
         "living.boxes", "start", "Start a process in a living sandbox of a server, and print its id.",
         {"ignore_unknown_options": True},
     ),
-    "attach": LazyCommand("living.shell", "attach", "Show a process of a living sandbox, and type into its terminal."),
+    "attach": LazyCommand("living.shell", "attach", "Show a process of a living sandbox from its beginning."),
     "cp": LazyCommand(
         "living.copying", "cp", "Copy a file or a folder into a living sandbox of a server, or out of it."
     ),
-    "port": LazyCommand("living.forward", "port", "Forward a port of this machine to one of a living sandbox."),
+    "port": LazyCommand(
+        "living.forward", "port", "Forward a port of this machine's loopback to one of a living sandbox of a server."
+    ),
     "pause": LazyCommand("living.boxes", "pause", "Stop all processes of a living sandbox where they are."),
     "resume": LazyCommand("living.boxes", "resume", "Let the processes of a paused living sandbox go on."),
     "extend": LazyCommand("living.boxes", "extend", "Move the end of a living sandbox."),

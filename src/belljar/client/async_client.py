@@ -199,6 +199,11 @@ class AsyncClient:
             lifetime: seconds after which the server ends it in any case; a living one has `expires`.
             **options: see `RemoteOptions` and `LivingOptions`.
         """
+        return self._sandbox(id, backend, idle, lifetime, options)
+
+    def _sandbox(
+        self, id: str | None, backend: str, idle: float | None, lifetime: float | None, options: Mapping[str, Any]
+    ) -> AsyncRemoteSandbox | AsyncRemoteLivingSandbox:
         if id is not None:
             if options or lifetime is not None or idle is not None or backend != "auto":
                 raise errors.InvalidRequest("id: is of a sandbox that is there", fix="give nothing else")

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, Unpack, overload
 from belljar.client.async_client import RETRIES, TIMEOUT_SECONDS, AsyncClient
 from belljar.client.living.blocking import RemoteLivingSandbox
 from belljar.client.living.sandbox import AsyncRemoteLivingSandbox
-from belljar.client.sessions import AsyncRemoteSandbox, RemoteSandbox, RemoteSession
+from belljar.client.sessions import RemoteSandbox, RemoteSession
 from belljar.control.callbacks import Cancel, Listener, OutputCallback
 from belljar.control.stream import Stream, blocking
 from belljar.core.box_snapshot import BoxSnapshot
@@ -142,7 +142,10 @@ class Client:
         **options: Unpack[RemoteOptions],
     ) -> RemoteSandbox: ...  # fmt: skip
 
-    def sandbox(self, id: str | None = None, /, **options: Any) -> RemoteSandbox | RemoteLivingSandbox:  # type: ignore[misc]
+    def sandbox(  # type: ignore[misc]  # which does not know that `Any` takes them all
+        self, id: str | None = None, /, *, backend: str = "auto", idle: float | None = None,
+        lifetime: float | None = None, **options: Any,
+    ) -> RemoteSandbox | RemoteLivingSandbox:  # fmt: skip
         """Opens a sandbox for several commands: `with client.sandbox() as box`; otherwise as `session`.
 
         With `living=True` it is one machine for all of them, which lives on when we go; `client.sandbox(id)` is one
@@ -150,11 +153,12 @@ class Client:
 
         Args:
             id: of a living sandbox that is there; then nothing else is given.
-            **options: see `AsyncClient.sandbox`, `RemoteOptions` and `LivingOptions`.
+            backend: "auto", or the name of one of the server's backends.
+            idle: seconds without use after which the server ends it; 600 unless it is living.
+            lifetime: seconds after which the server ends it in any case; a living one has `expires`.
+            **options: see `RemoteOptions` and `LivingOptions`.
         """
-        core: AsyncRemoteSandbox | AsyncRemoteLivingSandbox = (
-            self._core.sandbox(**options) if id is None else self._core.sandbox(id, **options)
-        )
+        core = self._core._sandbox(id, backend, idle, lifetime, options)
         if isinstance(core, AsyncRemoteLivingSandbox):
             return RemoteLivingSandbox(core)._open()
         return RemoteSandbox(core)._open()

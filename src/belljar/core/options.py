@@ -132,8 +132,8 @@ class LivingOptions(LifeOptions, total=False):
 class RemoteLivingOptions(RemoteOptions, LifeOptions, total=False):
     """What can be said of a living sandbox that a server holds open."""
 
-    packages: StrPath | None
-    """A Python environment (venv) of the server, granted read-only."""
+    packages: StrPath | Iterable[str] | None
+    """Names of packages to be there, or the folder of a Python environment (venv) of the server; read-only."""
 
 
 class SandboxOptions(BoxOptions, LivingOptions, total=False):

@@ -49,7 +49,7 @@ def open_(
     given: dict[str, Any] = {
         "workspace": workspace, "write": rw or None, "write_git": rw_git or None, "memory": memory, "cpus": cpus,
         "pids": pids, "disk": disk, "files": opt.read_files(in_files) or None, "env": opt.read_env(env) or None,
-        "net": net, "packages": opt.absolute(packages), "image": image, "labels": _labels(label),
+        "net": net, "packages": opt.packages(packages), "image": image, "labels": _labels(label),
         "on_expire": on_expire, "expires": _seconds(expires), "idle": _seconds(idle), "snapshot": snapshot_id,
     }  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}

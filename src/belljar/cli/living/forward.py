@@ -30,7 +30,7 @@ def port(
     as_json: opt.Json = False, server: remote.LivingServer = None, key: remote.Key = None,
     insecure: remote.Insecure = False,
 ) -> None:  # fmt: skip
-    """Forward a port of this machine's loopback to one of a living sandbox of a server, until Ctrl-C."""
+    """Forward a port of this machine's loopback to one of a living sandbox of a server. Ctrl-C ends it."""
     remote.use(server, key, insecure)
 
     async def work() -> None:

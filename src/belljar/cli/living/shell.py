@@ -52,7 +52,7 @@ def shell(
         "workspace": opt.absolute(workspace), "write": rw or None, "write_git": rw_git or None,
         "isolation": cast(Any, isolation), "memory": memory, "cpus": cpus, "pids": pids, "disk": disk,
         "files": opt.read_files(in_files) or None, "env": opt.read_env(env) or None, "net": net,
-        "packages": opt.absolute(packages), "image": image, "runtime": runtime, "user": user, "snapshot": snapshot,
+        "packages": opt.packages(packages), "image": image, "runtime": runtime, "user": user, "snapshot": snapshot,
     }  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
     if id is not None and (options or backend != "auto"):
@@ -72,7 +72,7 @@ def attach(
     as_json: opt.Json = False, server: remote.LivingServer = None, key: remote.Key = None,
     insecure: remote.Insecure = False,
 ) -> None:  # fmt: skip
-    """Show a process of a living sandbox from its beginning, and type into its terminal; leaving does not end it."""
+    """Show a process of a living sandbox from its beginning; type into its terminal. Leaving does not end it."""
     remote.use(server, key, insecure)
 
     async def work() -> Result | None:

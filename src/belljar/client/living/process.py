@@ -15,7 +15,7 @@ from belljar.core.result import Result
 from belljar.core.spelling import respelled
 from belljar.core.values import MIB
 from belljar.protocol import file_errors
-from belljar.protocol.living import MAX_STDIN_BYTES, OutputPage, ProcessRecord, SignalSent, Written
+from belljar.protocol.living import MAX_STDIN_BYTES, OutputPage, ProcessRecord, SignalSent, StdinWritten
 
 _WAIT_SECONDS = 25.0  # that one request waits for something to happen
 _STDIN_SECONDS = 30.0  # that a server waits until the program has read some
@@ -139,7 +139,7 @@ class AsyncRemoteProcess:
             piece = bytes(left[:MAX_STDIN_BYTES])
             with file_errors.raised(self.id):
                 answer = await self._ask("POST", "/stdin", content=piece, read=_STDIN_SECONDS + self._transport.timeout)
-            left = left[parse(Written, answer).written :]
+            left = left[parse(StdinWritten, answer).written :]
 
     async def close_stdin(self) -> None:
         """Ends its standard input, as Ctrl-D does; what has a terminal can be written to afterwards."""
