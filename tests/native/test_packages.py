@@ -10,7 +10,6 @@ import shutil
 import tarfile
 import tempfile
 import threading
-import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,27 +22,9 @@ from belljar.core import errors
 from belljar.engine.engine import Engine
 from belljar.host.packages.store import PackageStore
 from belljar.settings import load
+from wheels import wheel
 
 pytestmark = pytest.mark.anyio
-
-
-def wheel(name: str, version: str, needs: str = "", **files: str) -> tuple[str, bytes]:
-    """A wheel with one module and one command of the package's name."""
-    info = f"{name}-{version}.dist-info"
-    required = f"Requires-Dist: {needs}\n" if needs else ""
-    content = {
-        f"{name}/__init__.py": f"VERSION = {version!r}\ndef main(): print({name!r}, VERSION)\n",
-        **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n",
-    }
-    content[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*content, f"{info}/RECORD"])
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w") as archive:
-        for path, text in content.items():
-            archive.writestr(path, text)
-    return f"{name}-{version}-py3-none-any.whl", whole.getvalue()
 
 
 def tarball(files: dict[str, str]) -> bytes:

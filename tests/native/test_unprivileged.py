@@ -16,6 +16,7 @@ import pytest
 
 import belljar
 from init_takeover import GUEST, KILLER
+from wheels import wheel
 from witness import eventually, interpreter_for
 
 UID = 54321
@@ -125,3 +126,34 @@ def _owner(path: Path) -> int:
         return path.stat().st_uid
     except OSError:
         return -1
+
+
+PACKAGES = """
+import belljar
+with belljar.Sandbox(living=True, backend="native", packages=["plum"]) as box:
+    done = box.exec(["bash", "-c", "plum; git init -q ~/r && cd ~/r && git commit -qm one --allow-empty && id -un"])
+    print(done.stdout, done.stderr)
+"""
+
+
+def test_an_ordinary_user_s_packages_are_kept_at_home_and_a_machine_of_theirs_has_them(as_nobody: Run) -> None:
+    home = Path(as_nobody("-c", "import os; print(os.environ['HOME'])").stdout.strip())
+    if as_nobody("-m", "pip", "--version").returncode:
+        pytest.skip("SKIPPED: this Python has no pip: apt install python3-pip")
+    file, content = wheel("plum", "1.0")
+    (home / "wheels").mkdir()
+    (home / "wheels" / file).write_bytes(content)
+    (home / ".config" / "belljar").mkdir(parents=True)
+    installers = f'[installers]\nPIP_NO_INDEX = "1"\nPIP_FIND_LINKS = "{home}/wheels"\nPIP_CONFIG_FILE = "/dev/null"\n'
+    (home / ".config" / "belljar" / "config.toml").write_text(installers)
+    for path in (home, *home.rglob("*")):
+        os.chown(path, UID, UID)
+    try:
+        done = as_nobody("-c", PACKAGES)
+        assert done.stdout.split() == ["plum", "1.0", "user"], done.stdout + done.stderr
+        listed = as_nobody("-m", "belljar", "packages", "list", "--json")
+        assert [one["names"] for one in json.loads(listed.stdout)["sets"]] == [["plum"]], listed.stderr
+        assert (home / ".cache" / "belljar" / "packages" / "sets").is_dir()
+        assert json.loads(as_nobody("-m", "belljar", "packages", "prune", "--json").stdout)["removed"]
+    finally:
+        (home / ".config" / "belljar" / "config.toml").unlink()

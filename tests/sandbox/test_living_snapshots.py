@@ -255,3 +255,13 @@ def test_what_cannot_be_copied_is_told(
     assert snapshot.left_out == left_out == ("/workspace/d/d/d/d/d: lies 5 folders deep, what is in it was left out",)
     with belljar.Sandbox(snapshot=snapshot, engine=engine) as again:
         assert again.left_out == left_out
+
+
+def test_a_sandbox_whose_files_take_its_memory_says_so_when_it_has_none_left(engine: Engine) -> None:
+    with belljar.Sandbox(living=True, engine=engine, memory="64M", disk="64M") as box:
+        sh(box, "head -c 50000000 /dev/zero > big")
+        result = box.run("x = bytearray(60_000_000)")
+        assert result.status == "oom_killed" and result.error
+        assert result.error.suggestion.startswith(
+            "disk is memory here, and files in /workspace, /tmp and the home take 4"
+        )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,6 +17,7 @@ import pytest
 
 from serving import Server, served
 from watching import Refused, Watcher
+from wheels import wheel
 from witness import eventually
 
 pytestmark = pytest.mark.engine
@@ -289,3 +293,39 @@ def test_a_revoked_key_is_refused_within_a_second_or_so_and_an_expired_one_too(k
     with of(keyed, "short") as http:
         assert eventually(lambda: http.get("/api/sandbox/runs").status_code == 401, 10)
         assert "expired" in http.get("/api/sandbox/runs").json()["detail"]
+
+
+# --- packages ---
+
+
+def test_callers_have_installed_what_is_listed_for_them_and_nothing_unless_it_is(tmp_path: Path) -> None:
+    if subprocess.run(
+        ["/usr/bin/env", "python3", "-m", "pip", "--version"], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("SKIPPED: there is no pip: apt install python3-pip")
+    file, content = wheel("plum", "1.0")
+    (tmp_path / file).write_bytes(content)
+    installers = f'[installers]\nPIP_NO_INDEX = "1"\nPIP_FIND_LINKS = "{tmp_path}"\nPIP_CONFIG_FILE = "/dev/null"\n'
+    body = {"code": "import plum; print(plum.VERSION)", "packages": ["plum"], "backend": "native"}
+    with tempfile.TemporaryDirectory(prefix="belljar-packages-") as folder:
+        Path(folder).chmod(0o755)
+        kept = f'[packages]\nfolder = "{folder}/kept"\n'
+        with served(config=f'{installers}{kept}[service]\npackages = ["plum"]\n') as server, client(server) as http:
+            answer = http.post("/api/sandbox/execute", json=body, timeout=240)
+            assert answer.json()["stdout"] == "1.0\n", answer.text
+            asked = {"kind": "session", "backend": "native", "packages": ["plum"]}
+            session = http.post("/api/sandbox/sessions", json=asked).json()
+            turn = http.post(f"/api/sandbox/sessions/{session['id']}/run", json={"code": body["code"]})
+            assert turn.json()["stdout"] == "1.0\n", turn.text
+            assert http.delete(f"/api/sandbox/sessions/{session['id']}").status_code == 204
+            refused = http.post("/api/sandbox/sessions", json=asked | {"packages": ["peach"]})
+            assert told(refused) == (403, "policy_denied")
+            answer = http.post("/api/sandbox/execute", json=body | {"packages": ["plum", "peach"]})
+            assert told(answer) == (403, "policy_denied") and "peach may not be installed" in answer.text
+            answer = http.post("/api/sandbox/execute", json=body | {"packages": ["-r /etc/passwd"]})
+            assert answer.status_code == 422 and "no name of a package" in answer.text
+        with served(config=f"{installers}{kept}") as server, client(server) as http:
+            answer = http.post("/api/sandbox/execute", json=body)
+            assert told(answer) == (403, "policy_denied") and "service.packages" in answer.text
+            missing = http.post("/api/sandbox/execute", json=body | {"packages": None}).json()["error"]
+            assert '"packages": "/path/to/venv"' in missing["suggestion"]

@@ -160,15 +160,19 @@ class Tools:
         self, ctx: Ctx, code: Code, session_id: MaybeSession = None, timeout: Timeout = None
     ) -> TurnRan:
         """Run code in a session: what it defines stays for the next call. The value of a last expression and open
-        matplotlib figures are part of the answer. Without session_id a new session of Python is opened."""
+        matplotlib figures are part of the answer. In a sandbox it is Python, beside that sandbox's files and servers.
+        Without session_id a new session of Python is opened."""
         caller = await self._calls.caller(ctx, "sessions")
         opened = session_id is None
         id = session_id or (await self._boxes.open(ctx, caller, "session")).id
         try:
             seconds = self._seconds(id, caller, timeout)
-            run, result = await self._calls.carry_out(
-                ctx, lambda: self._sessions.run(id, caller, code=code, command=None, timeout=seconds)
-            )
+            if self._boxes.lives(id, caller):
+                run, result = await self._calls.carry_out(ctx, lambda: self._boxes.turn(id, caller, code, seconds))
+            else:
+                run, result = await self._calls.carry_out(
+                    ctx, lambda: self._sessions.run(id, caller, code=code, command=None, timeout=seconds)
+                )
         except BaseException:
             if opened:  # nobody has learned its name
                 with anyio.move_on_after(ENDING_SECONDS, shield=True), suppress(errors.NotFound):

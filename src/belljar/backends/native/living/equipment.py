@@ -11,6 +11,8 @@ from belljar.backends.native.toolchains import Grant, Toolchains
 from belljar.core.plan import Plan
 
 _PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
+# Root inside has one uid and no capability: tar cannot unpack for other owners, and so does not try; pip need not warn.
+_AS_ROOT = {"TAR_OPTIONS": "--no-same-owner", "PIP_ROOT_USER_ACTION": "ignore"}
 
 
 class Equipment(NamedTuple):
@@ -34,6 +36,8 @@ class Equipment(NamedTuple):
             "SHELL": "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh",
             "npm_config_prefix": f"{plan.home}/.local", "PIP_BREAK_SYSTEM_PACKAGES": "1",
         }  # fmt: skip
+        if plan.user == "root":
+            env |= _AS_ROOT
         if packages:
             grants += packages.folders
             bins[:0] = packages.bins

@@ -35,7 +35,12 @@ _MACHINE = (
 _COMMAND = (
     "--unshare-user", "--unshare-cgroup", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--clearenv",
 )  # fmt: skip
-_ETC_COPIED = (*jail.ETC_COPIED, "os-release", "services", "protocols", "mime.types", "ssl/openssl.cnf")
+_ETC_COPIED = (
+    *jail.ETC_COPIED, "os-release", "debian_version", "services", "protocols", "mime.types", "shells", "inputrc",
+    "ssl/openssl.cnf",
+)  # fmt: skip
+# For who has said nothing else in ~/.gitconfig: a commit that only wants a name does not fail for it.
+_GIT = "[user]\n\tname = {user}\n\temail = {user}@belljar.invalid\n[init]\n\tdefaultBranch = main\n"
 _SHARED = ("/tmp", "/var/tmp")  # everybody's, and so with the sticky bit
 _MOST_FILE_BYTES = 1 << 20
 PROGRAMS = "/opt/belljar/bin"  # names for programs that the host has under others
@@ -174,6 +179,7 @@ def _etc(machine: MachineSpec) -> Iterator[tuple[str, bytes]]:
     yield "group", f"root:x:0:\n{group}nogroup:x:65534:\n".encode()
     yield "hosts", b"127.0.0.1 localhost belljar\n::1 localhost\n"
     yield "hostname", b"belljar\n"
+    yield "gitconfig", _GIT.format(user=machine.user).encode()
     yield "nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n"
     for name in _ETC_COPIED:
         path = Path("/etc", name)
