@@ -295,6 +295,7 @@ def test_a_snapshot_whose_process_is_killed_is_never_seen_and_is_swept_away(stor
         process.send_signal(signal.SIGKILL)
         process.wait(10)
     assert store.all() == (kept,)
+    assert len(contents(folder)) == 2, "the first who looks sweeps"
     after = store.take(about(2), iter([file("workspace/x", b"x")]), [])
     assert {one.id for one in store.all()} == {kept.id, after.id}
     assert len(contents(folder)) == 4 and list((folder / "unfinished").iterdir()) == []

@@ -69,8 +69,10 @@ class SnapshotStore:
     # --- what there is ---
 
     def all(self) -> tuple[BoxSnapshot, ...]:
-        """Lists the snapshots, the newest first. A damaged one is left out."""
+        """Lists the snapshots, the newest first. A damaged one is left out; what dead processes left is swept away."""
         found = []
+        with suppress(OSError, errors.BelljarError):
+            self._sweep(0.0)
         with suppress(FileNotFoundError):
             for path in self._heads.glob("snap-*"):
                 with suppress(ValueError, OSError):
