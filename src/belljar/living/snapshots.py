@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from belljar.engine.engine import Engine
     from belljar.engine.lease import Lease
     from belljar.living.machine import Beginning, LivingMachine
-    from belljar.living.part import PartT
+    from belljar.living.part import AsyncLivingPart, PartT
 
 T = TypeVar("T")
 _MOST_SECONDS = 900.0  # that reading or laying all files of a sandbox may take
@@ -166,15 +166,27 @@ async def forked(
     machine: LivingMachine, other: PartT, labels: Mapping[str, str] | None, expires: float | None
 ) -> PartT:  # fmt: skip
     """Opens another sandbox with the files of this one."""
+    prepare_fork(machine, other, labels, expires)
+    await other
+    await tell_fork(machine, other)
+    return other
+
+
+def prepare_fork(
+    machine: LivingMachine, other: PartT, labels: Mapping[str, str] | None, expires: float | None
+) -> None:  # fmt: skip
+    """Has another sandbox, which is not open yet, begin with the files of this one when it is opened."""
     if expires is not None:
         check_seconds(expires=expires)
     _readable(machine)
     changes = {"labels": labels, "expires": expires, "snapshot": ""}
     asked = machine.asked.model_copy(update={name: value for name, value in changes.items() if value is not None})
     other._begin_as(asked, beginning_like(machine))
-    await other
+
+
+async def tell_fork(machine: LivingMachine, other: AsyncLivingPart) -> None:
+    """Records that another sandbox has begun with the files of this one."""
     await machine.tell("forked", fork=other._alive().lease.box.id)
-    return other
 
 
 def beginning_like(origin: LivingMachine) -> Beginning:
