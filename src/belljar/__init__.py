@@ -26,6 +26,10 @@ _MODULES: dict[str, str] = {
     "client.client": "Client",
     "client.async_client": "AsyncClient",
     "client.sessions": "RemoteSession AsyncRemoteSession RemoteSandbox AsyncRemoteSandbox RemoteCheckpoint",
+    "client.living.blocking": "RemoteLivingSandbox",
+    "client.living.sandbox": "AsyncRemoteLivingSandbox",
+    "client.living.process": "AsyncRemoteProcess",
+    "client.living.interpreter": "AsyncRemoteInterpreter",
     "engine.engine": "Engine",
     "control.callbacks": "Cancel",
     "control.stream": "Stream AsyncStream",
@@ -41,6 +45,7 @@ _MODULES: dict[str, str] = {
     "core.box_snapshot": "BoxSnapshot",
     "core.process": "BoxProcess Chunk FileChange FileStat PtySize",
     "core.capabilities": "Capabilities Guarantees Isolation LanguageSupport",
+    "protocol.living": "ProcessRecord SandboxRecord",
     "protocol.records": "LogLine RunRecord SandboxMetrics SessionRecord",
     "core.errors": (
         "BelljarError BackendError InvalidRequest PolicyDenied NotAvailable ImageNotFound ImageRefused "
@@ -56,6 +61,9 @@ __all__ = [
     "AsyncClient",
     "AsyncFiles",
     "AsyncProcess",
+    "AsyncRemoteInterpreter",
+    "AsyncRemoteLivingSandbox",
+    "AsyncRemoteProcess",
     "AsyncRemoteSandbox",
     "AsyncRemoteSession",
     "AsyncSandbox",
@@ -105,9 +113,11 @@ __all__ = [
     "NotFound",
     "PolicyDenied",
     "Process",
+    "ProcessRecord",
     "PtySize",
     "PullFailed",
     "RemoteCheckpoint",
+    "RemoteLivingSandbox",
     "RemoteSandbox",
     "RemoteSession",
     "Result",
@@ -117,6 +127,7 @@ __all__ = [
     "SandboxHealth",
     "SandboxMetrics",
     "SandboxOptions",
+    "SandboxRecord",
     "Session",
     "SessionEnded",
     "SessionOptions",
@@ -158,6 +169,10 @@ __all__ = [
 if TYPE_CHECKING:
     from belljar.client.async_client import AsyncClient as AsyncClient
     from belljar.client.client import Client as Client
+    from belljar.client.living.blocking import RemoteLivingSandbox as RemoteLivingSandbox
+    from belljar.client.living.interpreter import AsyncRemoteInterpreter as AsyncRemoteInterpreter
+    from belljar.client.living.process import AsyncRemoteProcess as AsyncRemoteProcess
+    from belljar.client.living.sandbox import AsyncRemoteLivingSandbox as AsyncRemoteLivingSandbox
     from belljar.client.sessions import AsyncRemoteSandbox as AsyncRemoteSandbox
     from belljar.client.sessions import AsyncRemoteSession as AsyncRemoteSession
     from belljar.client.sessions import RemoteCheckpoint as RemoteCheckpoint
@@ -236,6 +251,8 @@ if TYPE_CHECKING:
     from belljar.living.files import Files as Files
     from belljar.living.interpreter import AsyncBoxInterpreter as AsyncBoxInterpreter
     from belljar.living.process import AsyncProcess as AsyncProcess
+    from belljar.protocol.living import ProcessRecord as ProcessRecord
+    from belljar.protocol.living import SandboxRecord as SandboxRecord
     from belljar.protocol.records import LogLine as LogLine
     from belljar.protocol.records import RunRecord as RunRecord
     from belljar.protocol.records import SandboxMetrics as SandboxMetrics

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 
 CATEGORIES = {
     "files", "environment", "proc", "sys", "devices", "mounts", "privileges", "namespaces", "kernel", "network",
-    "processes", "resources", "outputs", "names", "neighbours", "terminal", "wasm",
+    "processes", "resources", "outputs", "names", "neighbours", "terminal", "wasm", "living",
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from mcp import Client
 
@@ -181,6 +182,54 @@ async def test_a_session_in_which_nothing_goes_on_says_which_to_open(url: str) -
         refused = await client.call_tool("start_process", {"session_id": session, "command": "ls"})
         assert refused.is_error and 'session_open(kind="sandbox")' in text(refused)
         data(await client.call_tool("session_close", {"session_id": session}))
+
+
+async def test_python_in_a_sandbox_keeps_its_variables_beside_files_and_processes(url: str) -> None:
+    async with Client(url) as client, computer(client) as box:
+        named = {"session_id": box}
+        data(await client.call_tool("file_write", named | {"path": "n.txt", "content": "20"}))
+        data(await client.call_tool("session_run", named | {"code": "n = int(open('n.txt').read())"}))
+        answer = await client.call_tool("session_run", named | {"code": "open('m.txt', 'w').write('seen'); 2 * n + 2"})
+        assert "[result] 42" in text(answer) and data(answer)["session_id"] == box
+        assert data(await client.call_tool("run_command", named | {"command": ["cat", "m.txt"]}))["stdout"] == "seen"
+        await client.call_tool("session_run", named | {"code": "import os; os._exit(3)"})
+        told = await client.call_tool("session_run", named | {"code": "n"})
+        assert told.is_error and "session_run again" in text(told)
+        anew = data(
+            await client.call_tool("session_run", named | {"code": "print(open('m.txt').read(), 'n' in globals())"})
+        )
+        assert anew["stdout"] == "seen False\n"
+
+
+async def test_a_fork_of_a_sandbox_has_its_files_and_goes_its_own_way(url: str) -> None:
+    async with Client(url) as client, computer(client) as box:
+        data(await client.call_tool("file_write", {"session_id": box, "path": "a.txt", "content": "first"}))
+        data(await client.call_tool("start_process", {"session_id": box, "command": ["cat"]}))
+        forked = data(await client.call_tool("session_fork", {"session_id": box}))
+        other = forked["session_id"]
+        assert other != box and forked["living"]
+        data(await client.call_tool("file_write", {"session_id": other, "path": "a.txt", "content": "second"}))
+        for id, expected in ((box, "first"), (other, "second")):
+            assert data(await client.call_tool("file_read", {"session_id": id, "path": "a.txt"}))["text"] == expected
+        listed = data(await client.call_tool("list_processes", {"session_id": other}))["sandboxes"]
+        assert (listed[0]["started"], listed[0]["running"]) == ([], [])
+        data(await client.call_tool("session_close", {"session_id": other}))
+
+
+async def test_a_sandbox_of_a_model_is_one_of_the_servers_and_its_end_is_told() -> None:
+    with served() as server, anyio.fail_after(120):
+        async with Client(server.url + "/mcp") as client:
+            told = data(await client.call_tool("start_process", {"command": "echo up; exec cat", "backend": "native"}))
+            box = told["session_id"]
+            async with httpx2.AsyncClient(base_url=server.url, timeout=30) as http:
+                (record,) = (await http.get("/api/sandboxes")).json()
+                assert (record["id"], record["state"], record["backend"]) == (box, "running", "native")
+                (process,) = (await http.get(f"/api/sandboxes/{box}/processes")).json()
+                assert (process["id"], process["state"]) == (told["process"], "running")
+                assert (await http.delete(f"/api/sandboxes/{box}")).status_code == 204
+            for tool, given in (("run_command", {"command": "ls"}), ("read_output", {"process": told["process"]})):
+                late = await client.call_tool(tool, given | {"session_id": box})
+                assert late.is_error and "has ended: it was closed" in text(late) and "session_open" in text(late)
 
 
 # --- files ---

@@ -212,11 +212,12 @@ def test_a_fork_that_fails_leaves_the_original_as_it_was(
 def test_a_sandbox_that_is_closed_while_it_is_copied_ends_at_once(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    begun, go_on = threading.Event(), threading.Event()
+    begun, go_on, calls = threading.Event(), threading.Event(), list[int]()
 
     def slow(*args: Any) -> Iterator[Any]:
-        for number, one in enumerate(found_members(*args)):
-            if number == 1:
+        calls.append(1)
+        for one in found_members(*args):
+            if len(calls) == 2:  # the first time, it still runs
                 begun.set()
                 assert go_on.wait(20)
             yield one
@@ -255,3 +256,13 @@ def test_what_cannot_be_copied_is_told(
     assert snapshot.left_out == left_out == ("/workspace/d/d/d/d/d: lies 5 folders deep, what is in it was left out",)
     with belljar.Sandbox(snapshot=snapshot, engine=engine) as again:
         assert again.left_out == left_out
+
+
+def test_a_sandbox_whose_files_take_its_memory_says_so_when_it_has_none_left(engine: Engine) -> None:
+    with belljar.Sandbox(living=True, engine=engine, memory="64M", disk="64M") as box:
+        sh(box, "head -c 50000000 /dev/zero > big")
+        result = box.run("x = bytearray(60_000_000)")
+        assert result.status == "oom_killed" and result.error
+        assert result.error.suggestion.startswith(
+            "disk is memory here, and files in /workspace, /tmp and the home take 4"
+        )

@@ -311,8 +311,15 @@ def test_callers_have_installed_what_is_listed_for_them_and_nothing_unless_it_is
         Path(folder).chmod(0o755)
         kept = f'[packages]\nfolder = "{folder}/kept"\n'
         with served(config=f'{installers}{kept}[service]\npackages = ["plum"]\n') as server, client(server) as http:
-            answer = http.post("/api/sandbox/execute", json=body)
+            answer = http.post("/api/sandbox/execute", json=body, timeout=240)
             assert answer.json()["stdout"] == "1.0\n", answer.text
+            asked = {"kind": "session", "backend": "native", "packages": ["plum"]}
+            session = http.post("/api/sandbox/sessions", json=asked).json()
+            turn = http.post(f"/api/sandbox/sessions/{session['id']}/run", json={"code": body["code"]})
+            assert turn.json()["stdout"] == "1.0\n", turn.text
+            assert http.delete(f"/api/sandbox/sessions/{session['id']}").status_code == 204
+            refused = http.post("/api/sandbox/sessions", json=asked | {"packages": ["peach"]})
+            assert told(refused) == (403, "policy_denied")
             answer = http.post("/api/sandbox/execute", json=body | {"packages": ["plum", "peach"]})
             assert told(answer) == (403, "policy_denied") and "peach may not be installed" in answer.text
             answer = http.post("/api/sandbox/execute", json=body | {"packages": ["-r /etc/passwd"]})

@@ -12,6 +12,7 @@ import termios
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -19,13 +20,14 @@ import anyio.to_thread
 
 from belljar.backends import inputs
 from belljar.backends.base import Emit
-from belljar.control.control import Control
+from belljar.control.control import Control, StartedGuest
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.plan import INPUTS, Command, Plan
 from belljar.core.result import Collected, Entry, File, Result, Status
 from belljar.core.values import WORKSPACE
 from belljar.host import process
 from belljar.testing import escape
+from leaky_machine import LeakyLife, LeakyTree, resized, signalled
 
 PRIVATE = ("unshare", "--mount", "--uts", "--ipc", "--")  # what root does in there, the host does not see
 MOST = 100 << 20
@@ -40,7 +42,10 @@ class Leaky:
     async def probe(self) -> Capabilities:
         # A lie, without which routing would rightly refuse it; a third party's backend might tell it, too.
         lie = Guarantees(isolation=Isolation.NAMESPACE)
-        return Capabilities(backend=self.name, available=True, workspace=True, guarantees=lie)
+        return Capabilities(
+            backend=self.name, available=True, workspace=True, guarantees=lie,
+            living=frozenset({"dial", "pause", "pty", "watch"}),
+        )  # fmt: skip
 
     async def languages(self) -> tuple[LanguageSupport, ...]:
         return ()
@@ -49,7 +54,7 @@ class Leaky:
     async def open(self, plan: Plan) -> AsyncIterator[LeakyBox]:
         folder = Path(tempfile.mkdtemp(prefix="belljar-leaky-"))
         try:
-            yield LeakyBox(plan, folder, self.control)
+            yield (LeakyMachine if plan.living else LeakyBox)(plan, folder, self.control)
         finally:
             await process.output(["rm", "-rf", str(folder)])  # which copes with deep trees, as shutil does not
 
@@ -97,21 +102,32 @@ class LeakyBox:
             status: Status | None = None
 
             async def read(name: str) -> None:
+                with suppress(OSError):  # a terminal that nobody has open any more
+                    await read_all(name)
+
+            async def read_all(name: str) -> None:
                 while data := await process.read_some(pipes[name]):
                     texts[name] += data
+                    if control.hear:
+                        control.hear(name, data)  # type: ignore[arg-type]
+                    if command.pty and b"\x1b[6n" in data:
+                        os.write(pipes[name], b"\x1b[1;1R")  # as if a terminal were asked, and not a program
                     await emit(name, data.decode("utf-8", "replace"))  # type: ignore[arg-type]
 
             async def stop() -> None:
                 nonlocal status
                 status = await control.stopped()
                 child.kill()
+                if self.plan.living:  # else whoever holds its streams would be waited for
+                    os.killpg(child.pid, signal.SIGKILL)
 
+            control.begin(StartedGuest(child.pid, partial(signalled, child.pid), resized))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(stop)
                 with anyio.move_on_after(limits.timeout + 7) as late:  # it is late on time limits, too
                     async with anyio.create_task_group() as readers:
-                        readers.start_soon(read, "stdout")
-                        readers.start_soon(read, "stderr")
+                        for name in pipes:
+                            readers.start_soon(read, name)
                 if late.cancelled_caught:
                     status = Status.TIMEOUT
                 child.kill()
@@ -140,20 +156,30 @@ class LeakyBox:
             fds.callback(os.close, stdin)
         pipes: dict[str, int] = {}
         theirs: dict[str, int] = {}
-        for name in ("stdout", "stderr"):
+        for name in () if command.pty else ("stdout", "stderr"):
             pipes[name], theirs[name] = os.pipe()
             fds.callback(os.close, pipes[name])
+        if command.pty:
+            pipes["stdout"], stdin = os.openpty()
+            fds.callback(os.close, pipes["stdout"])
+            theirs = {"terminal": stdin}
         argv = [*(PRIVATE if self._control == "root" else ()), *command.argv]
         argv = [self._outside(word) for word in argv]
         child = subprocess.Popen(
-            argv, stdin=stdin, stdout=theirs["stdout"], stderr=theirs["stderr"], cwd=self.folder,
+            argv, stdin=stdin, stdout=theirs.get("stdout", stdin), stderr=theirs.get("stderr", stdin), cwd=self.folder,
             env={**os.environ, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", **command.env}, pass_fds=(forgotten,),
             start_new_session=True,
-            preexec_fn=_take_terminal if self._control == "terminal" else None,  # noqa: PLW1509 (only in tests)
+            preexec_fn=_take_terminal if self._control == "terminal" or command.pty else None,  # noqa: PLW1509 (only in tests)
         )  # fmt: skip
         for fd in theirs.values():
             os.close(fd)
         return child, pipes
+
+
+class LeakyMachine(LeakyLife, LeakyBox):
+    def __init__(self, plan: Plan, inputs: Path, control: escape.Control) -> None:
+        super().__init__(plan, inputs, control)
+        self.tree = LeakyTree(self.folder)
 
 
 def _take_terminal() -> None:

@@ -59,6 +59,14 @@ def test_where_disk_is_memory_the_advice_says_so() -> None:
     assert 'memory="<size>"' in ended(Status.DISK_LIMIT, tmpfs)
 
 
+def test_a_guest_whose_files_took_the_memory_is_not_told_to_hold_less() -> None:
+    full = Around(disk_in_memory=True, files=300 << 20, memory=512 << 20)
+    said = ended(Status.OOM_KILLED, full)
+    assert said.startswith("disk is memory here") and "take 300M of it" in said and "hold less" not in said
+    assert "take 300M of it" in python("MemoryError", full).suggestion
+    assert "hold less" in ended(Status.OOM_KILLED, full._replace(files=100 << 20))
+
+
 PIP = "ERROR: Could not find a version that satisfies the requirement x (from versions: none)\n"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from belljar.cli import process, terminal
 from belljar.cli.options import Backend, Json
 from belljar.sandbox import default_engine
 
+Living = Annotated[
+    bool, typer.Option("--living", help="Have each attack made by a command of a living sandbox, where it can be.")
+]
 _MARKS = {"held": "held", "through": "THROUGH", "inconclusive": "inconclusive"}
 
 
@@ -34,15 +37,17 @@ def conformance(backend: Backend = "auto", as_json: Json = False) -> None:
     raise typer.Exit(1 if failed else 0)
 
 
-def attack(backend: Backend = "auto", as_json: Json = False) -> None:
+def attack(backend: Backend = "auto", living: Living = False, as_json: Json = False) -> None:
     """Attack a sandbox in every way we know; exits non-zero unless all of it held."""
-    from belljar.testing.escape import ATTACKS
+    from belljar.testing.escape import ATTACKS, in_living_sandboxes
     from belljar.testing.escape import attack as run_attacks
+
+    attacks = in_living_sandboxes(ATTACKS) if living else ATTACKS
 
     async def work() -> Any:
         name = await _working(backend)
-        with terminal.progress(f"attacks on {name}", len(ATTACKS)) as step:
-            return name, await run_attacks(name, on_verdict=lambda verdict: step(verdict.name))
+        with terminal.progress(f"attacks on {name}", len(attacks)) as step:
+            return name, await run_attacks(name, on_verdict=lambda verdict: step(verdict.name), attacks=attacks)
 
     backend, found = process.run_async(work)
     if as_json:

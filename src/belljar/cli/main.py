@@ -40,6 +40,30 @@ COMMANDS = {
         "run", "exec_", "Run a command in a sandbox, with a folder of the host at /workspace if you grant one.",
         {"ignore_unknown_options": True},
     ),
+    "shell": LazyCommand(
+        "living.shell", "shell",
+        "Open a terminal in a living sandbox: a new one, which ends with the shell, or one of a server's.",
+    ),
+    "open": LazyCommand("living.boxes", "open_", "Open a living sandbox on a server, and print its id."),
+    "close": LazyCommand("living.boxes", "close", "End living sandboxes of a server, with all that runs in them."),
+    "ps": LazyCommand("living.boxes", "ps", "List the living sandboxes of a server, or the processes of one of them."),
+    "start": LazyCommand(
+        "living.boxes", "start", "Start a process in a living sandbox of a server, and print its id.",
+        {"ignore_unknown_options": True},
+    ),
+    "attach": LazyCommand("living.shell", "attach", "Show a process of a living sandbox from its beginning."),
+    "cp": LazyCommand(
+        "living.copying", "cp", "Copy a file or a folder into a living sandbox of a server, or out of it."
+    ),
+    "port": LazyCommand(
+        "living.forward", "port", "Forward a port of this machine's loopback to one of a living sandbox of a server."
+    ),
+    "pause": LazyCommand("living.boxes", "pause", "Stop all processes of a living sandbox where they are."),
+    "resume": LazyCommand("living.boxes", "resume", "Let the processes of a paused living sandbox go on."),
+    "extend": LazyCommand("living.boxes", "extend", "Move the end of a living sandbox."),
+    "snapshot": LazyCommand("living.boxes", "snapshot", "Keep the files of a living sandbox as they are now."),
+    "snapshots": LazyCommand("living.boxes", "snapshots", "List the snapshots on a server, or remove some."),
+    "fork": LazyCommand("living.boxes", "fork", "Open another living sandbox with the files of one."),
     "doctor": LazyCommand("doctor", "doctor", "Show for every backend whether it works here, why not, how to fix it."),
     "setup": LazyCommand("doctor", "setup", "Prepare a backend that needs it, once."),
     "languages": LazyCommand("doctor", "languages", "List the languages that this installation can run now."),

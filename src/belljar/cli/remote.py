@@ -5,6 +5,8 @@ The options that say where may stand before the command or after it; what stands
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
     from belljar.core.result import Result
     from belljar.engine.engine import Engine
 
-COMMANDS = frozenset(("run", "exec", "session", "languages", "doctor", "version"))
+LIVING = (
+    "shell", "open", "close", "ps", "start", "attach", "cp", "port", "pause", "resume", "extend", "snapshot",
+    "snapshots", "fork",
+)  # fmt: skip
+COMMANDS = frozenset(("run", "exec", "session", "languages", "doctor", "version", *LIVING))
+SERVER = "http://127.0.0.1:8080"  # where `belljar serve` serves
 _OWN_SERVER = frozenset(("top",))  # commands whose --server has a default of its own
 
 
@@ -43,6 +50,10 @@ def _print_version(wanted: bool) -> None:
 
 
 Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="Let this server do it, not this machine.")]
+LivingServer = Annotated[
+    str | None,
+    typer.Option("--server", envvar="BELLJAR_SERVER", metavar="URL", help=f"The server to ask, if not {SERVER}."),
+]
 Key = Annotated[
     str | None, typer.Option("--key", envvar="BELLJAR_KEY", help="For --server. Others see it here: set the variable.")
 ]
@@ -84,6 +95,28 @@ def client() -> AsyncClient | None:
     from belljar.client.async_client import AsyncClient
 
     return AsyncClient(_place.server, _place.key or None, insecure=_place.insecure, retries=3)
+
+
+@asynccontextmanager
+async def served(what: str) -> AsyncIterator[AsyncClient]:
+    """Gives a client of the server that was named, or of the usual one, for what only a server can do.
+
+    Args:
+        what: that in words, for somebody who has no server.
+    """
+    from belljar.client.async_client import AsyncClient
+    from belljar.client.connections import Unanswered
+
+    url, problem = _place.server or SERVER, ""
+    try:
+        async with AsyncClient(url, _place.key or None, insecure=_place.insecure, retries=2) as client:
+            yield client
+        return
+    except Unanswered as error:
+        if error.sent:
+            raise
+        problem = f"{what} needs a server, and there is none at {url}"
+    raise errors.NotAvailable(problem, fix="start one: belljar serve   (or name one with --server URL)")
 
 
 def _listed() -> str:

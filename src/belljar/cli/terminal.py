@@ -33,6 +33,15 @@ def seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def short_size(size: float) -> str:
+    """Returns a size as a short text that is always about as wide."""
+    for unit in ("B", "K", "M", "G"):
+        if size < 1000:
+            return f"{size:.3g}{unit}"
+        size /= 1024
+    return f"{size:.4g}T"
+
+
 @cache
 def console(*, stderr: bool = False) -> Console:
     """Returns rich's console, imported when it is needed: not by a run that prints only the guest's words."""

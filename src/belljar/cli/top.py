@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from belljar.client.async_client import AsyncClient
     from belljar.protocol.records import RunRecord, Sample, SandboxMetrics
 
-SERVER = "http://127.0.0.1:8080"
+SERVER = remote.SERVER
 _SECONDS = 10.0  # for the server to answer
 _SHOWN = 100  # rows at most: a terminal has no more
 _AT_ONCE = 8  # requests
@@ -132,7 +132,7 @@ def _row(run: RunRecord, figures: SandboxMetrics | None, now: float) -> list[str
         f"[{_STATES.get(run.state, 'red')}]{run.state}{place}[/]",
         f"{max(0.0, now - _began(run)):.1f}",
         f"{latest.cpu_percent:.0f}" if latest else "-",
-        _size(latest.memory_mb * 2**20) if latest else "-",
+        terminal.short_size(latest.memory_mb * 2**20) if latest else "-",
         _traffic(latest),
         f"[red]{', '.join(alerts)}[/]" if alerts else "",
     ]
@@ -154,16 +154,7 @@ def _traffic(latest: Sample | None) -> str:
     """Returns the bytes received and sent, as a cell of the table."""
     if latest is None or latest.network_rx_bytes is None or latest.network_tx_bytes is None:
         return "-"
-    return f"{_size(latest.network_rx_bytes)}/{_size(latest.network_tx_bytes)}"
-
-
-def _size(size: float) -> str:
-    """Returns a size as a short text that is always about as wide."""
-    for unit in ("B", "K", "M", "G"):
-        if size < 1000:
-            return f"{size:.3g}{unit}"
-        size /= 1024
-    return f"{size:.4g}T"
+    return f"{terminal.short_size(latest.network_rx_bytes)}/{terminal.short_size(latest.network_tx_bytes)}"
 
 
 def _began(run: RunRecord) -> float:

@@ -11,22 +11,33 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Literal, Self, Unpack, overload
 
+from belljar.client.living.sandbox import SANDBOXES, SNAPSHOTS, AsyncRemoteLivingSandbox, labelled
 from belljar.client.log_stream import LogFollower
-from belljar.client.runs import GRACE_SECONDS, RUNS, Sending, execution, look, parse, path_part, stop, watch
+from belljar.client.runs import EXECUTE, RUNS, conduct, execution, look, parse, path_part, stop
 from belljar.client.sessions import AsyncRemoteSandbox, AsyncRemoteSession
 from belljar.client.transport import Transport
 from belljar.control.callbacks import Cancel, Listener, OutputCallback, control_for, listening
 from belljar.control.control import Control
 from belljar.control.stream import AsyncStream, streaming
 from belljar.core import errors
+from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.languages import Languages
-from belljar.core.options import IDLE_SECONDS, LIFETIME_SECONDS, RemoteOptions, RunOptions, StrPath, request
+from belljar.core.options import (
+    IDLE_SECONDS,
+    LIFETIME_SECONDS,
+    RemoteLivingOptions,
+    RemoteOptions,
+    RunOptions,
+    StrPath,
+    request,
+)
 from belljar.core.request import RunRequest
 from belljar.core.result import Result, SandboxHealth
 from belljar.host.source import with_code
+from belljar.protocol.living import SandboxRecord
 from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
 from belljar.protocol.responses import BackendLanguage, Readiness
 
@@ -106,12 +117,10 @@ class AsyncClient:
     ) -> Result:  # fmt: skip
         """Runs a checked request, as `Engine.run` does. `names`: files of the workspace, which the server reads."""
         body = execution(asked) | ({"cached": True} if cached else {})
-        sending = Sending(self._transport, body | ({"context_files": list(names)} if names else {}))
-        if listener is None and control is None:
-            result = await sending.wait(asked.limits.timeout + GRACE_SECONDS)
-            if result is not None:
-                return result
-        return await watch(self._transport, await sending.submit(), listener, control or Control())
+        body |= {"context_files": list(names)} if names else {}
+        return await conduct(
+            self._transport, EXECUTE, body, seconds=asked.limits.timeout, listener=listener, control=control
+        )
 
     async def execute_file(
         self, path: StrPath, *, backend: str = "auto", cached: bool = False, **options: Unpack[RunOptions]
@@ -159,12 +168,78 @@ class AsyncClient:
         """
         return AsyncRemoteSession(self._transport, request(backend=backend, **options), idle, lifetime)
 
+    @overload
+    def sandbox(self, id: str, /) -> AsyncRemoteLivingSandbox: ...
+
+    @overload
     def sandbox(
-        self, *, backend: str = "auto", idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS,
+        self, *, living: Literal[True], backend: str = "auto", idle: float | None = None,
+        **options: Unpack[RemoteLivingOptions],
+    ) -> AsyncRemoteLivingSandbox: ...  # fmt: skip
+
+    @overload
+    def sandbox(
+        self, *, backend: str = "auto", idle: float | None = None, lifetime: float = LIFETIME_SECONDS,
         **options: Unpack[RemoteOptions],
-    ) -> AsyncRemoteSandbox:  # fmt: skip
-        """Returns one sandbox for several commands: `async with client.sandbox() as box`; otherwise as `session`."""
-        return AsyncRemoteSandbox(self._transport, request(backend=backend, **options), idle, lifetime)
+    ) -> AsyncRemoteSandbox: ...  # fmt: skip
+
+    def sandbox(  # type: ignore[misc]  # which does not know that `Any` takes them all
+        self, id: str | None = None, /, *, backend: str = "auto", idle: float | None = None,
+        lifetime: float | None = None, **options: Any,
+    ) -> AsyncRemoteSandbox | AsyncRemoteLivingSandbox:  # fmt: skip
+        """Returns a sandbox for several commands: `async with client.sandbox() as box`; otherwise as `session`.
+
+        With `living=True` it is one machine for all of them, which lives on when we go; `client.sandbox(id)` is one
+        that lives already, opened from wherever.
+
+        Args:
+            id: of a living sandbox that is there; then nothing else is given.
+            backend: "auto", or the name of one of the server's backends.
+            idle: seconds without use after which the server ends it; 600 unless it is living.
+            lifetime: seconds after which the server ends it in any case; a living one has `expires`.
+            **options: see `RemoteOptions` and `LivingOptions`.
+        """
+        return self._sandbox(id, backend, idle, lifetime, options)
+
+    def _sandbox(
+        self, id: str | None, backend: str, idle: float | None, lifetime: float | None, options: Mapping[str, Any]
+    ) -> AsyncRemoteSandbox | AsyncRemoteLivingSandbox:
+        if id is not None:
+            if options or lifetime is not None or idle is not None or backend != "auto":
+                raise errors.InvalidRequest("id: is of a sandbox that is there", fix="give nothing else")
+            return AsyncRemoteLivingSandbox(self._transport, None, id=id)
+        asked = request(backend=backend, **options)
+        if asked.living is None:
+            seconds = LIFETIME_SECONDS if lifetime is None else lifetime
+            return AsyncRemoteSandbox(self._transport, asked, IDLE_SECONDS if idle is None else idle, seconds)
+        if lifetime is not None:
+            raise errors.InvalidRequest("lifetime: a living sandbox has none", fix="give expires")
+        asked = asked if idle is None else request(backend=backend, idle=idle, **options)
+        return AsyncRemoteLivingSandbox(self._transport, asked)
+
+    async def sandboxes(self, labels: Mapping[str, str] | None = None) -> list[SandboxRecord]:
+        """Lists your living sandboxes.
+
+        Args:
+            labels: only those that have all of these.
+        """
+        return parse(list[SandboxRecord], await self._transport.ask("GET", SANDBOXES, params=labelled(labels)))
+
+    async def snapshots(self, labels: Mapping[str, str] | None = None) -> list[BoxSnapshot]:
+        """Lists the snapshots of your living sandboxes, the newest first.
+
+        Args:
+            labels: only those that have all of these.
+        """
+        return parse(list[BoxSnapshot], await self._transport.ask("GET", SNAPSHOTS, params=labelled(labels)))
+
+    async def remove_snapshot(self, id: str) -> None:
+        """Removes a snapshot; sandboxes that began with it keep their files.
+
+        Raises:
+            NotFound: there is none.
+        """
+        await self._transport.ask("DELETE", f"{SNAPSHOTS}/{path_part(id)}", again=False)
 
     async def sessions(self) -> list[SessionRecord]:
         """Lists your sessions and sandboxes that are open."""

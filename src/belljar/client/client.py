@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Literal, Self, Unpack, overload
 
 from belljar.client.async_client import RETRIES, TIMEOUT_SECONDS, AsyncClient
+from belljar.client.living.blocking import RemoteLivingSandbox
+from belljar.client.living.sandbox import AsyncRemoteLivingSandbox
 from belljar.client.sessions import RemoteSandbox, RemoteSession
 from belljar.control.callbacks import Cancel, Listener, OutputCallback
 from belljar.control.stream import Stream, blocking
+from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.capabilities import Capabilities, LanguageSupport
-from belljar.core.options import IDLE_SECONDS, LIFETIME_SECONDS, RemoteOptions, RunOptions, StrPath
+from belljar.core.options import IDLE_SECONDS, LIFETIME_SECONDS, RemoteLivingOptions, RemoteOptions, RunOptions, StrPath
 from belljar.core.result import Result, SandboxHealth
 from belljar.host import portal
+from belljar.protocol.living import SandboxRecord
 from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
 
 
@@ -123,13 +127,53 @@ class Client:
         core = self._core.session(backend=backend, idle=idle, lifetime=lifetime, **options)
         return RemoteSession(core)._open()
 
+    @overload
+    def sandbox(self, id: str, /) -> RemoteLivingSandbox: ...
+
+    @overload
     def sandbox(
-        self, *, backend: str = "auto", idle: float = IDLE_SECONDS, lifetime: float = LIFETIME_SECONDS,
+        self, *, living: Literal[True], backend: str = "auto", idle: float | None = None,
+        **options: Unpack[RemoteLivingOptions],
+    ) -> RemoteLivingSandbox: ...  # fmt: skip
+
+    @overload
+    def sandbox(
+        self, *, backend: str = "auto", idle: float | None = None, lifetime: float = LIFETIME_SECONDS,
         **options: Unpack[RemoteOptions],
-    ) -> RemoteSandbox:  # fmt: skip
-        """Opens one sandbox for several commands: `with client.sandbox() as box`; otherwise as `session`."""
-        core = self._core.sandbox(backend=backend, idle=idle, lifetime=lifetime, **options)
+    ) -> RemoteSandbox: ...  # fmt: skip
+
+    def sandbox(  # type: ignore[misc]  # which does not know that `Any` takes them all
+        self, id: str | None = None, /, *, backend: str = "auto", idle: float | None = None,
+        lifetime: float | None = None, **options: Any,
+    ) -> RemoteSandbox | RemoteLivingSandbox:  # fmt: skip
+        """Opens a sandbox for several commands: `with client.sandbox() as box`; otherwise as `session`.
+
+        With `living=True` it is one machine for all of them, which lives on when we go; `client.sandbox(id)` is one
+        that lives already, opened from wherever.
+
+        Args:
+            id: of a living sandbox that is there; then nothing else is given.
+            backend: "auto", or the name of one of the server's backends.
+            idle: seconds without use after which the server ends it; 600 unless it is living.
+            lifetime: seconds after which the server ends it in any case; a living one has `expires`.
+            **options: see `RemoteOptions` and `LivingOptions`.
+        """
+        core = self._core._sandbox(id, backend, idle, lifetime, options)
+        if isinstance(core, AsyncRemoteLivingSandbox):
+            return RemoteLivingSandbox(core)._open()
         return RemoteSandbox(core)._open()
+
+    def sandboxes(self, labels: Mapping[str, str] | None = None) -> list[SandboxRecord]:
+        """Lists your living sandboxes; with `labels`, only those that have all of them."""
+        return portal.call(self._core.sandboxes, labels)
+
+    def snapshots(self, labels: Mapping[str, str] | None = None) -> list[BoxSnapshot]:
+        """Lists the snapshots of your living sandboxes; with `labels`, only those that have all of them."""
+        return portal.call(self._core.snapshots, labels)
+
+    def remove_snapshot(self, id: str) -> None:
+        """Removes a snapshot; sandboxes that began with it keep their files."""
+        portal.call(self._core.remove_snapshot, id)
 
     def sessions(self) -> list[SessionRecord]:
         """Lists your sessions and sandboxes that are open."""

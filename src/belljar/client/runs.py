@@ -27,8 +27,9 @@ from belljar.protocol.records import LogLine, RunRecord
 
 T = TypeVar("T")
 RUNS = "/api/sandbox/runs"
-_EXECUTE = "/api/sandbox/execute"
+EXECUTE = "/api/sandbox/execute"
 _ENDING_SECONDS = 15.0  # to end what nobody waits for any more
+_ANSWER_SECONDS = 300.0  # to wait for the answer to a run that has no timeout, before we follow it instead
 GRACE_SECONDS = 30.0  # over its timeout after which we stop waiting for an answer, and ask what became of the run
 _validators: dict[Any, TypeAdapter[Any]] = {}  # by kind of answer: to build one takes longer than most requests
 
@@ -101,8 +102,9 @@ def _of_sandbox(asked: RunRequest, said: Mapping[str, Any]) -> dict[str, Any]:
 class Sending:
     """One request under one idempotency key: however often it is sent, it runs once."""
 
-    def __init__(self, transport: Transport, body: dict[str, Any]) -> None:
+    def __init__(self, transport: Transport, body: dict[str, Any], path: str = EXECUTE) -> None:
         self._transport = transport
+        self._path = path
         self._body = body
         self._key = uuid.uuid4().hex
         self._unsure = False  # was there an attempt of which we do not know whether it was taken in?
@@ -129,12 +131,14 @@ class Sending:
         headers = {"Idempotency-Key": self._key}
         try:
             return await self._transport.once(
-                "POST", _EXECUTE, read=read, headers=headers, json=self._body | {"wait": wait}
+                "POST", self._path, read=read, headers=headers, json=self._body | {"wait": wait}
             )
         except anyio.get_cancelled_exc_class():
             # The server may not know of it. The same key is how to learn its id.
             with anyio.move_on_after(_ENDING_SECONDS, shield=True), suppress(errors.BelljarError):
-                same = await self._transport.once("POST", _EXECUTE, headers=headers, json=self._body | {"wait": False})
+                same = await self._transport.once(
+                    "POST", self._path, headers=headers, json=self._body | {"wait": False}
+                )
                 await end(self._transport, parse(RunRecord, same).id)
             raise
 
@@ -151,6 +155,28 @@ class Sending:
         if not self._unsure:
             self._key = uuid.uuid4().hex
         await anyio.sleep(error.retry_after)
+
+
+async def conduct(
+    transport: Transport, path: str, body: dict[str, Any], *, seconds: float | None, listener: Listener | None,
+    control: Control | None,
+) -> Result:  # fmt: skip
+    """Sends a run, and returns what came of it. Whoever is cancelled meanwhile has it ended.
+
+    Args:
+        transport: to the server.
+        path: what takes runs there.
+        body: the run.
+        seconds: its timeout; None: it has none.
+        listener: is told what it prints.
+        control: stops it.
+    """
+    sending = Sending(transport, body, path)
+    if listener is None and control is None:
+        result = await sending.wait(_ANSWER_SECONDS if seconds is None else seconds + GRACE_SECONDS)
+        if result is not None:
+            return result
+    return await watch(transport, await sending.submit(), listener, control or Control())
 
 
 # --- what comes back ---

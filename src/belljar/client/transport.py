@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json as json_codec
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -21,8 +21,11 @@ from belljar.core import errors
 if TYPE_CHECKING:
     import httpx2
 
+    from belljar.client.web_socket import WebSocket
+
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
 MAX_RETRY_AFTER_SECONDS = 30.0  # that a server may ask us to wait; more is the caller's decision
+_UNPACKING_SECONDS = 600.0  # that a server may take for what was sent piece by piece
 _GATEWAYS = frozenset((502, 503, 504))
 
 
@@ -118,12 +121,92 @@ class Transport:
         if json is not None:
             content = json_codec.dumps(json, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
             sent.append((b"Content-Type", b"application/json"))
-        target = f"{path}?{urlencode(params)}" if params else path
+        target = f"{path}?{urlencode(params, doseq=True)}" if params else path
         seconds = self.timeout if read is None else read
         answer = await self._of_this_loop().ask(Question(method, target, sent, content, seconds))
         if 200 <= answer.status < 300:
             return answer.content
         raise refusal(answer, self.url)
+
+    # --- what is too large to be held, and what goes on ---
+
+    @asynccontextmanager
+    async def download(self, path: str, params: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Gives the body of an answer piece by piece: `async with transport.download(path, {}) as pieces`.
+
+        Raises:
+            BelljarError: what the server answered instead, or `Unanswered`.
+        """
+        async with AsyncExitStack() as stack:
+            response = await self._begun_download(stack, path, params)
+
+            async def pieces() -> AsyncGenerator[bytes, None]:
+                with self.translated_errors():
+                    async for piece in response.aiter_raw():
+                        yield piece
+
+            yield await stack.enter_async_context(aclosing(pieces()))
+
+    async def _begun_download(self, stack: AsyncExitStack, path: str, params: Mapping[str, Any]) -> httpx2.Response:
+        for attempt in range(self.retries + 1):
+            try:
+                with self.translated_errors():
+                    asking = self.streams.stream("GET", path, params=params, headers={"Accept-Encoding": "identity"})
+                    response = await stack.enter_async_context(asking)
+                    if not response.is_success:
+                        content = await response.aread()
+                        raise refusal(Answer(response.status_code, response.headers, content), self.url)
+                    return response
+            except Unanswered:
+                if attempt == self.retries:
+                    raise
+                await self.pause(attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def upload(
+        self, path: str, pieces: AsyncIterator[bytes], params: Mapping[str, Any], *, size: int | None = None
+    ) -> None:
+        """Sends a body piece by piece with PUT, once.
+
+        Args:
+            path: below the server's address.
+            pieces: the body.
+            params: of the query.
+            size: its bytes, if they are known.
+
+        Raises:
+            BelljarError: what the server answered instead, or `Unanswered`.
+        """
+        import httpx2
+
+        headers = {} if size is None else {"Content-Length": str(size)}
+        timeout = httpx2.Timeout(self.timeout, read=_UNPACKING_SECONDS)
+        with self.translated_errors():
+            response = await self.streams.put(path, content=pieces, params=params, headers=headers, timeout=timeout)
+        if not response.is_success:
+            raise refusal(Answer(response.status_code, response.headers, response.content), self.url)
+
+    async def web_socket(self, path: str, params: Mapping[str, Any]) -> WebSocket:
+        """Opens a WebSocket, and tries again while there is no connection.
+
+        Raises:
+            BelljarError: what the server answered instead, or `Unanswered`.
+        """
+        from belljar.client.web_socket import Refused, open_web_socket
+
+        refused: Answer | None = None
+        for attempt in range(self.retries + 1):
+            try:
+                return await open_web_socket(self._address, path, params, self.timeout)
+            except Refused as error:
+                refused = error.answer
+                break
+            except Unanswered:
+                if attempt == self.retries:
+                    raise
+                await self.pause(attempt)
+        assert refused is not None
+        raise refusal(refused, self.url)
 
     def _of_this_loop(self) -> Connections:
         loop = anyio.lowlevel.current_token().native_token

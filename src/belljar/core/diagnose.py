@@ -28,6 +28,7 @@ from belljar.core.signs import (
     BY_LANGUAGE,
     DISK,
     DISK_IN_MEMORY,
+    FILES_ARE_MEMORY,
     MEMORY,
     MEMORY_AND_FILES,
     NAME,
@@ -61,10 +62,17 @@ class Around(NamedTuple):
     read_only: bool = False  # /workspace is a granted folder that the guest may not write to
     counts_fuel: bool = False
     disk_in_memory: bool = False  # what the guest writes counts against its memory
+    files: int = 0  # bytes of memory that its files take, where that is known
     wasm: str = ""  # how to get to the wasm runtime from here: "ask for backend=wasm"; empty: it is no way out
     wasm_modules: frozenset[str] = frozenset()
     installs: bool = True  # packages can be had by their names where it ran; else on native alone
     packages: tuple[str, ...] = ()  # patterns of those that may be installed for a guest
+    memory: int = 0  # bytes that the guest and its files may take together, where that is known
+
+    @property
+    def files_prevail(self) -> bool:
+        """Whether its files take at least half of the memory."""
+        return 0 < self.memory <= 2 * self.files
 
 
 NOTHING_AROUND = Around()
@@ -119,7 +127,7 @@ def _fitted(advice: str, finding: ReportedError, around: Around) -> tuple[str, d
     if advice == WRITABLE and around.read_only:
         return READ_ONLY, {}
     if around.disk_in_memory:
-        return {MEMORY: MEMORY_AND_FILES, DISK: DISK_IN_MEMORY}.get(advice, advice), {}
+        return _in_memory(advice, around), {"files": format_size(around.files)}
     return advice, {}
 
 
@@ -193,8 +201,15 @@ def _suggestion_of(result: Result, language: str, limits: Limits, around: Around
         more = [_FASTER] if language.startswith("python") else []
         return "; ".join([advice, *more, *([] if limits.fuel else [_FUEL])])
     if around.disk_in_memory:
-        return {MEMORY: MEMORY_AND_FILES, DISK: DISK_IN_MEMORY}.get(advice, advice)
+        return _in_memory(advice, around).replace("{files}", format_size(around.files))
     return advice
+
+
+def _in_memory(advice: str, around: Around) -> str:
+    """The same advice where disk is memory: if files took most of it, the program need not hold less."""
+    if advice == MEMORY and around.files_prevail:
+        return FILES_ARE_MEMORY
+    return {MEMORY: MEMORY_AND_FILES, DISK: DISK_IN_MEMORY}.get(advice, advice)
 
 
 def _from_status(verdict: _Verdict, result: Result, limits: Limits, facts: dict[str, Any], suggestion: str) -> Failure:

@@ -105,11 +105,9 @@ class BoxOptions(SessionOptions, total=False):
     """Fixes clock and randomness, so that a run can be repeated bit for bit: True, or `{"seed": 7}`."""
 
 
-class LivingOptions(TypedDict, total=False):
-    """What makes a sandbox a living one, here and on a server. Each of them says that it is to be one."""
+class LifeOptions(TypedDict, total=False):
+    """What can be said of a living sandbox, here and on a server. Each of them says that it is to be one."""
 
-    living: bool
-    """One machine for all commands: what they leave running lives on, and there is a writable home."""
     home: str | None
     """The home of its programs; "/home/user" unless given."""
     user: User | None
@@ -122,6 +120,20 @@ class LivingOptions(TypedDict, total=False):
     """What becomes of it then: "remove", or "pause", where the backend can."""
     snapshot: Any
     """Begins with the files of a `BoxSnapshot`, or of the one with this id."""
+
+
+class LivingOptions(LifeOptions, total=False):
+    """What makes a sandbox a living one."""
+
+    living: bool
+    """One machine for all commands: what they leave running lives on, and there is a writable home."""
+
+
+class RemoteLivingOptions(RemoteOptions, LifeOptions, total=False):
+    """What can be said of a living sandbox that a server holds open."""
+
+    packages: StrPath | Iterable[str] | None
+    """Names of packages to be there, or the folder of a Python environment (venv) of the server; read-only."""
 
 
 class SandboxOptions(BoxOptions, LivingOptions, total=False):
@@ -264,3 +276,9 @@ def check_seconds(**given: float) -> None:
     for name, value in given.items():
         if not (math.isfinite(value) and value > 0):
             raise errors.InvalidRequest(f"{name}: must be a positive number of seconds (got {value!r})")
+
+
+def check_port(port: int) -> None:
+    """Raises InvalidRequest for what is no TCP port."""
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
+        raise errors.InvalidRequest(f"port: must be 1 to 65535 (got {port!r})")

@@ -19,6 +19,10 @@ MEMORY_AND_FILES = (  # where /workspace and /tmp are kept in memory
     "hold less at once: read in chunks, stream, use generators, and delete files (disk is memory here: what lies in "
     '/workspace and /tmp counts); or ask for more with memory="<size>"'
 )
+FILES_ARE_MEMORY = (  # where files took most of it
+    "disk is memory here, and files in /workspace, /tmp and the home take {files} of it: delete what is no longer "
+    'needed, or ask for more with memory="<size>"'
+)
 DISK = 'write less, delete what is no longer needed in /workspace and /tmp, or ask for more with disk="<size>"'
 DISK_IN_MEMORY = f'{DISK} (disk is memory here: a larger one wants memory="<size>" as well)'
 WRITABLE = "only /workspace and /tmp are writable here: write there"

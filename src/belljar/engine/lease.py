@@ -25,6 +25,7 @@ from belljar.core.values import WORKSPACE, few
 from belljar.engine import audit
 from belljar.engine.tracing import span
 from belljar.host import git_settings
+from belljar.host.box_tree import HostTree
 
 if TYPE_CHECKING:
     from belljar.engine.engine import Engine
@@ -228,6 +229,8 @@ class Lease:
         if capabilities.processes and NO_MODULE in result.stderr:
             way, modules = await self.engine.way_to_wasm(self.plan)
             around = around._replace(wasm=way, wasm_modules=modules)
+        if around.disk_in_memory and isinstance(tree := getattr(self.box, "tree", None), HostTree):
+            around = around._replace(files=await tree.held(), memory=self.plan.limits.memory)
         language, limits = self._language(request), self.limits(request)
         failure = diagnose.diagnose(
             result, language=language, limits=limits, processes=capabilities.processes, around=around

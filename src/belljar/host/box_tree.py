@@ -11,7 +11,7 @@ import posixpath
 import stat
 import tarfile
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, MutableSequence, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import ParamSpec, TypeVar
 
 import anyio.from_thread
@@ -44,6 +44,18 @@ class HostTree:
         self._root = root
         self._writable = (*writable, _SHARED_MEMORY)
         self._owner = owner
+
+    async def held(self) -> int:
+        """Returns the bytes that are taken of the file systems that the guest may write to."""
+        return await self._do(self._held)
+
+    def _held(self) -> int:
+        found: dict[int, int] = {}
+        for folder in self._writable:
+            with suppress(OSError), files.descended(self._root, [part for part in folder.split("/") if part]) as fd:
+                space = os.fstatvfs(fd)
+                found[os.fstat(fd).st_dev] = (space.f_blocks - space.f_bfree) * space.f_frsize
+        return sum(found.values())
 
     @contextmanager
     def found(self, folders: Sequence[str], left_out: list[str]) -> Iterator[Iterator[FoundMember]]:

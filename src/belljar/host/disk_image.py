@@ -31,6 +31,7 @@ _CLOEXEC, _NOSUID_NODEV_NOATIME = 1, 0x2 | 0x4 | 0x10
 _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
 _LOOP_CONFIGURE, _LOOP_GET_FREE = 0x4C0A, 0x4C82
 _AUTOCLEAR, _DIRECT_IO = 4, 16
+_CAP_SYS_ADMIN = 21
 _LEAST_BYTES = 4 * MIB  # below which the file system itself takes most of it
 _TRIES = 20  # others may take a loop device that was free
 _MAKE_SECONDS = 60.0
@@ -41,9 +42,11 @@ _MAKE = (
 
 def why_not(folder: Path, size: int) -> str:
     """Says why no disk of this size can be made in a folder; empty if nothing speaks against it."""
-    if os.geteuid() != 0:
-        return "only root can mount a file system"
-    if not os.path.exists("/dev/loop-control"):
+    if os.geteuid() != 0 or not _may_mount():
+        return "only root of the whole machine can mount a file system"
+    try:
+        os.close(os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
         return "there are no loop devices here"
     if _program() is None:
         return "this system has no mkfs.ext4 (install e2fsprogs)"
@@ -79,6 +82,13 @@ async def mount_in(holder: int, state_dir: Path, size: int, folders: Mapping[str
         raise errors.StartFailed(
             f"the sandbox's disk could not be made: {error}", fix='make room, or set living.disk_backing="memory"'
         ) from None
+
+
+def _may_mount() -> bool:
+    """Whether we are root of the first user namespace, with the right to mount."""
+    status = Path("/proc/self/status").read_text()
+    able = int(status.partition("CapEff:")[2].split()[0], 16) >> _CAP_SYS_ADMIN & 1
+    return bool(able) and Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
 
 
 def _program() -> str | None:

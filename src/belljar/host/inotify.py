@@ -37,7 +37,7 @@ class _KernelEvent(NamedTuple):
     name: str
 
 
-class _Found(NamedTuple):
+class _Appeared(NamedTuple):
     kind: Literal["created", "missed"]
     path: str
     is_folder: bool
@@ -99,7 +99,7 @@ class FolderWatch:
         """
         yield from self._tell(self._watched(path))
 
-    def _tell(self, waiting: list[_Found]) -> Iterator[FileChange]:
+    def _tell(self, waiting: list[_Appeared]) -> Iterator[FileChange]:
         """Gives what was found, the last first, and what is below it: guests make it as deep as they like."""
         while waiting:
             found = waiting.pop()
@@ -111,9 +111,9 @@ class FolderWatch:
                 with suppress(OSError):
                     waiting += self._watched(found.path)
 
-    def _watched(self, path: str) -> list[_Found]:
+    def _watched(self, path: str) -> list[_Appeared]:
         """Watches one folder; returns what is in it."""
-        found: list[_Found] = []
+        found: list[_Appeared] = []
         folder = self._opened(path)
         try:
             watch = syscalls.checked(self._libc.inotify_add_watch(self.fd, _by(folder), _WANTED))
@@ -122,9 +122,9 @@ class FolderWatch:
                 for entry in islice(entries, _MOST_ENTRIES):
                     with suppress(OSError):
                         is_folder = entry.is_dir(follow_symlinks=False)
-                        found.append(_Found("created", f"{path.rstrip('/')}/{entry.name}", is_folder))
+                        found.append(_Appeared("created", f"{path.rstrip('/')}/{entry.name}", is_folder))
                 if next(entries, None) is not None:
-                    found.insert(0, _Found("missed", path, is_folder=False))
+                    found.insert(0, _Appeared("missed", path, is_folder=False))
         finally:
             os.close(folder)
         return found
@@ -140,7 +140,7 @@ class FolderWatch:
 
     def _happened(self, path: str, mask: int) -> Iterator[FileChange]:
         if mask & (_CREATE | _MOVED_TO):
-            yield from self._tell([_Found("created", path, bool(mask & _IS_FOLDER))])
+            yield from self._tell([_Appeared("created", path, bool(mask & _IS_FOLDER))])
         for bit in (_MODIFY, _MOVED_FROM, _DELETE):
             if mask & bit:
                 yield FileChange(kind=_KINDS[bit], path=_text(path))

@@ -23,6 +23,24 @@ if TYPE_CHECKING:
     from belljar.living.files import AsyncFiles
 
 
+def pty_size(given: tuple[int, int] | PtySize | None) -> PtySize | None:
+    """Returns the size of a terminal, from columns and rows."""
+    if given is None or isinstance(given, PtySize):
+        return given
+    try:
+        columns, rows = given
+        return PtySize(columns=columns, rows=rows)
+    except (TypeError, ValueError):
+        raise errors.InvalidRequest("pty: takes columns and rows of 1 to 4096", fix="write pty=(80, 24)") from None
+
+
+def lacking(backend: str, what: str) -> errors.NotAvailable:
+    """Returns the error for what a backend's living sandboxes cannot do; `what`: that in words."""
+    return errors.NotAvailable(
+        f"{backend} {what}", fix="choose another backend: `belljar doctor` shows what each can do"
+    )
+
+
 class ProcessHandle(Protocol):
     """A process that was started in a living sandbox."""
 

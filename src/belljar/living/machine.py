@@ -19,6 +19,7 @@ from belljar.core.values import WORKSPACE
 from belljar.host.box_tree import HostTree
 from belljar.host.lifetime import LifetimeTask
 from belljar.host.loops import lone_errors
+from belljar.living.handles import lacking
 
 if TYPE_CHECKING:
     from belljar.control.box_tree import BoxTree
@@ -179,9 +180,7 @@ class LivingMachine:
         """Raises NotAvailable where the backend's living sandboxes lack a feature; `what`: that in words."""
         capabilities = self.lease.capabilities
         if feature not in (capabilities.living or ()):
-            raise errors.NotAvailable(
-                f"{capabilities.backend} {what}", fix="choose another backend: `belljar doctor` shows what each can do"
-            )
+            raise lacking(capabilities.backend, what)
 
     def admit(self, process: AsyncProcess) -> None:
         """Takes a process that is about to start; of those that have ended, the oldest is forgotten."""

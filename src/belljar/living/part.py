@@ -68,7 +68,8 @@ class AsyncLivingPart(LivingHandle):
             InvalidRequest: what was asked for makes no sense.
             BackendError: Belljar or a backend failed, not the process.
         """
-        from belljar.living.process import AsyncProcess, pty_size
+        from belljar.living.handles import pty_size
+        from belljar.living.process import AsyncProcess
 
         machine, size = self._alive(), pty_size(pty)
         machine.box  # noqa: B018  (which raises where nothing can be started)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import ByteStream
 
-from belljar.core import errors
-from belljar.core.options import check_seconds
+from belljar.core.options import check_port, check_seconds
 
 if TYPE_CHECKING:
     from belljar.living.machine import LivingMachine
@@ -40,9 +39,3 @@ async def dialled(machine: LivingMachine, port: int) -> ByteStream:
     check_port(port)
     machine.require("dial", "cannot reach the ports of a sandbox")
     return await machine.box.dial(port)
-
-
-def check_port(port: int) -> None:
-    """Raises InvalidRequest for what is no TCP port."""
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
-        raise errors.InvalidRequest(f"port: must be 1 to 65535 (got {port!r})")

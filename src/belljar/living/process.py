@@ -18,6 +18,7 @@ from belljar.core.process import Chunk, PtySize, shell_text
 from belljar.core.request import RunRequest
 from belljar.core.result import STREAMS, Result, Status, StreamName
 from belljar.host.loops import lone_errors
+from belljar.living.handles import pty_size
 
 if TYPE_CHECKING:
     from belljar.living.machine import LivingMachine
@@ -221,17 +222,6 @@ class AsyncProcess:
         out, err = (b"".join(texts[name]).decode("utf-8", "replace") for name in STREAMS)
         cut = any(chunk.missed for chunk in kept)
         return result.model_copy(update={"stdout": out, "stderr": err, "truncated": cut})
-
-
-def pty_size(given: tuple[int, int] | PtySize | None) -> PtySize | None:
-    """Returns the size of a terminal, from columns and rows."""
-    if given is None or isinstance(given, PtySize):
-        return given
-    try:
-        columns, rows = given
-        return PtySize(columns=columns, rows=rows)
-    except (TypeError, ValueError):
-        raise errors.InvalidRequest("pty: takes columns and rows of 1 to 4096", fix="write pty=(80, 24)") from None
 
 
 def _number(signal: str | int) -> int:

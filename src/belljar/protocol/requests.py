@@ -216,10 +216,14 @@ class OpenSession(SandboxFields):
     idle: float = Field(600, gt=0, le=86400, allow_inf_nan=False, strict=True)
     lifetime: float = Field(3600, gt=0, le=7 * 86400, allow_inf_nan=False, strict=True)
     timeout_seconds: Timeout | None = None
+    packages: Packages = Field(
+        None, description="names of packages to be there, or a Python environment of the server below a project root"
+    )
 
     def options(self) -> dict[str, Any]:
         """Returns the fields as keyword arguments of `core.options.request`."""
-        return self.sandbox_options() | {"language": self.language, "timeout": self.timeout_seconds}
+        rest = {"language": self.language, "timeout": self.timeout_seconds, "packages": self.packages}
+        return self.sandbox_options() | rest
 
 
 class Turn(RequestBody):

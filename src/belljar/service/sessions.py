@@ -127,15 +127,16 @@ class Sessions:
         folder = wanted.workspace
         record = _record(caller, kind, lifetime)
         asked = options | {"engine": self._service.engine, "id": record.id, "workspace": folder}
+        asked["packages"] = wanted.packages
         if kind == "session":
             # Idle is judged by `Held`, to which a file that is read and a turn that waits count as use.
             handle: AsyncSession | AsyncSandbox = AsyncSession(idle=lifetime, lifetime=lifetime, **asked)
         else:
             handle = AsyncSandbox(**asked)
         grant = (folder.path, folder.write) if folder else NO_GRANT
-        return await self.hold(
-            caller, Held(handle, record, idle, grant, self._service.demand(wanted, kept=True).memory)
-        )
+        held = Held(handle, record, idle, grant, self._service.demand(wanted, kept=True).memory)
+        held.environment = wanted.packages if isinstance(wanted.packages, str) else None
+        return await self.hold(caller, held)
 
     async def hold(self, caller: Caller, held: Held) -> SessionRecord:
         """Opens one and keeps it, if there is a place for it; returns when it is open."""

@@ -1,7 +1,7 @@
 """The sessions and living sandboxes that models hold open: opened with what the operator grants, found by their ids.
 
-A caller finds only their own. Whatever a model forgets to close ends by itself: soon after its last call, and at the
-latest when its lifetime is over.
+A caller finds only their own. Whatever a model forgets to close ends by itself: when nobody has used it for a while,
+and at the latest when its lifetime is over.
 """
 
 from __future__ import annotations
@@ -9,17 +9,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
+
+import anyio
 
 from belljar.core import errors
 from belljar.living.process import AsyncProcess
+from belljar.protocol.living import ForkSandbox, InterpreterTurn, OpenInterpreter, OpenSandbox, SandboxRecord
 from belljar.protocol.records import Caller, SessionRecord
 from belljar.sandbox import AsyncSandbox
 from belljar.service.mcp.calls import Calls, Ctx
+from belljar.service.run_lifecycle import Run
+from belljar.service.sandboxes import interpreters
+from belljar.service.sandboxes.held import HeldSandbox
+from belljar.service.sandboxes.sandboxes import Sandboxes
 from belljar.service.sessions import Held
 
 Kind = Literal["session", "sandbox"]
-SESSION_SECONDS = (600.0, 3600.0)  # without a call, and in all
-LIVING_SECONDS = (1800.0, 8 * 3600.0)  # the same of a living sandbox: it works while its model thinks
+SESSION_SECONDS = (600.0, 3600.0)  # without use, and in all
+LIVING_SECONDS = (1800.0, 8 * 3600.0)  # the same of a living sandbox
 _CALLS_AT_ONCE = 32  # in one sandbox
 
 
@@ -36,6 +44,8 @@ class Boxes:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._sessions = calls.sessions
+        self._sandboxes = Sandboxes(calls.service, calls.sessions)
+        self._interpreters: WeakKeyDictionary[HeldSandbox, _ModelInterpreter] = WeakKeyDictionary()
 
     async def open(
         self, ctx: Ctx, caller: Caller, kind: Kind, *, net: list[str] | None = None, backend: str = "auto",
@@ -49,15 +59,38 @@ class Boxes:
             PolicyDenied: a host was asked for that nobody granted, or no backend can do what is asked.
         """
         hosts = self._calls.net(net)
-        options: dict[str, Any] = {"net": hosts, "backend": backend, **self._calls.folders}
-        if language:
-            options["language"] = language
-        idle, lifetime = SESSION_SECONDS
         async with self._calls.telling(ctx, f"opening a {kind}"):  # which waits for packages, or an image
             if kind == "sandbox" and await self._can_live(backend):
-                (idle, lifetime), options["living"] = LIVING_SECONDS, True
-            record = await self._sessions.open(caller, kind, idle=idle, lifetime=lifetime, **options)
-        return record  # noqa: RET504  (for mypy, the block above may swallow what is raised)
+                record = await self._open_living(caller, hosts, backend)
+            else:
+                options: dict[str, Any] = {"language": language} if language else {}
+                options |= {"net": hosts, "backend": backend, **self._calls.folders}
+                idle, lifetime = SESSION_SECONDS
+                record = await self._sessions.open(caller, kind, idle=idle, lifetime=lifetime, **options)
+        return record
+
+    async def _open_living(self, caller: Caller, hosts: list[str], backend: str) -> SessionRecord:
+        """Opens one of the server's living sandboxes, which its owner finds on every surface."""
+        longest = self._calls.service.settings.service.living_lifetime
+        idle, lifetime = LIVING_SECONDS
+        folders = self._calls.folders
+        body = OpenSandbox(
+            net=tuple(hosts), backend=backend, project_path=folders.get("workspace"), write=folders.get("write", False),
+            packages=folders.get("packages"), expires=min(lifetime, longest), idle=idle,
+        )  # fmt: skip
+        return self._record(await self._sandboxes.open(caller, body), caller)
+
+    async def fork(self, ctx: Ctx, caller: Caller, id: str) -> SessionRecord:
+        """Opens a copy of a session, with its memory, or of a living sandbox, with its files but not its processes."""
+        if not self.lives(id, caller):
+            return await self._sessions.fork(id, caller, None)
+        async with self._calls.telling(ctx, "copying its files"), self.used(id, caller):
+            told = await self._sandboxes.fork(self._sandboxes.get(id, caller), caller, ForkSandbox())
+        return self._record(told, caller)
+
+    def _record(self, told: SandboxRecord, caller: Caller) -> SessionRecord:
+        record = self._sessions.get(told.id, caller).record
+        return record.model_copy(update={"expires": told.expires or record.expires})
 
     async def _can_live(self, backend: str) -> bool:
         engine = self._calls.service.engine
@@ -72,8 +105,17 @@ class Boxes:
 
         Raises:
             NotFound: this caller has none of that name.
+            SessionEnded: it has ended.
         """
-        return _living(self._sessions.get(id, caller)) is not None
+        return isinstance(self._held(id, caller), HeldSandbox)
+
+    def _held(self, id: str, caller: Caller) -> Held:
+        ended = None if self._sessions.find(id, caller) else self._calls.service.ended.find(id, caller)
+        if ended is not None:
+            raise errors.SessionEnded(
+                f"this sandbox has ended: {ended.reason}", fix='session_open(kind="sandbox") opens another'
+            )
+        return self._sessions.get(id, caller)
 
     @asynccontextmanager
     async def used(self, id: str, caller: Caller) -> AsyncIterator[UsedBox]:
@@ -81,11 +123,11 @@ class Boxes:
 
         Raises:
             NotFound: this caller has none of that name.
+            SessionEnded: it has ended.
             InvalidRequest: it is not a living one.
         """
-        held = self._sessions.get(id, caller)
-        box = _living(held)
-        if box is None:
+        held = self._held(id, caller)
+        if not isinstance(held, HeldSandbox):
             what = "a session" if held.record.kind == "session" else f"a sandbox of {held.record.backend}"
             raise errors.InvalidRequest(
                 f"session_id: {id[:80]!r} is {what}, in which nothing goes on between two calls",
@@ -94,7 +136,31 @@ class Boxes:
         if held.busy >= _CALLS_AT_ONCE:
             raise errors.Busy("as many calls of this sandbox wait as may", retry_after=5)
         async with held.used():
-            yield UsedBox(id, box)
+            yield UsedBox(id, held.box)
+
+    async def turn(self, id: str, caller: Caller, code: str, seconds: float | None) -> Run:
+        """Starts a turn of the interpreter of Python that a living sandbox keeps for its model.
+
+        It is opened with the first turn.
+
+        Raises:
+            SessionEnded: it has ended meanwhile. The next turn opens another.
+        """
+        async with self.used(id, caller):
+            held = self._sandboxes.get(id, caller)
+            mine = self._interpreters.setdefault(held, _ModelInterpreter())
+            async with mine.lock:
+                found = held.interpreters.get(mine.id)
+                if found is not None and found.ended:
+                    await interpreters.close(held, mine.id)
+                    raise errors.SessionEnded(
+                        f"the interpreter of this sandbox has ended: {found.ended}",
+                        fix="call session_run again: another starts, without its variables; files and processes stay",
+                    )
+                if found is None:
+                    mine.id = (await interpreters.open_one(held, OpenInterpreter())).id
+            body = InterpreterTurn(code=code, timeout_seconds=seconds)
+            return await interpreters.take(self._calls.service, held, mine.id, caller, body)
 
     @asynccontextmanager
     async def process(
@@ -126,10 +192,17 @@ class Boxes:
 
     def own(self, caller: Caller) -> Iterator[UsedBox]:
         """Yields the caller's living sandboxes that are open, and nobody else's, even if they may see those."""
-        for record in self._sessions.of(caller):
-            box = _living(self._sessions.get(record.id, caller)) if record.caller == caller.name else None
-            if box is not None and _is_open(box):
-                yield UsedBox(record.id, box)
+        for held in self._sessions.all(caller):
+            if isinstance(held, HeldSandbox) and held.record.caller == caller.name and _is_open(held.box):
+                yield UsedBox(held.record.id, held.box)
+
+
+class _ModelInterpreter:
+    """Which interpreter of a living sandbox is its model's."""
+
+    def __init__(self) -> None:
+        self.id: str = ""
+        self.lock: anyio.Lock = anyio.Lock()
 
 
 def _is_open(box: AsyncSandbox) -> bool:
@@ -137,7 +210,3 @@ def _is_open(box: AsyncSandbox) -> bool:
         return not box.ended
     except errors.InvalidRequest:  # it is being opened, or closed
         return False
-
-
-def _living(held: Held) -> AsyncSandbox | None:
-    return held.handle if isinstance(held.handle, AsyncSandbox) and held.handle.living else None

@@ -268,9 +268,13 @@ def _state(used: UsedBox, process: AsyncProcess) -> ProcessState:
         session_id=used.id, process=process.id, command=_command(process.command), running=running,
         since=process.log.last, status=None if running else str(result.status) if result else "lost",
         exit_code=result.exit_code if result else None,
-        problem=f"{error.error_type}: {error.message}" if error else None,
+        problem=f"{error.error_type}: {error.message}" if error else _lost(process),
         suggestion=error.suggestion if error else None,
     )  # fmt: skip
+
+
+def _lost(process: AsyncProcess) -> str | None:
+    return None if process.error is None else answer.cut(process.error.message, 1000)
 
 
 def _output(used: UsedBox, process: AsyncProcess, since: int) -> CallToolResult:
@@ -333,7 +337,7 @@ def _told(state: ProcessState) -> list[str]:
     code = f", exit code {state.exit_code}" if state.exit_code is not None else ""
     words = [f"[process {state.process} of sandbox {state.session_id} has ended: {state.status}{code}]"]
     if state.problem:
-        words.append(f"{state.problem}\nSuggestion: {state.suggestion}")
+        words += [state.problem, *([f"Suggestion: {state.suggestion}"] if state.suggestion else [])]
     return words
 
 

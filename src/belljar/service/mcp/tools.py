@@ -160,15 +160,19 @@ class Tools:
         self, ctx: Ctx, code: Code, session_id: MaybeSession = None, timeout: Timeout = None
     ) -> TurnRan:
         """Run code in a session: what it defines stays for the next call. The value of a last expression and open
-        matplotlib figures are part of the answer. Without session_id a new session of Python is opened."""
+        matplotlib figures are part of the answer. In a sandbox it is Python, beside that sandbox's files and servers.
+        Without session_id a new session of Python is opened."""
         caller = await self._calls.caller(ctx, "sessions")
         opened = session_id is None
         id = session_id or (await self._boxes.open(ctx, caller, "session")).id
         try:
             seconds = self._seconds(id, caller, timeout)
-            run, result = await self._calls.carry_out(
-                ctx, lambda: self._sessions.run(id, caller, code=code, command=None, timeout=seconds)
-            )
+            if self._boxes.lives(id, caller):
+                run, result = await self._calls.carry_out(ctx, lambda: self._boxes.turn(id, caller, code, seconds))
+            else:
+                run, result = await self._calls.carry_out(
+                    ctx, lambda: self._sessions.run(id, caller, code=code, command=None, timeout=seconds)
+                )
         except BaseException:
             if opened:  # nobody has learned its name
                 with anyio.move_on_after(ENDING_SECONDS, shield=True), suppress(errors.NotFound):
@@ -177,10 +181,11 @@ class Tools:
         return answer.of_run(result, run.id, id, opened=opened)
 
     async def session_fork(self, ctx: Ctx, session_id: Session) -> Opened:
-        """Make an independent copy of a session as it is now, memory and files, to try something without losing it.
-        Only the wasm backend can do this."""
+        """Make an independent copy, to try something without losing what there is: of a session its memory and files
+        (only on the wasm backend), of a sandbox its files, but not what runs. A folder of the user is shared."""
         caller = await self._calls.caller(ctx, "sessions")
-        return answer.of_session(await self._sessions.fork(session_id, caller, None))
+        record = await self._boxes.fork(ctx, caller, session_id)
+        return answer.of_session(record, living=self._boxes.lives(record.id, caller))
 
     async def session_close(self, ctx: Ctx, session_id: Session) -> Annotated[CallToolResult, answer.Closed]:
         """End a session or a sandbox. Its variables, files and processes are gone."""

@@ -26,9 +26,11 @@ from belljar.engine.engine import Engine
 from belljar.sandbox import arun, default_engine
 from belljar.testing.escape.attacks import PRELUDE, Attack, AttackStatus, AttackVerdict, Control
 from belljar.testing.escape.bait import Bait, lay
+from belljar.testing.escape.in_living import in_living_sandboxes
 from belljar.testing.escape.on_files import FILES, SURROUNDINGS
 from belljar.testing.escape.on_kept_boxes import KEPT_BOXES
 from belljar.testing.escape.on_kernel import KERNEL, MOUNTS, NAMESPACES, PRIVILEGES
+from belljar.testing.escape.on_living import LIVING
 from belljar.testing.escape.on_neighbours import NEIGHBOURS
 from belljar.testing.escape.on_network import NETWORK, SIGNALS
 from belljar.testing.escape.on_outputs import NAMES, OUTPUTS, TERMINAL
@@ -37,11 +39,14 @@ from belljar.testing.escape.on_resources import RESOURCES
 from belljar.testing.escape.on_wasm import WASM
 from belljar.testing.escape.scenarios import Range
 
-__all__ = ["ATTACKS", "Attack", "AttackStatus", "AttackVerdict", "Bait", "Control", "attack", "carry_out", "lay"]
+__all__ = [
+    "ATTACKS", "Attack", "AttackStatus", "AttackVerdict", "Bait", "Control", "attack", "carry_out",
+    "in_living_sandboxes", "lay",
+]  # fmt: skip
 
 ATTACKS: tuple[Attack, ...] = (
     *FILES, *SURROUNDINGS, *MOUNTS, *PRIVILEGES, *NAMESPACES, *KERNEL, *NETWORK, *SIGNALS, *RESOURCES, *KEPT_BOXES,
-    *REPOSITORY, *OUTPUTS, *NAMES, *NEIGHBOURS, *TERMINAL, *WASM,
+    *REPOSITORY, *OUTPUTS, *NAMES, *NEIGHBOURS, *TERMINAL, *WASM, *LIVING,
 )  # fmt: skip
 
 _AT_ONCE = 4  # attacks measure time and memory: a crowd would blur the verdicts

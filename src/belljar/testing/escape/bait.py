@@ -106,7 +106,7 @@ def _drop(folder: Path) -> dict[str, str]:
 
 def _wipe(marker: str) -> None:
     """Where nothing held, neighbours have left their marks on the host itself."""
-    for folder in ("/tmp", "/var/tmp", "/dev/shm"):
+    for folder in ("/tmp", "/var/tmp", "/dev/shm", "/run", str(Path.home())):
         for mark in Path(folder).glob(f"{marker}-*"):
             with suppress(OSError):
                 mark.unlink()

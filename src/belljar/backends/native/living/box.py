@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
-import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from typing import Any
@@ -175,11 +173,12 @@ class NativeLivingBox(NativeBox):
         """Without control groups: adds up what the machine keeps in memory; over the limit its largest process ends."""
         while True:
             await anyio.sleep(_MEMORY_CHECK_SECONDS if self._runs else _IDLE_CHECK_SECONDS)
+            if self._first.bubblewrap.ended():
+                return
             if await anyio.to_thread.run_sync(self._used) > self.plan.limits.memory:
                 largest = await anyio.to_thread.run_sync(listing.largest, self._first.pid, self._host.bubblewrap)
                 if largest is not None and not any(run.end_of_memory(largest) for run in self._runs):
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.kill(largest, signal.SIGKILL)
+                    listing.end(largest, self._first.pid)
 
     def _words(self, command: Command) -> Sequence[str]:
         words = self._argv(command.argv)
@@ -215,8 +214,9 @@ class NativeLivingBox(NativeBox):
 
     def _used(self) -> int:
         """Bytes of memory that all processes and files of the box take."""
-        folders = (self._place, f"{self._place}/dev/shm")
-        return procfs.private_memory(listing.members(self._holder)) + held_in_folders(folders)
+        holder = self._first.pid  # which may be ending: then there is nothing to be found
+        place = f"/proc/{holder}/root{walls.PLACE}"
+        return procfs.private_memory(listing.members(holder)) + held_in_folders((place, f"{place}/dev/shm"))
 
     @property
     def _holder(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 
 from belljar.core.process import BoxProcess
@@ -14,7 +15,8 @@ _MOST = 10_000  # processes that are listed
 
 def members(holder: int) -> list[int]:
     """Lists the pids of all processes in the machine of this first process, those that are ours among them."""
-    wanted = namespace(holder, "pid")
+    if not (wanted := namespace(holder, "pid")):  # it has ended
+        return []
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and namespace(int(name), "pid") == wanted]
 
 
@@ -34,6 +36,17 @@ def processes(holder: int, bubblewrap: str) -> tuple[BoxProcess, ...]:
 def largest(holder: int, bubblewrap: str) -> int | None:
     """Returns the guest's process that takes the most memory, as the host numbers it; None: there is none."""
     return max(_guests(holder, bubblewrap), key=lambda pid: procfs.private_memory((pid,)), default=None)
+
+
+def end(pid: int, holder: int) -> None:
+    """Ends a process of a machine, and nobody who got its number meanwhile."""
+    with suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            if namespace(pid, "pid") == namespace(holder, "pid") != "":
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
 
 
 def _guests(holder: int, bubblewrap: str) -> list[int]:

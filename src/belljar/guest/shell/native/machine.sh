@@ -5,5 +5,5 @@ mount --options-mode ignore -t tmpfs -o "remount,rw,nosuid,nodev,nr_inodes=$2" t
 echo ready
 exec </dev/null >/dev/null 2>&1
 # What a guest can end is started again; nothing of ours is on its command line.
-# In the foreground: a shell gives what runs in the background a /dev/null, which is not here.
+# In the foreground: for one in the background a shell opens /dev/null, and where it cannot it starts anew for ever.
 exec /bin/sh -c 'while :; do sleep infinity; done' init

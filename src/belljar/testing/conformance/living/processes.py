@@ -162,11 +162,12 @@ async def _kill(bench: Bench) -> None:
         result = await family.kill()
         equal((result.status, result.stdout), ("aborted", "ready\n"), "(status, stdout)")
 
+        expect(other.running, f"the other one is {other!r}")
+
         async def alone() -> bool:
             return await commands(box) == ["sleep 3600"]
 
         await until(alone, f"what runs is {await commands(box)}, and should be the other process alone")
-        expect(other.running, f"the other one is {other!r}")
 
 
 @check(_AREA, "a process' timeout ends it alone, and its output is returned", "living")

@@ -1,0 +1,1 @@
+"""Living sandboxes of a server: the library's handles over HTTP."""
