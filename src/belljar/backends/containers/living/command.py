@@ -11,7 +11,7 @@ import secrets
 import signal as signals
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,7 +90,7 @@ class LivingCommand:
         self._first = 0  # the launcher's number on the host, once it was looked for
         self._call: Exec
         self._streams: ProgramStreams
-        self._room: Callable[[], AbstractAsyncContextManager[None]]
+        self._room = AsyncExitStack()  # what the engine needs beside the command while it starts it
 
     @property
     def launcher(self) -> int:
@@ -125,27 +125,29 @@ class LivingCommand:
                     tty=pty is not None, workdir="/",
                 )  # fmt: skip
         try:
-            stream, self._room = self._call.start(detach=False), room
+            await self._room.enter_async_context(room())
+            stream = self._call.start(detach=False)
             async with ProgramStreams.open(stream, "the command could not be started") as self._streams:
                 with lone_errors():
                     await self._attend()
             return await self._result(before)
         finally:
+            await self._room.aclose()
             if not self._over.is_set():
                 with anyio.move_on_after(_KILL_SECONDS, shield=True):
                     await self._kill()
 
     async def _attend(self) -> None:
         async with anyio.create_task_group() as watchers:
-            watchers.start_soon(self._take_room)
+            watchers.start_soon(self._leave_room)
             for watch in (self._clock, self._obey, self._watch_start, self._watch_end, self._watch_machine):
                 watchers.start_soon(watch)
             await self._listen(watchers.start_soon)
             watchers.cancel_scope.cancel()
 
-    async def _take_room(self) -> None:
-        async with self._room():
-            await self._begun.wait()
+    async def _leave_room(self) -> None:
+        await self._begun.wait()
+        await self._room.aclose()
 
     # --- streams ---
 
