@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar, Self, Unpack
@@ -449,22 +449,6 @@ class Sandbox(LivingPart[AsyncSandbox]):
                 command, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr, cancel=cancel, id=id, **options
             )
         )
-
-    def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
-        """Writes a file of the sandbox, text or bytes, by its name below /workspace."""
-        portal.call(lambda: self._core.write(path, content, executable=executable))
-
-    def read(self, path: str) -> bytes:
-        """Returns the content of a file of the sandbox, or raises the OSError that its guest would get."""
-        return portal.call(self._core.read, path)
-
-    def reading(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
-        """Opens a file as `read` does, for one that is too large to be held: `with box.reading("big") as pieces`."""
-        return portal.reading(self._core.reading(path))
-
-    def list(self) -> tuple[Entry, ...]:
-        """Returns what lies below /workspace: path, kind and size of each entry."""
-        return portal.call(self._core.list)
 
     def snapshot(self, *, labels: Mapping[str, str] | None = None, owner: str = "") -> BoxSnapshot:
         """Keeps its files as they are now, and no process: see `AsyncSandbox.snapshot`."""
