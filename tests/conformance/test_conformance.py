@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from belljar.backends.fake import Fake
 from belljar.core import errors
+from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.plan import Plan
-from belljar.core.process import Chunk, FileStat
+from belljar.core.process import Chunk, Feature, FileStat
 from belljar.core.result import Result, Status
 from belljar.engine.backends import NAMES
 from belljar.engine.engine import Engine
@@ -274,6 +276,13 @@ class HollowBox:
     async def __aexit__(self, *_: object) -> None:
         return None
 
+    def __await__(self) -> Generator[Any, None, HollowBox]:
+        yield from anyio.lowlevel.checkpoint().__await__()
+        return self
+
+    async def snapshot(self, *_: object, **__: object) -> BoxSnapshot:
+        return BoxSnapshot(id=f"snap-{'0' * 16}", created=0.0)
+
     async def run(self, *_: object, **__: object) -> Result:
         return self._answer
 
@@ -368,7 +377,7 @@ def test_the_contract_has_at_least_sixty_checks_and_covers_every_area() -> None:
         "fuel", "checkpoints",
         "cancel", "concurrency", "state", "result", "figures", "network", "walls", "sessions",
         "living processes", "living output", "terminals", "ports", "living files", "transfer", "interpreters", "life",
-        "machine", "living limits",
+        "machine", "living limits", "snapshots",
     }  # fmt: skip
     assert {check.area for check in CHECKS} == areas
 
@@ -397,7 +406,7 @@ async def test_a_skip_names_the_capability_that_is_missing() -> None:
     assert {verdict.detail for verdict in verdicts} == {"fake has no python sessions", "fake does not limit cpus here"}
 
 
-@pytest.mark.parametrize("need", ["commands", "processes", "posix", "living", "pty", "dial", "pause", "watch", "root"])
+@pytest.mark.parametrize("need", ["commands", "processes", "posix", "living", *get_args(Feature)])
 async def test_a_need_is_lacking_only_where_the_capability_is(need: str) -> None:
     for fake, lacking in ((Fake({}), False), (CodeOnly({}), True)):
         bench = Bench(Engine(load(), extra=(fake,)), fake.name, await fake.probe(), await fake.languages())

@@ -201,6 +201,21 @@ async def test_python_in_a_sandbox_keeps_its_variables_beside_files_and_processe
         assert anew["stdout"] == "seen False\n"
 
 
+async def test_a_fork_of_a_sandbox_has_its_files_and_goes_its_own_way(url: str) -> None:
+    async with Client(url) as client, computer(client) as box:
+        data(await client.call_tool("file_write", {"session_id": box, "path": "a.txt", "content": "first"}))
+        data(await client.call_tool("start_process", {"session_id": box, "command": ["cat"]}))
+        forked = data(await client.call_tool("session_fork", {"session_id": box}))
+        other = forked["session_id"]
+        assert other != box and forked["living"]
+        data(await client.call_tool("file_write", {"session_id": other, "path": "a.txt", "content": "second"}))
+        for id, expected in ((box, "first"), (other, "second")):
+            assert data(await client.call_tool("file_read", {"session_id": id, "path": "a.txt"}))["text"] == expected
+        listed = data(await client.call_tool("list_processes", {"session_id": other}))["sandboxes"]
+        assert (listed[0]["started"], listed[0]["running"]) == ([], [])
+        data(await client.call_tool("session_close", {"session_id": other}))
+
+
 async def test_a_sandbox_of_a_model_is_one_of_the_servers_and_its_end_is_told() -> None:
     with served() as server, anyio.fail_after(120):
         async with Client(server.url + "/mcp") as client:

@@ -304,6 +304,7 @@ class ForgetsPermissions(LivingSaboteur):
     caught_by = (
         "a file has the permissions that it was given, and keeps them when it is written again",
         "files are touched with its programs' rights, and no more",
+        "a sandbox begins with the files of a snapshot, as they were, and with no process",
     )
     machine = _ForgetfulTreeBox
 

@@ -20,6 +20,7 @@ from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.settings import LivingSettings
 from belljar.host import archives
 from belljar.host.archives import Member
+from belljar.host.box_members import FoundMember
 from belljar.host.snapshot_store import SnapshotStore
 
 Entry = tuple[Member, Iterator[bytes]]
@@ -33,6 +34,12 @@ def about(number: int = 1, **more: object) -> BoxSnapshot:
 
 def file(name: str, content: bytes, mode: int = 0o644) -> Entry:
     return Member(name, "file", mode, 5.0, len(content)), iter((content,) if content else ())
+
+
+def take(store: SnapshotStore, about: BoxSnapshot, found: Iterator[Entry], left_out: list[str]) -> BoxSnapshot:
+    with store.taking() as taking:
+        taking.unpack(found)
+        return taking.finish(about, left_out)
 
 
 def named(name: str, kind: str, target: str = "") -> Entry:
@@ -67,7 +74,7 @@ def test_what_was_taken_is_read_again_with_kinds_modes_and_times(store: Snapshot
         named("home/user", "folder"), file("home/user/\udcff", b"x" * 300_000),
         named("home/user/other", "twin", "workspace/run"),
     ]  # fmt: skip
-    taken = store.take(about(labels={"a": "b"}), iter(found), ["/tmp/x: may not be read"])
+    taken = take(store, about(labels={"a": "b"}), iter(found), ["/tmp/x: may not be read"])
     assert (taken.files, taken.size, taken.left_out) == (4, 300_002, ("/tmp/x: may not be read",))
     assert store.all() == (taken,) and store.find(taken.id) == taken
     assert held(store, taken.id) == {
@@ -82,8 +89,8 @@ def test_what_was_taken_is_read_again_with_kinds_modes_and_times(store: Snapshot
 
 def test_contents_are_kept_once_and_go_with_the_last_that_needs_them(store: SnapshotStore, folder: Path) -> None:
     same, large = file("workspace/a", b"same"), b"l" * 1_000_000
-    first = store.take(about(1), iter([same, file("workspace/l", large)]), [])
-    second = store.take(about(2), iter([file("workspace/b", b"same"), file("workspace/l", large)]), [])
+    first = take(store, about(1), iter([same, file("workspace/l", large)]), [])
+    second = take(store, about(2), iter([file("workspace/b", b"same"), file("workspace/l", large)]), [])
     assert first.stored > 1_000_000 > 10_000 > second.stored > 0, "its list of entries is another"
     assert len(contents(folder)) == 4
     store.remove(first.id)
@@ -95,8 +102,28 @@ def test_contents_are_kept_once_and_go_with_the_last_that_needs_them(store: Snap
             store.remove(gone)
 
 
+def test_what_changed_while_a_snapshot_was_prepared_is_swept_away(store: SnapshotStore, folder: Path) -> None:
+    def found(*contents: bytes) -> Iterator[FoundMember]:
+        for number, content in enumerate(contents):
+            fd = os.memfd_create("content")
+            try:
+                os.write(fd, content)
+                yield FoundMember(Member(f"workspace/{number}", "file", 0o644, 0.0, len(content)), fd)
+            finally:
+                os.close(fd)
+
+    large = b"l" * 400_000
+    with store.taking() as taking:
+        taking.prepare(found(large, b"before"))
+        taking.read(found(large, b"after"))
+        first = taking.finish(about(1), [])
+    assert len(contents(folder)) == 4
+    assert store.all() == (first,) and len(contents(folder)) == 3
+    assert held(store, first.id) == {"workspace/0": ("file", large), "workspace/1": ("file", b"after")}
+
+
 def test_nobody_but_its_owner_finds_a_snapshot(store: SnapshotStore) -> None:
-    taken = store.take(about(owner="ann"), iter([file("workspace/a", b"")]), [])
+    taken = take(store, about(owner="ann"), iter([file("workspace/a", b"")]), [])
     assert store.find(taken.id, "ann") == store.find(taken.id)
     for wrong in (lambda: store.find(taken.id, "bob"), lambda: store.remove(taken.id, "bob")):
         with pytest.raises(errors.NotFound):
@@ -105,11 +132,11 @@ def test_nobody_but_its_owner_finds_a_snapshot(store: SnapshotStore) -> None:
 
 
 def test_only_the_owner_of_the_folder_can_read_it(store: SnapshotStore, folder: Path) -> None:
-    store.take(about(), iter([file("workspace/a", b"secret", 0o777)]), [])
+    take(store, about(), iter([file("workspace/a", b"secret", 0o777)]), [])
     assert all(not path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")])
     folder.chmod(0o755)
     with pytest.raises(errors.NotAvailable, match="not ours alone"):
-        store.take(about(2), iter(()), [])
+        take(store, about(2), iter(()), [])
 
 
 # --- quotas ---
@@ -119,30 +146,30 @@ def test_a_snapshot_over_a_limit_is_refused_and_leaves_nothing(folder: Path) -> 
     small = SnapshotStore(folder, LivingSettings(snapshot_size=1000, snapshots=1, snapshots_size=20_000))
     sparse = Member("workspace/sparse", "file", 0o644, 0.0, 10**15)
     with pytest.raises(errors.PolicyDenied, match="the files of one would take more than") as refused:
-        small.take(about(), iter([(sparse, iter(()))]), [])
+        take(small, about(), iter([(sparse, iter(()))]), [])
     assert refused.value.context["field"] == "living.snapshot_size" and contents(folder) == []
     many = (file(f"workspace/{number}", str(number).encode()) for number in range(100))
     with pytest.raises(errors.PolicyDenied, match="all snapshots would take more than"):
-        small.take(about(), many, [])
+        take(small, about(), many, [])
     assert contents(folder) == [] and small.all() == ()
-    small.take(about(1), iter([file("workspace/a", b"a")]), [])
+    take(small, about(1), iter([file("workspace/a", b"a")]), [])
     with pytest.raises(errors.PolicyDenied, match="there are 1 already"):
-        small.take(about(2), iter([file("workspace/b", b"b")]), [])
+        take(small, about(2), iter([file("workspace/b", b"b")]), [])
     assert len(contents(folder)) == 2
 
 
 def test_all_snapshots_together_take_no_more_than_they_may(folder: Path) -> None:
     small = SnapshotStore(folder, LivingSettings(snapshots_size=20_000))
-    small.take(about(1), iter([file("workspace/a", b"a" * 9000)]), [])
+    take(small, about(1), iter([file("workspace/a", b"a" * 9000)]), [])
     with pytest.raises(errors.PolicyDenied, match="all of them would take"):
-        small.take(about(2), iter([file("workspace/b", b"b" * 9000)]), [])
+        take(small, about(2), iter([file("workspace/b", b"b" * 9000)]), [])
     assert [one.id for one in small.all()] == [about(1).id] and len(contents(folder)) == 2
 
 
 def test_more_entries_than_can_be_kept_are_refused(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("belljar.host.snapshot_store.MAX_MEMBERS", 10)
     with pytest.raises(errors.PolicyDenied, match="more than 10 files and folders"):
-        store.take(about(), (named(f"workspace/{number}", "folder") for number in range(11)), [])
+        take(store, about(), (named(f"workspace/{number}", "folder") for number in range(11)), [])
 
 
 # --- hostile archives ---
@@ -176,7 +203,7 @@ def test_an_archive_that_leads_out_or_holds_a_device_is_refused_whole(
     store: SnapshotStore, folder: Path, entry: tarfile.TarInfo
 ) -> None:
     with pytest.raises(ValueError):
-        store.take(about(), archive(member("workspace/good"), entry), [])
+        take(store, about(), archive(member("workspace/good"), entry), [])
     assert store.all() == () and contents(folder) == []
 
 
@@ -200,7 +227,7 @@ def cut(text: str) -> str:
 def test_a_head_that_was_changed_is_no_snapshot(
     store: SnapshotStore, folder: Path, spoil: Callable[[str], str]
 ) -> None:
-    taken = store.take(about(), iter([file("workspace/a", b"a"), file("workspace/b", b"b")]), [])
+    taken = take(store, about(), iter([file("workspace/a", b"a"), file("workspace/b", b"b")]), [])
     head = folder / "heads" / taken.id
     head.write_text(spoil(head.read_text()))
     with pytest.raises((ValueError, errors.NotFound)), store.opened(taken.id) as (_, below):
@@ -220,7 +247,7 @@ ROW = ["f", "workspace/a", 0o644, 5.0, 1, "0" * 64, ""]
     ],
 )  # fmt: skip
 def test_an_entry_that_was_changed_is_refused(store: SnapshotStore, folder: Path, changes: dict[int, object]) -> None:
-    taken = store.take(about(), iter([file("workspace/a", b"a")]), [])
+    taken = take(store, about(), iter([file("workspace/a", b"a")]), [])
     row = [changes.get(place, value) for place, value in enumerate(ROW)]
     with forged(store, folder, taken.id, json.dumps(row).encode() + b"\n"), pytest.raises(ValueError):
         held(store, taken.id)
@@ -242,7 +269,7 @@ class forged:
 
 
 def test_a_content_that_was_changed_or_is_gone_is_noticed(store: SnapshotStore, folder: Path) -> None:
-    taken = store.take(about(), iter([file("workspace/a", b"original")]), [])
+    taken = take(store, about(), iter([file("workspace/a", b"original")]), [])
     path = next(path for path in contents(folder) if path.read_bytes() == b"original")
     path.write_bytes(b"replaced")
     with pytest.raises(ValueError, match="damaged"):
@@ -251,12 +278,12 @@ def test_a_content_that_was_changed_or_is_gone_is_noticed(store: SnapshotStore, 
     with pytest.raises(ValueError, match="missing"):
         held(store, taken.id)
     path.write_bytes(b"cut")  # as a crash of the machine may leave it
-    again = store.take(about(2), iter([file("workspace/a", b"original")]), [])
+    again = take(store, about(2), iter([file("workspace/a", b"original")]), [])
     assert held(store, again.id) == {"workspace/a": ("file", b"original")}
 
 
 def test_a_head_that_is_a_link_or_somebody_elses_is_not_followed(store: SnapshotStore, folder: Path) -> None:
-    taken = store.take(about(), iter([file("workspace/a", b"a")]), [])
+    taken = take(store, about(), iter([file("workspace/a", b"a")]), [])
     head = folder / "heads" / taken.id
     head.rename(folder / "moved")
     head.symlink_to(folder / "moved")
@@ -281,12 +308,13 @@ def found():
     sys.stdin.read()
 
 store = SnapshotStore(Path(sys.argv[1]), LivingSettings())
-store.take(BoxSnapshot(id="snap-00000000000000aa", created=1.0, folders=("/workspace",)), found(), [])
+with store.taking() as taking:
+    taking.unpack(found())
 """
 
 
 def test_a_snapshot_whose_process_is_killed_is_never_seen_and_is_swept_away(store: SnapshotStore, folder: Path) -> None:
-    kept = store.take(about(1), iter([file("workspace/0", b"0" * 1000)]), [])
+    kept = take(store, about(1), iter([file("workspace/0", b"0" * 1000)]), [])
     with subprocess.Popen(
         [sys.executable, "-c", _KILLED, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -296,7 +324,7 @@ def test_a_snapshot_whose_process_is_killed_is_never_seen_and_is_swept_away(stor
         process.wait(10)
     assert store.all() == (kept,)
     assert len(contents(folder)) == 2, "the first who looks sweeps"
-    after = store.take(about(2), iter([file("workspace/x", b"x")]), [])
+    after = take(store, about(2), iter([file("workspace/x", b"x")]), [])
     assert {one.id for one in store.all()} == {kept.id, after.id}
     assert len(contents(folder)) == 4 and list((folder / "unfinished").iterdir()) == []
     assert held(store, kept.id) == {"workspace/0": ("file", b"0" * 1000)}
@@ -305,7 +333,7 @@ def test_a_snapshot_whose_process_is_killed_is_never_seen_and_is_swept_away(stor
 def test_what_somebody_takes_or_reads_is_not_swept_away_meanwhile(
     store: SnapshotStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    old = store.take(about(1), iter([file("workspace/a", b"shared")]), [])
+    old = take(store, about(1), iter([file("workspace/a", b"shared")]), [])
     half, go_on, done = threading.Event(), threading.Event(), []
 
     def slow() -> Iterator[Entry]:
@@ -315,7 +343,7 @@ def test_what_somebody_takes_or_reads_is_not_swept_away_meanwhile(
         yield file("workspace/b", b"b")
 
     thread = threading.Thread(
-        target=lambda: done.append(SnapshotStore(folder, LivingSettings()).take(about(2), slow(), []))
+        target=lambda: done.append(take(SnapshotStore(folder, LivingSettings()), about(2), slow(), []))
     )
     thread.start()
     try:
@@ -334,12 +362,12 @@ def test_what_somebody_takes_or_reads_is_not_swept_away_meanwhile(
 def test_several_processes_take_snapshots_at_once(store: SnapshotStore, folder: Path) -> None:
     results: list[BoxSnapshot] = []
 
-    def take(number: int) -> None:
+    def one(number: int) -> None:
         mine = SnapshotStore(folder, LivingSettings())
         found = [file(f"workspace/{n}", b"%d" % (n % 20)) for n in range(100)]
-        results.append(mine.take(about(number), iter(found), []))
+        results.append(take(mine, about(number), iter(found), []))
 
-    threads = [threading.Thread(target=take, args=(number,)) for number in range(1, 7)]
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(1, 7)]
     for thread in threads:
         thread.start()
     for thread in threads:

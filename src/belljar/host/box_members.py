@@ -44,10 +44,11 @@ class FoundMember(NamedTuple):
 
     def pieces(self) -> Iterator[bytes]:
         """Gives its content: so many bytes as it had. What is written to it meanwhile changes nothing of that."""
-        left = self.member.size if self.fd >= 0 else 0
-        while left:
-            piece = os.read(self.fd, min(left, _PIECE_BYTES)) or bytes(min(left, _PIECE_BYTES))
-            left -= len(piece)
+        at, size = 0, self.member.size if self.fd >= 0 else 0
+        while at < size:
+            most = min(size - at, _PIECE_BYTES)
+            piece = os.pread(self.fd, most, at) or bytes(most)
+            at += len(piece)
             yield piece
 
     def checked(self) -> Iterator[bytes]:

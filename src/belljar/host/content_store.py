@@ -77,7 +77,7 @@ class ContentStore:
     def adding(self) -> Iterator[None]:
         """As `shared`, for who adds. Where it fails or its process dies, what it added is swept away later."""
         with self.shared():
-            mark = self._mark()
+            mark = self.mark()
             yield
             mark.unlink(missing_ok=True)
 
@@ -104,26 +104,42 @@ class ContentStore:
         finally:
             os.close(fd)
 
-    def _mark(self) -> Path:
+    def mark(self) -> Path:
+        """Says to whoever looks next that there may be something to sweep; returns what says so."""
         path = self.folder / _UNFINISHED / os.urandom(8).hex()
         path.touch(mode=0o600)
         return path
 
     # --- contents ---
 
-    def put(self, pieces: Iterator[bytes]) -> Content:
-        """Keeps what comes in pieces, unless it is there. To be called while `adding`."""
+    def put(self, pieces: Iterator[bytes], again: Callable[[], Iterator[bytes]] | None = None) -> Content:
+        """Keeps what comes in pieces, unless it is there. To be called while `adding`.
+
+        Args:
+            pieces: the content.
+            again: gives it once more from its beginning; then what is there already is not written first.
+        """
         held = bytearray()
         for piece in pieces:
             held += piece
             if len(held) > _SMALL_BYTES:
-                return self._put_large(bytes(held), pieces)
+                if again is None:
+                    return self._put_large(bytes(held), pieces)
+                known = self._seen(held, pieces)
+                return known if self.has(known.digest, known.size) else self._put_large(b"", again())
         digest = hashlib.sha256(held).hexdigest()
         if self.has(digest, len(held)):
             return Content(digest, len(held))
         with self._draft() as fd:
             _write(fd, held)
             return self._name(fd, digest, len(held))
+
+    def _seen(self, first: bytearray, rest: Iterator[bytes]) -> Content:
+        seen, size = hashlib.sha256(first), len(first)
+        for piece in rest:
+            seen.update(piece)
+            size += len(piece)
+        return Content(seen.hexdigest(), size)
 
     def _put_large(self, first: bytes, rest: Iterator[bytes]) -> Content:
         seen, size = hashlib.sha256(first), len(first)
@@ -205,7 +221,7 @@ class ContentStore:
         if not must and not os.listdir(self.folder / _UNFINISHED):
             return True
         if must:
-            self._mark()  # should we not come to it now
+            self.mark()  # should we not come to it now
         try:
             with self._locked("lock", fcntl.LOCK_EX, seconds):
                 keep = needed()

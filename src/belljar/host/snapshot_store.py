@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -114,22 +115,12 @@ class SnapshotStore:
 
     # --- taking one ---
 
-    def take(
-        self, about: BoxSnapshot, found: Iterator[tuple[Member, Iterator[bytes]]], left_out: list[str]
-    ) -> BoxSnapshot:  # fmt: skip
-        """Keeps entries with their contents as a snapshot.
-
-        Args:
-            about: what is known of it before.
-            found: the entries, each with its content; names are whole paths without the first slash.
-            left_out: what could not be read; it may grow meanwhile.
-
-        Returns:
-            The snapshot, which is on the disk then.
+    @contextmanager
+    def taking(self) -> Iterator[SnapshotTaking]:
+        """Begins a snapshot; what was kept for one that is not finished is removed.
 
         Raises:
-            PolicyDenied: it is larger than it may be, or there are too many.
-            ValueError: an entry is none that can be kept.
+            PolicyDenied: there are too many already.
         """
         self._contents.prepare()
         self._heads.mkdir(mode=0o700, exist_ok=True)
@@ -137,22 +128,10 @@ class SnapshotStore:
         self._check_count()
         try:
             with self._contents.adding():
-                taking = _Taking(self._contents, self._limits)
-                for member, content in found:
-                    taking.add(member, content)
-                listed = self._contents.put(iter((b"".join(taking.lines),)))
-                told = [_plain(line) for line in left_out]
-                if len(told) > MOST_LEFT_OUT:
-                    told[MOST_LEFT_OUT:] = [f"and {len(told) - MOST_LEFT_OUT} more"]
-                stored = taking.stored + listed.added
-                snapshot = about.model_copy(
-                    update={"size": taking.size, "files": taking.files, "stored": stored, "left_out": tuple(told)}
-                )
-                head = _SnapshotHead(
-                    entries=len(taking.lines), list=listed.digest, list_bytes=listed.size, snapshot=snapshot
-                )  # fmt: skip
-                self._commit(head)
-                return snapshot
+                taking = SnapshotTaking(self._contents, self._limits, self._commit)
+                yield taking
+                if taking.superfluous:
+                    self._contents.mark()
         except BaseException:
             with suppress(OSError, errors.BelljarError):
                 self._sweep(0.0, must=True)
@@ -269,23 +248,87 @@ class SnapshotStore:
         return needed
 
 
-class _Taking:
-    """The entries that were kept so far."""
+class SnapshotTaking:
+    """A snapshot that is being taken: its entries are read, and then it is finished."""
 
-    def __init__(self, contents: ContentStore, limits: LivingSettings) -> None:
+    def __init__(
+        self, contents: ContentStore, limits: LivingSettings, commit: Callable[[_SnapshotHead], None]
+    ) -> None:  # fmt: skip
+        """Nothing is kept yet: `SnapshotStore.taking` makes one."""
         self._contents = contents
         self._limits = limits
+        self._commit = commit
         self._files: dict[str, tuple[str, int]] = {}  # digest and size, for other names of the same file
-        self._list_bytes = 0
-        self.lines: list[bytes] = []
-        self.size = self.files = self.stored = 0
+        self._list_bytes = self._size = self._count = self._stored = 0
+        self._lines: list[bytes] = []
+        self._early: set[str] = set()
 
-    def add(self, member: Member, content: Iterator[bytes]) -> None:
+    @property
+    def superfluous(self) -> bool:
+        """Whether contents were kept that it does not need in the end."""
+        return not self._early <= {digest for digest, _ in self._files.values()}
+
+    def prepare(self, found: Iterable[FoundMember]) -> None:
+        """Keeps contents of files that may still change, so that `read` finds most of them there."""
+        size = 0
+        for one in islice(found, MAX_MEMBERS):  # names that wander would never end
+            size += one.member.size
+            if size > self._limits.snapshot_size:
+                raise _too_large("the files of one", self._limits.snapshot_size, "snapshot_size")
+            if one.fd >= 0:
+                self._early.add(self._keep(one.pieces(), one.pieces).digest)
+
+    def read(self, found: Iterable[FoundMember]) -> None:
+        """Keeps entries of a box whose files we can open.
+
+        Raises:
+            PolicyDenied: they take more than they may.
+            ValueError: an entry is none that can be kept.
+        """
+        for one in found:
+            self._add(one.member, one.pieces(), one.pieces)
+
+    def unpack(self, found: Iterable[tuple[Member, Iterator[bytes]]]) -> None:
+        """Keeps entries of a hostile archive, each with its content; otherwise as `read`."""
+        for member, content in found:
+            self._add(member, content, None)
+
+    def finish(self, about: BoxSnapshot, left_out: Sequence[str]) -> BoxSnapshot:
+        """Makes a snapshot of what was read, and returns it; it is on the disk then.
+
+        Args:
+            about: what is known of it besides.
+            left_out: what could not be read.
+
+        Raises:
+            PolicyDenied: all of them would take more than they may, or there are too many.
+        """
+        listed = self._contents.put(iter((b"".join(self._lines),)))
+        told = [_plain(line) for line in left_out]
+        if len(told) > MOST_LEFT_OUT:
+            told[MOST_LEFT_OUT:] = [f"and {len(told) - MOST_LEFT_OUT} more"]
+        changes = {"size": self._size, "files": self._count, "stored": self._stored + listed.added}
+        snapshot = about.model_copy(update={**changes, "left_out": tuple(told)})
+        self._commit(
+            _SnapshotHead(
+                entries=len(self._lines), list=listed.digest, list_bytes=listed.size, snapshot=snapshot
+            )
+        )  # fmt: skip
+        return snapshot
+
+    def _keep(self, content: Iterator[bytes], again: Callable[[], Iterator[bytes]] | None) -> Content:
+        kept = self._contents.put(content, again)
+        self._stored += kept.added
+        if self._stored > self._limits.snapshots_size:
+            raise _too_large("all snapshots", self._limits.snapshots_size, "snapshots_size")
+        return kept
+
+    def _add(self, member: Member, content: Iterator[bytes], again: Callable[[], Iterator[bytes]] | None) -> None:
         name = relative(member.name)
         kept = Content("", 0)
         if member.kind == "file":
             self._make_room(member)
-            kept = self._contents.put(content)
+            kept = self._keep(content, again)
             if kept.size != member.size:
                 raise ValueError(f"{name[:80]!r} changed its size")
             self._files[name] = kept.digest, kept.size
@@ -294,24 +337,21 @@ class _Taking:
             if not digest:
                 raise ValueError(f"{name[:80]!r} is another name of nothing")
             kept = Content(digest, size)
-        self.files += member.kind in ("file", "twin")
-        self.stored += kept.added
+        self._count += member.kind in ("file", "twin")
         self._write(_line(member._replace(name=name, size=kept.size), kept.digest))
-        if self.stored > self._limits.snapshots_size:
-            raise _too_large("all snapshots", self._limits.snapshots_size, "snapshots_size")
 
     def _make_room(self, member: Member) -> None:
-        self.size += member.size
-        if self.size > self._limits.snapshot_size:
+        self._size += member.size
+        if self._size > self._limits.snapshot_size:
             raise _too_large("the files of one", self._limits.snapshot_size, "snapshot_size")
 
     def _write(self, line: bytes) -> None:
         self._list_bytes += len(line)
-        if len(self.lines) >= MAX_MEMBERS or self._list_bytes > _MAX_LIST_BYTES:
+        if len(self._lines) >= MAX_MEMBERS or self._list_bytes > _MAX_LIST_BYTES:
             raise errors.PolicyDenied(
                 f"snapshot: the sandbox has more than {MAX_MEMBERS} files and folders", fix="remove what is not needed"
             )
-        self.lines.append(line)
+        self._lines.append(line)
 
 
 def _too_large(what: str, most: int, setting: str) -> errors.PolicyDenied:

@@ -10,7 +10,8 @@ import os
 import posixpath
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from belljar.engine.engine import Engine
     from belljar.engine.lease import Lease
     from belljar.living.machine import Beginning, LivingMachine
-    from belljar.living.part import PartT
+    from belljar.living.part import AsyncLivingPart, PartT
 
 T = TypeVar("T")
 _MOST_SECONDS = 900.0  # that reading or laying all files of a sandbox may take
@@ -93,15 +94,20 @@ async def taken(machine: LivingMachine, labels: Mapping[str, str] | None, owner:
 
 async def _taken(machine: LivingMachine, labels: Mapping[str, str] | None, owner: str) -> BoxSnapshot:
     box, lease = _readable(machine)
-    store, left_out = store_of(lease.engine), list[str]()
-    async with _bounded("snapshot"), machine.quiet() as quiet:
-        about = _described(machine, labels, owner, quiet)
+    left_out: list[str] = []
+    async with _bounded("snapshot"), _in_threads(store_of(lease.engine).taking()) as taking:
         if isinstance(box.tree, HostTree):
-            with box.tree.found(box.own_folders, left_out) as found:
-                entries = ((one.member, one.pieces()) for one in _stoppable(found))
-                return await _with_store(lambda: store.take(about, entries, left_out))
-        async with box.tree.packing(box.own_folders) as pieces:
-            return await _with_store(lambda: store.take(about, archives.members(_pulled(pieces)), left_out))
+            with box.tree.found(box.own_folders, []) as found:  # first while it runs on, so that it stops for less long
+                await _with_store(lambda: taking.prepare(_stoppable(found)))
+        async with machine.quiet() as quiet:
+            about = _described(machine, labels, owner, quiet)
+            if isinstance(box.tree, HostTree):
+                with box.tree.found(box.own_folders, left_out) as found:
+                    await _with_store(lambda: taking.read(_stoppable(found)))
+            else:
+                async with box.tree.packing(box.own_folders) as pieces:
+                    await _with_store(lambda: taking.unpack(archives.members(_pulled(pieces))))
+        return await _with_store(lambda: taking.finish(about, left_out))
 
 
 def _described(
@@ -160,15 +166,27 @@ async def forked(
     machine: LivingMachine, other: PartT, labels: Mapping[str, str] | None, expires: float | None
 ) -> PartT:  # fmt: skip
     """Opens another sandbox with the files of this one."""
+    prepare_fork(machine, other, labels, expires)
+    await other
+    await tell_fork(machine, other)
+    return other
+
+
+def prepare_fork(
+    machine: LivingMachine, other: PartT, labels: Mapping[str, str] | None, expires: float | None
+) -> None:  # fmt: skip
+    """Has another sandbox, which is not open yet, begin with the files of this one when it is opened."""
     if expires is not None:
         check_seconds(expires=expires)
     _readable(machine)
     changes = {"labels": labels, "expires": expires, "snapshot": ""}
     asked = machine.asked.model_copy(update={name: value for name, value in changes.items() if value is not None})
     other._begin_as(asked, beginning_like(machine))
-    await other
+
+
+async def tell_fork(machine: LivingMachine, other: AsyncLivingPart) -> None:
+    """Records that another sandbox has begun with the files of this one."""
     await machine.tell("forked", fork=other._alive().lease.box.id)
-    return other
 
 
 def beginning_like(origin: LivingMachine) -> Beginning:
@@ -255,6 +273,21 @@ def _stoppable(found: Iterator[FoundMember]) -> Iterator[FoundMember]:
     for one in found:
         anyio.from_thread.check_cancelled()
         yield one
+
+
+@asynccontextmanager
+async def _in_threads(context: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enters and leaves in a thread what may wait for other processes."""
+    given = await _with_store(context.__enter__)
+    try:
+        yield given
+    except BaseException as error:
+        leaving = partial(context.__exit__, type(error), error, error.__traceback__)
+        with anyio.CancelScope(shield=True):
+            await _with_store(leaving)
+        raise
+    with anyio.CancelScope(shield=True):
+        await _with_store(lambda: context.__exit__(None, None, None))
 
 
 async def _with_store(work: Callable[[], T]) -> T:

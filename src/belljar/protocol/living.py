@@ -173,6 +173,19 @@ class MakeLink(RequestBody):
     seconds: StrictFloat | StrictInt = Field(600, gt=0, le=MAX_LINK_SECONDS)
 
 
+class MakeSnapshot(RequestBody):
+    """A snapshot to be made of a sandbox's files."""
+
+    labels: Labels = Field(default_factory=dict, description="names and values of your own, to find it by")
+
+
+class ForkSandbox(RequestBody):
+    """A second sandbox with the files of this one."""
+
+    labels: Labels | None = Field(None, description="its own; the same unless given")
+    expires: Seconds | None = Field(None, description="until it ends; as asked of this one unless given")
+
+
 class OpenInterpreter(RequestBody):
     """An interpreter that keeps its variables, in a living sandbox."""
 
@@ -216,6 +229,7 @@ class SandboxRecord(Model):
     features: tuple[str, ...] = Field((), description="what it can do beside starting processes: pty, dial, pause, …")
     interpreters: tuple[str, ...] = Field((), description="languages that it has interpreters of")
     disk: int = Field(0, description="bytes that each of its folders of its own may hold")
+    left_out: tuple[str, ...] = Field((), description="what a fork or snapshot had, and it has not")
     workspace: bool = Field(False, description="whether a folder of the server is granted at /workspace")
 
 

@@ -10,7 +10,7 @@ import pytest
 from boxes import SANDBOXES, OpenBox
 from serving import Server, served
 
-_CONFIG = '[service]\nrate = "100000/minute"\n'
+_CONFIG = '[service]\nrate = "100000/minute"\nbody_patience = 60\n'
 
 
 @pytest.fixture(scope="module")

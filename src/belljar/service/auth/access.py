@@ -125,13 +125,18 @@ class Access:
         right = hmac.compare_digest(digest_of(match[2]), key.digest if key else _NOBODY)
         if key is None or not right:
             raise errors.Unauthorized("nobody here knows this key", fix="check it, or ask for a new one")
-        if key.revoked is not None:
-            raise errors.Unauthorized("this key was revoked", fix="ask for a new one")
-        if key.expires is not None and key.expires <= time.time():
-            raise errors.Unauthorized("this key has expired", fix="ask for a new one")
-        return Caller(
-            name=key.name, scopes=key.scopes, key=key.id, rate=key.rate, concurrency=key.concurrency, net=key.net
-        )
+        return _caller_with(key)
+
+    async def holder(self, id: str) -> Caller:
+        """Returns the holder of an API key by the key's id, for what they have handed on.
+
+        Raises:
+            Unauthorized: the key does not count any more.
+        """
+        key = (await self._fresh()).get(id)
+        if key is None:
+            raise errors.Unauthorized("nobody here knows this key", fix="ask for a new one")
+        return _caller_with(key)
 
     async def _fresh(self) -> dict[str, Key]:
         """Returns the keys by id, at most `FRESH` seconds old, or raises NotAvailable if the store does not answer."""
@@ -150,6 +155,15 @@ class Access:
 
     def _is_fresh(self) -> bool:
         return self._asked is not None and time.monotonic() - self._asked < FRESH
+
+
+def _caller_with(key: Key) -> Caller:
+    """Returns the holder of a key that counts, or raises Unauthorized."""
+    if key.revoked is not None:
+        raise errors.Unauthorized("this key was revoked", fix="ask for a new one")
+    if key.expires is not None and key.expires <= time.time():
+        raise errors.Unauthorized("this key has expired", fix="ask for a new one")
+    return Caller(name=key.name, scopes=key.scopes, key=key.id, rate=key.rate, concurrency=key.concurrency, net=key.net)
 
 
 def allow(caller: Caller, *scopes: Scope) -> None:

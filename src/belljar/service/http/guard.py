@@ -180,7 +180,7 @@ class _Asked:
         method = scope.get("method", "")  # a WebSocket has none, and is no safe thing to open
         self.safe = method in _SAFE
         self.probe = scope["type"] == "http" and method in ("GET", "HEAD") and scope["path"] in PROBES
-        self.api = scope["path"].startswith("/api/")
+        self.api = scope["path"].startswith(("/api/", "/links/"))
         self.preflight = method == "OPTIONS" and any(name == b"access-control-request-method" for name, _ in headers)
 
     @property

@@ -11,6 +11,7 @@ import anyio
 
 from belljar.core import errors
 from belljar.living.interpreter import AsyncBoxInterpreter
+from belljar.living.machine import LivingMachine
 from belljar.protocol.living import SandboxRecord
 from belljar.protocol.records import SessionRecord
 from belljar.sandbox import AsyncSandbox
@@ -27,6 +28,7 @@ class HeldSandbox(Held):
         box: the sandbox.
         interpreters: those that are open, by id.
         opening: how many more are being opened.
+        idle_seconds: without use, after which it ends; None: it does not.
     """
 
     def __init__(
@@ -46,9 +48,24 @@ class HeldSandbox(Held):
         self.box: AsyncSandbox = box
         self.interpreters: dict[str, AsyncBoxInterpreter] = {}
         self.opening: int = 0
-        self._asked_idle = idle
+        self.idle_seconds: float | None = idle
         self._settle = settle
         self._backend = ""
+
+    @property
+    def began(self) -> bool:
+        """Whether it was opened."""
+        return bool(self._backend)
+
+    @property
+    def ended(self) -> str:
+        """Says how it ended; empty while it lives."""
+        return self.box.ended if self.box._machine is not None else self.reason or "it is not open"
+
+    @property
+    def machine(self) -> LivingMachine:
+        """The open sandbox, or the reason why there is none, raised."""
+        return self.box._alive()
 
     @property
     def end(self) -> float:
@@ -58,18 +75,20 @@ class HeldSandbox(Held):
     def told(self) -> SandboxRecord:
         """Returns it as its caller is told of it."""
         box = self.box
-        living = box._machine is not None and not box.ended
+        ended = self.ended
+        living = not ended
         capabilities = box.lease.capabilities if living else None
         self._backend = capabilities.backend if capabilities else self._backend
         life = box._request.living
         return SandboxRecord(
             id=self.record.id, caller=self.record.caller, backend=self._backend,
             state="paused" if living and box.paused else "running" if living else "ended",
-            reason="" if living else self.reason, created=self.record.created, expires=self._expires(),
-            idle=self._asked_idle, labels=dict(box.labels), home=box.home, user=life.user if life else "user",
+            reason=ended, created=self.record.created, expires=self._expires(),
+            idle=self.idle_seconds, labels=dict(box.labels), home=box.home, user=life.user if life else "user",
             features=tuple(sorted(capabilities.living or ())) if capabilities else (),
             interpreters=tuple(sorted(capabilities.sessions)) if capabilities else (),
-            disk=box.lease.plan.limits.disk if living else 0, workspace=self.grant[0] is not None,
+            left_out=box.left_out if living else (), disk=box.lease.plan.limits.disk if living else 0,
+            workspace=self.grant[0] is not None,
         )  # fmt: skip
 
     def _expires(self) -> float:
@@ -112,7 +131,7 @@ class HeldSandbox(Held):
 
     async def settle(self) -> None:
         """Writes down how it ended, if it ever began."""
-        if not self._backend:
+        if not self.began:
             return
         with anyio.move_on_after(_END_RECORD_SECONDS, shield=True):
             await self._settle(self.told().model_copy(update={"expires": None}))

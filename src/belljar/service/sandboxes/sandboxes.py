@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from belljar.core import errors
+from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.options import request
-from belljar.protocol.living import OpenSandbox, SandboxRecord
+from belljar.living import snapshots
+from belljar.protocol.living import ForkSandbox, MakeSnapshot, OpenSandbox, SandboxRecord
 from belljar.protocol.records import Caller, SessionRecord, new_id, now
 from belljar.sandbox import AsyncSandbox
 from belljar.service.sandboxes.ended import EndedSandboxes
 from belljar.service.sandboxes.held import HeldSandbox, over_lifetime
+from belljar.service.sandboxes.links import Links
 from belljar.service.sandboxes.places import Places
 from belljar.service.service import Service
 from belljar.service.sessions import NO_GRANT, Sessions
@@ -25,6 +29,7 @@ class Sandboxes:
         self._sessions = sessions
         self._ended: EndedSandboxes = service.ended
         self._longest = service.settings.service.living_lifetime
+        self.links: Links = Links(Path(service.settings.data_dir), service.access)
         self.attached: Places = Places("WebSockets of yours", each=256, total=2048)
         self.watchers: Places = Places("watchers of this sandbox", each=16, total=512)
         self.uploads: Places = Places("uploads of yours", each=6, total=12)  # each holds one of our threads
@@ -39,6 +44,8 @@ class Sandboxes:
         if "expires" in body.model_fields_set and expires > self._longest:
             raise over_lifetime(expires, self._longest)
         options = body.options() | {"expires": min(expires, self._longest)}
+        if body.snapshot:
+            await snapshots.find(self.service.engine, body.snapshot, owner=owner_for(caller))
         wanted = await self.service.check(request(**options), caller)
         record, folder = self._new_record(caller), wanted.workspace
         asked = options | {"engine": self.service.engine, "id": record.id, "workspace": folder}
@@ -49,6 +56,37 @@ class Sandboxes:
         held = HeldSandbox(AsyncSandbox(**asked), record, grant, memory, idle=body.idle, settle=self._ended.ended)
         held.environment = environment
         return await self._hold(caller, held)
+
+    async def fork(self, held: HeldSandbox, caller: Caller, body: ForkSandbox) -> SandboxRecord:
+        """Opens a second one with the files of one that is open, as they are now.
+
+        Raises:
+            PolicyDenied: it would live longer than it may; Busy: not now.
+        """
+        machine = held.machine
+        expires = min(self._longest, machine.asked.expires or self._longest) if body.expires is None else body.expires
+        if expires > self._longest:
+            raise over_lifetime(expires, self._longest)
+        record = self._new_record(caller)
+        other = held.box.another(record.id)
+        snapshots.prepare_fork(machine, other, body.labels, expires)
+        copy = HeldSandbox(other, record, held.grant, held.memory, idle=held.idle_seconds, settle=self._ended.ended)
+        copy.environment = held.environment
+        told = await self._hold(caller, copy)
+        await snapshots.tell_fork(machine, other)
+        return told
+
+    async def snapshot(self, held: HeldSandbox, caller: Caller, body: MakeSnapshot) -> BoxSnapshot:
+        """Keeps the files of one that is open. One caller with a key leaves some room for others.
+
+        Raises:
+            Busy: the caller has as many as one may have.
+        """
+        most = self.service.settings.living.snapshots
+        mine = await snapshots.listed(self.service.engine, owner=caller.name)
+        if caller.key and len(mine) >= max(1, most - most // 4):
+            raise errors.Busy(f"you have {len(mine)} snapshots", retry_after=60, fix="remove some")
+        return await held.box.snapshot(labels=body.labels, owner=caller.name)
 
     async def _hold(self, caller: Caller, held: HeldSandbox) -> SandboxRecord:
         await self._sessions.hold(caller, held)
@@ -68,7 +106,7 @@ class Sandboxes:
     def list(self, caller: Caller, labels: Iterable[str]) -> list[SandboxRecord]:
         """Returns a caller's that live and have all of these labels, each `name:value`, or a name alone."""
         wanted = tuple(labels)
-        mine = (held.told() for held in self._sessions.all(caller) if isinstance(held, HeldSandbox))
+        mine = (held.told() for held in self._sessions.all(caller) if isinstance(held, HeldSandbox) and held.began)
         return [told for told in mine if labelled(told.labels, wanted)]
 
     def look(self, id: str, caller: Caller) -> SandboxRecord:
@@ -92,7 +130,7 @@ class Sandboxes:
             SessionEnded: it has ended.
         """
         held = self._sessions.find(id, caller)
-        if isinstance(held, HeldSandbox):
+        if isinstance(held, HeldSandbox) and not held.ended:
             return held
         record = self.look(id, caller)
         raise errors.SessionEnded(f"this sandbox has ended: {record.reason}", fix="open a new one")
@@ -112,6 +150,11 @@ class Sandboxes:
             await self._sessions.close(id, caller)
         else:
             self.look(id, caller)
+
+
+def owner_for(caller: Caller) -> str | None:
+    """Returns whose snapshots a caller may know of; None: everybody's."""
+    return None if caller.may("admin") else caller.name
 
 
 def labelled(labels: Mapping[str, str], wanted: Iterable[str]) -> bool:

@@ -93,7 +93,7 @@ class Bench:
                 return "" if offer.processes else f"{self.backend} is no POSIX system to its guests"
             case "living":
                 return "" if offer.living is not None else f"{self.backend} has no living sandboxes"
-            case "pty" | "dial" | "pause" | "watch" | "root":
+            case "pty" | "dial" | "pause" | "watch" | "snapshot" | "root":
                 return "" if kind in (offer.living or ()) else f"living sandboxes of {self.backend} {LACKS[kind]}"
         raise ValueError(f"{need!r} is not something a check can need")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.model import Model
 from belljar.core.process import BoxProcess, Chunk, FileStat, PtySize
 from belljar.protocol import living
@@ -24,6 +25,9 @@ BODIES: tuple[Model, ...] = (
     living.OpenInterpreter(language="python"),
     living.InterpreterTurn(code="x = 41"),
     living.Complete(text="os.pa"),
+    living.MakeSnapshot(labels={"task": "42"}),
+    living.ForkSandbox(),
+    living.MakeLink(path="out/report.pdf", seconds=600),
 )
 _STAT = FileStat(path="/workspace/notes.txt", kind="file", size=120, mode=0o644, modified=_AT)
 _CHUNK = Chunk(seq=7, stream="stdout", data=b"listening on 3000\n")
@@ -45,9 +49,15 @@ ANSWERS: tuple[Model, ...] = (
     living.Listening(listening=True),
     living.InterpreterRecord(id="bi-4cb0e21d90f6a357", language="python", turns=2),
     living.Interrupted(interrupted=True),
-    living.Names(names=("os.path", "os.pathsep")),
+    BoxSnapshot(
+        id="snap-8c1f0a3b5d7e9f24", created=_AT, labels={"task": "42"}, size=20_480, files=3, stored=8_192,
+        folders=("/home/user", "/workspace"), box=_SANDBOX, backend="native", quiet=True, owner="ci",
+    ),
+    living.SignedLink(url="/links/eyJzYW5kYm94?signature=5f1c", method="GET", expires=_AT + 600),
+    living.Names(names=("path", "pathsep")),
 )  # fmt: skip
 PARAMETERS: dict[str, Any] = {
     "label": ["task:42"], "process": "p1", "since": 7, "wait": 0, "timeout": 30, "depth": 1, "mode": "755",
     "Range": "bytes=0-99", "port": 3000, "interpreter": "bi-4cb0e21d90f6a357",
+    "snapshot": "snap-8c1f0a3b5d7e9f24",
 }  # fmt: skip

@@ -8,8 +8,9 @@ from belljar.testing.conformance.living import (
     output,
     ports,
     processes,
+    snapshots,
     terminals,
     transfer,
 )
 
-AREAS = (processes, output, terminals, ports, files, transfer, interpreters, life, machine)
+AREAS = (processes, output, terminals, ports, files, transfer, interpreters, life, machine, snapshots)
