@@ -457,8 +457,3 @@ class Sandbox(LivingPart[AsyncSandbox]):
     def fork(self, *, labels: Mapping[str, str] | None = None, expires: float | None = None, id: str = "") -> Self:
         """Opens a second sandbox with its files as they are now, and none of its processes: see `AsyncSandbox.fork`."""
         return self._of(portal.call(partial(self._core.fork, labels=labels, expires=expires, id=id)))._open()
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """What the sandbox or snapshot that it began with had and could not be copied, and why."""
-        return self._core.left_out

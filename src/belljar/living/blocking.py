@@ -114,6 +114,11 @@ class LivingPart(portal.Blocking[HandleT]):
         return BoxInterpreter._of(self._core.interpreter(language, env=env))._open()
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the sandbox or snapshot that it began with had and could not be copied, and why."""
+        return self._core.left_out
+
+    @property
     def living(self) -> bool:
         """Whether it is a living sandbox: one machine for all its commands."""
         return self._core.living

@@ -209,6 +209,11 @@ class LivingHandle(Openable):
 
     @property
     @abstractmethod
+    def left_out(self) -> tuple[str, ...]:
+        """What the sandbox or snapshot that it began with had and could not be copied."""
+
+    @property
+    @abstractmethod
     def living(self) -> bool:
         """Whether it is a living sandbox."""
 
