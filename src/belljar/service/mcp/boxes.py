@@ -45,7 +45,7 @@ class Boxes:
         self._calls = calls
         self._sessions = calls.sessions
         self._sandboxes = Sandboxes(calls.service, calls.sessions)
-        self._interpreters: WeakKeyDictionary[HeldSandbox, _Interpreter] = WeakKeyDictionary()
+        self._interpreters: WeakKeyDictionary[HeldSandbox, _ModelInterpreter] = WeakKeyDictionary()
 
     async def open(
         self, ctx: Ctx, caller: Caller, kind: Kind, *, net: list[str] | None = None, backend: str = "auto",
@@ -148,7 +148,7 @@ class Boxes:
         """
         async with self.used(id, caller):
             held = self._sandboxes.get(id, caller)
-            mine = self._interpreters.setdefault(held, _Interpreter())
+            mine = self._interpreters.setdefault(held, _ModelInterpreter())
             async with mine.lock:
                 found = held.interpreters.get(mine.id)
                 if found is not None and found.ended:
@@ -197,7 +197,7 @@ class Boxes:
                 yield UsedBox(held.record.id, held.box)
 
 
-class _Interpreter:
+class _ModelInterpreter:
     """Which interpreter of a living sandbox is its model's."""
 
     def __init__(self) -> None:

@@ -127,7 +127,7 @@ class HeldSandbox(Held):
             tasks.start_soon(until_over)
             await super().wait_for_end()
             tasks.cancel_scope.cancel()
-        self.reason = machine.ended or self.reason or "the longest life that it may have was over"
+        self.reason: str = machine.ended or self.reason or "the longest life that it may have was over"
 
     async def settle(self) -> None:
         """Writes down how it ended, if it ever began."""
