@@ -185,10 +185,12 @@ class ContentStore:
             ValueError: it is not there.
         """
         try:
-            fd = os.open(self._path(digest), os.O_RDONLY | _NO_LINK)
+            fd = os.open(self._path(digest), os.O_RDONLY | os.O_NONBLOCK | _NO_LINK)
         except OSError as error:
             raise ValueError(f"a content is missing: {error.strerror}") from None
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise ValueError("a content is no file")
             yield fd
         finally:
             os.close(fd)
