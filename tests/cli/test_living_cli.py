@@ -20,6 +20,7 @@ import pytest
 
 from belljar.client.client import Client
 from belljar.client.living.blocking import RemoteLivingSandbox
+from interference import proxied
 from serving import Server
 from terminals import CTRL_C, CTRL_D, ENTER, Terminal, terminal
 from witness import Traces, eventually
@@ -154,6 +155,26 @@ def test_a_shell_on_a_server_is_left_and_the_sandbox_lives_on(server: Server, bo
     assert box.process(id).wait().exit_code == 9
 
 
+def test_a_connection_that_breaks_while_somebody_types_ends_nothing(server: Server, box: RemoteLivingSandbox) -> None:
+    left = {b"/stdin": [0, 0], b"/output?": [0, 150, 90]}
+
+    def plan(request: bytes) -> int | None:
+        return next((cuts.pop() for what, cuts in left.items() if what in request and cuts), None)
+
+    with proxied(server.url, plan) as proxy:
+        words = [*BELLJAR, "--server", proxy.url, "shell", box.id, "--command", "echo ready; cat"]
+        with terminal(words, {}, Path("/")) as shown:
+            shown.expect("ready\n")
+            for word in ("one", "two", "three"):
+                shown.type(word + ENTER)
+                shown.expect(word)  # the terminal's echo
+                shown.expect(f"{word}\n")
+            assert b"\a" in shown._shown
+            shown.type(CTRL_D)
+            assert shown.wait() == 0
+        assert proxy.cuts == 5
+
+
 def test_a_killed_command_leaves_the_sandbox_of_a_server_alone(server: Server, box: RemoteLivingSandbox) -> None:
     process = box.start("echo on; sleep 1000", pty=(80, 24))
     with terminal([*BELLJAR, "attach", box.id, process.id], {"BELLJAR_SERVER": server.url}, Path("/")) as shown:
@@ -253,6 +274,21 @@ def fetched(port: int) -> str:
         except ConnectionError:
             return ""
     return answer.decode()
+
+
+def test_snapshots_and_forks_are_made_and_listed_by_commands(server: Server, box: RemoteLivingSandbox) -> None:
+    box.write("kept", "yes")
+    snapshot = run(server, "snapshot", box.id, "--label", "from=cli").strip()
+    assert snapshot in run(server, "snapshots", "--label", "from=cli")
+    again = run(server, "open", "--backend", "native", "--snapshot", snapshot, "--expires", "10m").strip()
+    copy = run(server, "fork", box.id, "--expires", "10m").strip()
+    with Client(server.url) as client:
+        for id in (again, copy):
+            found = client.sandbox(id)
+            assert found.read("kept") == b"yes" and found.started == ()
+    run(server, "close", again, copy)
+    run(server, "snapshots", "--remove", snapshot)
+    assert json.loads(run(server, "snapshots", "--label", "from=cli", "--json")) == []
 
 
 def test_help_of_the_commands_is_quick_and_names_the_server(server: Server) -> None:

@@ -43,7 +43,7 @@ def test_the_handles_have_what_those_of_the_library_have(box: RemoteLivingSandbo
     def public(kind: type) -> set[str]:
         return {name for name in dir(kind) if not name.startswith("_")}
 
-    ours = {"open", "left_out", "lease", "another", "for_session"}
+    ours = {"open", "lease", "another", "for_session"}
     assert public(belljar.Sandbox) - ours <= public(type(box))
     assert public(belljar.AsyncSandbox) - ours <= public(type(box._core))
     process = box.start("true")
@@ -344,6 +344,23 @@ def test_it_is_paused_resumed_and_given_more_time(box: RemoteLivingSandbox) -> N
     box.extend(1000)
     assert box.expires is not None and 900 < box.expires - time.time() < 1001
     assert box.refresh().state == "running" and box.ended == ""
+
+
+def test_a_snapshot_and_a_fork_have_its_files_and_not_its_processes(box: RemoteLivingSandbox, server: Server) -> None:
+    box.files.write("state", "one")
+    kept = box.snapshot(labels={"step": "1"})
+    box.files.write("state", "two")
+    with Client(server.url) as client, box.fork(expires=60) as copy:
+        assert copy.id != box.id and copy.read("state") == b"two"
+        copy.write("state", "three")
+        assert box.read("state") == b"two"
+        assert [one.id for one in client.snapshots({"step": "1"})] == [kept.id]
+        with client.sandbox(living=True, backend="native", snapshot=kept, expires=60) as again:
+            assert again.read("state") == b"one" and again.started == ()
+        client.remove_snapshot(kept.id)
+        assert client.snapshots({"step": "1"}) == []
+        with pytest.raises(errors.NotFound):
+            client.remove_snapshot(kept.id)
 
 
 # --- bad days ---

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import shutil
+import sys
 import tarfile
 import tempfile
 import threading
@@ -167,13 +168,42 @@ async def test_no_code_of_a_package_runs_on_the_host_while_it_is_installed(
     need_python(engine)
     mark = tmp_path / "ran"
     betray = f"import pathlib; pathlib.Path({str(mark)!r}).write_text('ran')"
-    registry.add_python("sly", wheel("sly", "1.0", **{"sly.pth": f"import os; {betray}\n", "sly/bad.py": "((\n"}))
+    taking = {f"sly-1.0.data/scripts/{name}": "#!python\nprint('mine')\n" for name in ("python", "python3")}
+    sly = {"sly.pth": f"import os; {betray}\n", "sly/bad.py": "((\n", **taking}
+    registry.add_python("sly", wheel("sly", "1.0", **sly))
     setup = {"built-1.0/setup.py": betray, "built-1.0/PKG-INFO": "Metadata-Version: 2.1\nName: built\nVersion: 1.0\n"}
     registry.add_python("built", ("built-1.0.tar.gz", tarball(setup)))
     result = await belljar.arun("import sly; print(sly.VERSION)", engine=engine, backend="native", packages=["sly"])
-    assert "1.0" in result.stdout
+    assert "1.0" in result.stdout and "mine" not in result.stdout
     with pytest.raises(errors.InvalidRequest, match=r"built.*only what has a wheel"):
         await belljar.arun("1", engine=engine, backend="native", packages=["built"])
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+async def test_what_a_wheel_names_by_an_address_is_not_built_either(
+    state_dir: Path, open_folder: Path, registry: Registry, tmp_path: Path, installer: str
+) -> None:
+    """Neither a source package, whose build needs nothing, nor a repository, for which git would be started."""
+    engine = make_engine(state_dir, open_folder, registry)
+    need_python(engine)
+    if installer == "uv":
+        engine = uv_engine(state_dir, open_folder, registry)
+    mark = tmp_path / "ran"
+    betray = f"import pathlib; pathlib.Path({str(mark)!r}).write_text('ran')\n"
+    project = "[build-system]\nrequires = []\nbuild-backend = 'own'\nbackend-path = ['.']\n"
+    about = "Metadata-Version: 2.1\nName: own\nVersion: 1.0\n"
+    source = {
+        "own-1.0/pyproject.toml": project,
+        "own-1.0/own.py": betray,
+        "own-1.0/PKG-INFO": about,
+        "own-1.0/setup.py": betray,
+    }
+    registry.files["/files/own-1.0.tar.gz"] = tarball(source)
+    for name, place in (("fig", f"{registry.url}/files/own-1.0.tar.gz"), ("lime", f"git+{registry.url}/own.git")):
+        registry.add_python(name, wheel(name, "1.0", needs=f"own @ {place}"))
+        with pytest.raises(errors.BelljarError):
+            await belljar.arun("1", engine=engine, backend="native", packages=[name])
     assert not mark.exists()
 
 
@@ -237,24 +267,33 @@ async def test_packages_of_npm_are_found_by_require_and_import_and_their_scripts
         await box.files.write("a.mjs", "import pear from 'pear'; console.log(pear)")
         assert (await box.exec(["bash", "-c", "node a.mjs && pear"])).stdout == "pear and pebble\ncli\n"
     assert len(registry.asked) == asked and not mark.exists()
+    registry.add_npm("lemon", "1.0.0", {"dependencies": {"own": f"git+{registry.url}/own.git"}}, {})
+    with pytest.raises(errors.BelljarError):
+        await belljar.arun("1", engine=engine, backend="native", language="javascript", packages=["npm:lemon"])
+    assert not [path for path in registry.asked if path.startswith("/own.git")], "git was started"
     with pytest.raises(errors.InvalidRequest, match="pear"):
         await belljar.arun("1", engine=engine, backend="native", language="javascript", packages=["npm:pear@3"])
 
 
-async def test_uv_is_taken_where_it_is_and_was_told_of_the_index(
-    state_dir: Path, tmp_path: Path, open_folder: Path, registry: Registry
-) -> None:
-    usual = make_engine(state_dir, open_folder, registry)
-    need_python(usual)
-    if shutil.which("uv", path=usual.settings.path) is None:
+def uv_engine(state_dir: Path, folder: Path, registry: Registry) -> Engine:
+    settings = load(state_dir=str(state_dir))
+    path = f"{Path(sys.executable).parent}:{settings.path}"
+    if shutil.which("uv", path=path) is None:
         pytest.skip("SKIPPED: there is no uv: pip install uv")
     installers = {
         "UV_DEFAULT_INDEX": f"{registry.url}/simple/",
-        "UV_CACHE_DIR": str(tmp_path),
+        "UV_CACHE_DIR": str(folder / "uv"),
         "PIP_INDEX_URL": "http://127.0.0.1:9",
     }
-    settings = {"folder": str(open_folder / "packages")}
-    engine = Engine(load(state_dir=str(state_dir), packages=settings, installers=installers))
+    packages = {"folder": str(folder / "packages")}
+    return Engine(load(state_dir=str(state_dir), packages=packages, installers=installers, path=path))
+
+
+async def test_uv_is_taken_where_it_is_and_was_told_of_the_index(
+    state_dir: Path, open_folder: Path, registry: Registry
+) -> None:
+    engine = uv_engine(state_dir, open_folder, registry)
+    need_python(engine)
     code = "import apple, stone, subprocess; print(apple.VERSION, stone.VERSION); subprocess.run('apple')"
     result = await belljar.arun(code, engine=engine, backend="native", packages=["apple<3"])
     assert result.stdout == "2.1 1.5\napple 2.1\n", result.stderr
@@ -265,12 +304,12 @@ async def test_uv_is_taken_where_it_is_and_was_told_of_the_index(
 async def test_a_real_package_comes_from_the_index_that_this_machine_is_configured_for(
     state_dir: Path, open_folder: Path
 ) -> None:
-    engine = Engine(load(state_dir=str(state_dir), packages={"folder": str(open_folder / "packages")}))
+    engine = Engine(load(state_dir=str(state_dir), packages={"folder": str(open_folder / "packages"), "timeout": 60}))
     need_python(engine)
     try:
         result = await belljar.arun(
             "import six; print(six.__file__)", engine=engine, backend="native", packages=["six"]
         )
-    except errors.NotAvailable as error:
+    except errors.BelljarError as error:
         pytest.skip(f"SKIPPED: no index can be reached from here: {error}")
     assert result.stdout.startswith("/opt/belljar/python/"), result.stderr

@@ -203,7 +203,7 @@ async def test_a_sandbox_that_nobody_uses_ends_or_pauses(fake: Fake) -> None:
             while not box.ended:
                 await anyio.sleep(0.01)
         assert box.ended == "nobody used it for 0.05 seconds"
-    async with belljar.AsyncSandbox(backend=fake, idle=0.5, on_expire="pause") as box:
+    async with belljar.AsyncSandbox(backend=fake, idle=1, on_expire="pause") as box:
         with anyio.fail_after(5):
             while not box.paused:
                 await anyio.sleep(0.01)
@@ -214,10 +214,10 @@ async def test_a_sandbox_that_nobody_uses_ends_or_pauses(fake: Fake) -> None:
 
 
 async def test_what_runs_or_is_asked_for_counts_as_use(fake: Fake) -> None:
-    async with belljar.AsyncSandbox(backend=fake, idle=0.3) as box:
+    async with belljar.AsyncSandbox(backend=fake, idle=1) as box:
         process = await box.start("forever")
         with pytest.raises(TimeoutError):
-            await process.wait(0.5)
+            await process.wait(1.3)
         assert process.running and not box.ended, "a process that was started runs"
         await process.kill()
         with anyio.fail_after(5):

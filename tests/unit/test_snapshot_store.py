@@ -12,8 +12,11 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from belljar.core import errors
 from belljar.core.box_snapshot import BoxSnapshot
@@ -21,7 +24,7 @@ from belljar.core.settings import LivingSettings
 from belljar.host import archives
 from belljar.host.archives import Member
 from belljar.host.box_members import FoundMember
-from belljar.host.snapshot_store import SnapshotStore
+from belljar.host.snapshot_store import SnapshotStore, _parsed
 
 Entry = tuple[Member, Iterator[bytes]]
 WORKSPACE = ("/workspace", "/home/user")
@@ -120,6 +123,16 @@ def test_what_changed_while_a_snapshot_was_prepared_is_swept_away(store: Snapsho
     assert len(contents(folder)) == 4
     assert store.all() == (first,) and len(contents(folder)) == 3
     assert held(store, first.id) == {"workspace/0": ("file", large), "workspace/1": ("file", b"after")}
+
+
+def test_a_disk_that_has_no_files_without_a_name_is_good_enough(
+    store: SnapshotStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.delattr(os, "O_TMPFILE")
+    for number in (1, 2):
+        taken = take(store, about(number), iter([file("workspace/a", b"a"), file("workspace/l", b"l" * 400_000)]), [])
+    assert held(store, taken.id)["workspace/l"] == ("file", b"l" * 400_000)
+    assert len(contents(folder)) == 3 and os.listdir(folder / "unfinished") == []
 
 
 def test_nobody_but_its_owner_finds_a_snapshot(store: SnapshotStore) -> None:
@@ -253,6 +266,34 @@ def test_an_entry_that_was_changed_is_refused(store: SnapshotStore, folder: Path
         held(store, taken.id)
 
 
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["f", "d", "l", "t", "0" * 64]),
+    lambda inner: st.lists(inner, max_size=8),
+    max_leaves=10,
+)
+ROWS = st.tuples(
+    st.sampled_from(["f", "d", "l", "t", "x"]), st.sampled_from(["workspace/a", "..", "home/../x", "/"]) | st.text(),
+    st.integers(-1, 0o10000), st.floats() | st.integers(), st.integers(-5, 5), st.sampled_from(["", "0" * 64, "../x"]),
+    st.sampled_from(["", "workspace/b", "../x", "/etc"]) | st.text(),
+).map(list)  # fmt: skip
+
+
+@given(ROWS | JSON)
+def test_whatever_an_entry_says_it_is_refused_or_lies_in_the_folders(row: Any) -> None:
+    try:
+        kept = _parsed(json.dumps(row).encode(), WORKSPACE)
+    except ValueError:
+        return
+    parts = kept.member.name.split("/")
+    assert ".." not in parts and f"/{kept.member.name}/".startswith(("/workspace/", "/home/user/"))
+    assert 0 <= kept.member.mode <= 0o777 and kept.member.size >= 0 and (not kept.digest or len(kept.digest) == 64)
+
+
 class forged:
     """Gives a snapshot another list of entries, as somebody who can write to the folder would."""
 
@@ -277,6 +318,10 @@ def test_a_content_that_was_changed_or_is_gone_is_noticed(store: SnapshotStore, 
     path.unlink()
     with pytest.raises(ValueError, match="missing"):
         held(store, taken.id)
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="no file"):
+        held(store, taken.id)
+    path.unlink()
     path.write_bytes(b"cut")  # as a crash of the machine may leave it
     again = take(store, about(2), iter([file("workspace/a", b"original")]), [])
     assert held(store, again.id) == {"workspace/a": ("file", b"original")}

@@ -85,6 +85,7 @@ async def connected(address: EngineAddress) -> AsyncIterator[Docker]:
         except ValueError as error:
             fix = "give a path, or unix://… or tcp://…"
             raise errors.NotAvailable(f"{address.flavour.name}'s address: {error}", fix=fix) from None
+    client.connector._limit = 0  # a program in a living sandbox holds its connection for as long as it runs
     try:
         yield client
     finally:

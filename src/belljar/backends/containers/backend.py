@@ -24,7 +24,7 @@ import anyio.to_thread
 from belljar.backends.containers import orphans, spec
 from belljar.backends.containers.box import ContainerHost, DockerBox
 from belljar.backends.containers.cleanup import Cleanup
-from belljar.backends.containers.facts import EngineFacts, ask_facts, has_own_kernel
+from belljar.backends.containers.facts import EngineFacts, ask_facts, has_own_kernel, living_features
 from belljar.backends.containers.images_for import ImagesFor
 from belljar.backends.containers.living.box import LivingBox
 from belljar.backends.containers.pool import Pool
@@ -189,6 +189,11 @@ class Containers:
                     fix="ask for listed hosts on another runtime or backend",
                 )
             if plan.living:
+                runtime = host.runtime or knowledge.facts.default
+                if living_features(knowledge.facts, runtime) is None:
+                    raise errors.NotAvailable(
+                        f"{self.name}: {runtime} has no living sandboxes here", fix="choose another runtime or backend"
+                    )
                 living = LivingBox(host, plan, uid)
                 await stack.enter_async_context(living.living())
                 yield living

@@ -103,7 +103,7 @@ class DockerBox:
 
         async def put(tree: Sequence[TreeNode]) -> None:
             if tree:
-                await self._inside(docker_files.LAY, docker_files.pack(tree), what="the granted folder")
+                await self._lay_grant(tree)
 
         async def get() -> CopiedTree:
             listing = await self._listing(files.MANY)
@@ -112,6 +112,9 @@ class DockerBox:
             return await anyio.to_thread.run_sync(docker_files.unpacked_tree, said, chosen, known)
 
         return GrantedCopy(self.plan.workspace, self.plan.limits.disk, put=put, get=get)
+
+    async def _lay_grant(self, tree: Sequence[TreeNode]) -> None:
+        await self._inside(docker_files.LAY, docker_files.pack(tree), what="the granted folder")
 
     async def needs_holder(self) -> bool:
         """Whether only a shared folder can be written to: the image has a /workspace, which closes a fresh one."""

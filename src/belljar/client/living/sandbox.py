@@ -80,6 +80,11 @@ class AsyncRemoteLivingSandbox(LivingHandle):
         return self._record
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the sandbox or snapshot that it began with had and could not be copied, and why."""
+        return self.record.left_out
+
+    @property
     def living(self) -> bool:
         """That it is a living sandbox."""
         return True

@@ -1,7 +1,8 @@
 """Sets of Python packages: a virtual environment of wheels, fetched by uv or pip. No code of theirs runs here.
 
-Wheels only: a source package would run its own build. Nor is the new environment's interpreter ever started once wheels
-are in it, since a `.pth` file among them would run then.
+Wheels only: a source package would run its own build. A wheel may name an address as the place of another package, to
+which that rule of pip's does not extend: so pip runs where it can start no program, and can build nothing. Nor is the
+new environment's interpreter ever started once wheels are in it, since a `.pth` file among them would run then.
 """
 
 from __future__ import annotations
@@ -27,11 +28,28 @@ import json, sys, sysconfig
 print(json.dumps([sys.implementation.name, "%d.%d.%d" % sys.version_info[:3], sysconfig.get_platform(),
                   sysconfig.get_config_var("SOABI") or ""]))
 """
+# Runs pip, whose folder is its first argument, so that it can start nothing but what asks for a password to an index.
+_PIP = """\
+import os, runpy, sys
+STARTING = (
+    "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn"
+)
+def refuse(event, args):
+    if event in STARTING and os.path.basename(os.fsdecode(args[0] or "")) != "keyring":
+        raise PermissionError("a package wants to be built, and nothing is built here")
+pip = sys.argv.pop(1)
+sys.argv[0] = "pip"
+sys.addaudithook(refuse)
+runpy.run_path(pip, run_name="__main__")
+"""
+_FIND_PIP = "import os, pip; print(pip.__version__); print(os.path.dirname(pip.__file__))"
 _QUIET = ("--disable-pip-version-check", "--no-input", "--progress-bar=off")  # what is a warning says why it failed
 _WHEELS = ("--only-binary", ":all:")
+_NO_BUILD = "--no-build"  # the same of uv, where it holds for addresses, too
 _PLACES = ("index-url", "extra-index-url", "find-links", "no-index", "cert", "client-cert", "trusted-host")
 _MOST_SCRIPT_BYTES = 1 << 20
 _MEMORY = 2 << 30  # bytes that compiling strangers' sources may take
+_OLDEST_PIP = (22, 3)
 _GET_PIP = "install pip or uv: apt install python3-pip"
 
 
@@ -61,7 +79,8 @@ class PythonRecipe:
         self._interpreter = interpreter
         self._path = path
         self._uv = ""
-        self._pip: Sequence[str] = ()
+        self._pip = ""  # its folder
+        self._names: Sequence[str] = ()  # of the interpreter, in the environment
 
     def stamp(self) -> Sequence[str | int]:
         """Names the interpreter, without starting it."""
@@ -85,43 +104,31 @@ class PythonRecipe:
         files = shop.folder / "files"
         python = str(files / "bin" / "python")
         if self._uv:
-            line = [
-                self._uv,
-                "pip",
-                "install",
-                "--quiet",
-                "--python",
-                python,
-                *_WHEELS,
-                "--require-hashes",
-                "--no-deps",
-            ]
-            line += ["--link-mode=copy", "--no-python-downloads", "--no-progress", "-r", str(shop.folder / "lock.txt")]
+            line = [self._uv, "pip", "install", "--quiet", "--python", python, _NO_BUILD]
+            line += ["--require-hashes", "--no-deps", "--link-mode=copy", "--no-python-downloads", "--no-progress"]
+            line += ["-r", str(shop.folder / "lock.txt")]
         else:
             wheels = sorted(map(str, (shop.folder / "wheels").iterdir()))
-            line = [
-                *self._pip,
-                "--python",
-                python,
-                "install",
-                *_QUIET,
-                *_WHEELS,
-                "--no-index",
-                "--no-deps",
-                "--no-user",
-            ]
+            line = [*self._piping(shop), "install", *_QUIET, *_WHEELS, "--no-index", "--no-deps", "--no-user"]
             line += ["--no-compile", "--no-warn-script-location", "--ignore-installed", *wheels]
         await shop.run(line)
         await self._compile(shop)
+        self._link(files / "bin")
         _settle(files)
 
     def _lay_out(self, files: Path, about: _Interpreter) -> None:
         """Makes an environment by hand, as not every Python has its module venv."""
         (files / "lib" / f"python{about.minor}" / "site-packages").mkdir(parents=True)
         (files / "bin").mkdir()
-        for name in ("python", "python3", f"python{about.minor}"):
-            (files / "bin" / name).symlink_to(self._interpreter)
+        self._names = ("python", "python3", f"python{about.minor}")
+        self._link(files / "bin")
         (files / "pyvenv.cfg").write_text(_configuration(self._interpreter, about.version, "false"))
+
+    def _link(self, folder: Path) -> None:
+        """Gives the interpreter its names, whatever had taken them."""
+        for name in self._names:
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(self._interpreter)
 
     async def _choose(self, shop: Workshop) -> None:
         """Takes uv where it is installed, unless only pip was told where packages come from."""
@@ -132,23 +139,27 @@ class PythonRecipe:
         if not self._uv and not self._pip:
             raise errors.NotAvailable("packages: there is no uv and no pip here to fetch them", fix=_GET_PIP)
 
-    async def _find_pip(self, shop: Workshop) -> Sequence[str]:
+    async def _find_pip(self, shop: Workshop) -> str:
         for python in dict.fromkeys((sys.executable, self._interpreter)):
             with suppress(errors.BelljarError):
-                said = await shop.run([python, "-m", "pip", "--version"])
-                if (found := re.match(r"pip (\d+)\.(\d+)", said)) and (int(found[1]), int(found[2])) >= (22, 3):
-                    return [python, "-m", "pip"]
-        return ()
+                version, folder = (await shop.run([python, "-I", "-c", _FIND_PIP])).splitlines()
+                if (found := re.match(r"(\d+)\.(\d+)", version)) and (int(found[1]), int(found[2])) >= _OLDEST_PIP:
+                    return folder
+        return ""
+
+    def _piping(self, shop: Workshop) -> Sequence[str]:
+        """The command line before pip's arguments: run by the environment's own interpreter, which wheels are for."""
+        return [str(shop.folder / "files" / "bin" / "python"), "-I", "-c", _PIP, self._pip]
 
     async def _is_told(self, shop: Workshop) -> bool:
         """Whether pip's configuration says where packages come from."""
-        said = await shop.run([*self._pip, "config", "list", "--disable-pip-version-check"])
+        said = await shop.run([*self._piping(shop), "config", "list", "--disable-pip-version-check"])
         return any(re.match(rf"[^=]*\.({'|'.join(_PLACES)})=", line) for line in said.splitlines())
 
     async def _fix_hashes(self, shop: Workshop, fix: str) -> Sequence[str]:
         lock = shop.folder / "lock.txt"
         await shop.run(
-            [self._uv, "pip", "compile", "--quiet", "--python", self._interpreter, *_WHEELS, "--generate-hashes",
+            [self._uv, "pip", "compile", "--quiet", "--python", self._interpreter, _NO_BUILD, "--generate-hashes",
              "--no-header", "--no-annotate", "--no-python-downloads", "--no-progress", "--output-file", str(lock),
              str(shop.folder / "asked.txt")],
             fix=fix,
@@ -158,8 +169,7 @@ class PythonRecipe:
     async def _fetch(self, shop: Workshop, fix: str) -> Sequence[str]:
         wheels = shop.folder / "wheels"
         wheels.mkdir()
-        python = str(shop.folder / "files" / "bin" / "python")
-        line = [*self._pip, "--python", python, "download", *_QUIET, *_WHEELS, "--dest", str(wheels)]
+        line = [*self._piping(shop), "download", *_QUIET, *_WHEELS, "--dest", str(wheels)]
         await shop.run([*line, "-r", str(shop.folder / "asked.txt")], fix=fix)
         found = sorted(wheels.iterdir())
         if stray := [wheel.name for wheel in found if wheel.suffix != ".whl"]:

@@ -15,7 +15,7 @@ import anyio
 
 from belljar.core import errors
 from belljar.living.process import AsyncProcess
-from belljar.protocol.living import InterpreterTurn, OpenInterpreter, OpenSandbox
+from belljar.protocol.living import ForkSandbox, InterpreterTurn, OpenInterpreter, OpenSandbox, SandboxRecord
 from belljar.protocol.records import Caller, SessionRecord
 from belljar.sandbox import AsyncSandbox
 from belljar.service.mcp.calls import Calls, Ctx
@@ -45,7 +45,7 @@ class Boxes:
         self._calls = calls
         self._sessions = calls.sessions
         self._sandboxes = Sandboxes(calls.service, calls.sessions)
-        self._interpreters: WeakKeyDictionary[HeldSandbox, _Interpreter] = WeakKeyDictionary()
+        self._interpreters: WeakKeyDictionary[HeldSandbox, _ModelInterpreter] = WeakKeyDictionary()
 
     async def open(
         self, ctx: Ctx, caller: Caller, kind: Kind, *, net: list[str] | None = None, backend: str = "auto",
@@ -78,7 +78,17 @@ class Boxes:
             net=tuple(hosts), backend=backend, project_path=folders.get("workspace"), write=folders.get("write", False),
             packages=folders.get("packages"), expires=min(lifetime, longest), idle=idle,
         )  # fmt: skip
-        told = await self._sandboxes.open(caller, body)
+        return self._record(await self._sandboxes.open(caller, body), caller)
+
+    async def fork(self, ctx: Ctx, caller: Caller, id: str) -> SessionRecord:
+        """Opens a copy of a session, with its memory, or of a living sandbox, with its files but not its processes."""
+        if not self.lives(id, caller):
+            return await self._sessions.fork(id, caller, None)
+        async with self._calls.telling(ctx, "copying its files"), self.used(id, caller):
+            told = await self._sandboxes.fork(self._sandboxes.get(id, caller), caller, ForkSandbox())
+        return self._record(told, caller)
+
+    def _record(self, told: SandboxRecord, caller: Caller) -> SessionRecord:
         record = self._sessions.get(told.id, caller).record
         return record.model_copy(update={"expires": told.expires or record.expires})
 
@@ -138,7 +148,7 @@ class Boxes:
         """
         async with self.used(id, caller):
             held = self._sandboxes.get(id, caller)
-            mine = self._interpreters.setdefault(held, _Interpreter())
+            mine = self._interpreters.setdefault(held, _ModelInterpreter())
             async with mine.lock:
                 found = held.interpreters.get(mine.id)
                 if found is not None and found.ended:
@@ -187,7 +197,7 @@ class Boxes:
                 yield UsedBox(held.record.id, held.box)
 
 
-class _Interpreter:
+class _ModelInterpreter:
     """Which interpreter of a living sandbox is its model's."""
 
     def __init__(self) -> None:

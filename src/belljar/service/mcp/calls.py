@@ -85,8 +85,8 @@ class Calls:
         grants = grants or OperatorGrants()
         self.service = service
         self.sessions = sessions
-        self.hosts = granted(grants.hosts)
-        self.folders = grants.folders()
+        self.hosts: tuple[str, ...] = granted(grants.hosts)
+        self.folders: dict[str, Any] = grants.folders()
         self._caller_of = caller_of
 
     async def caller(self, ctx: Ctx, *scopes: Scope) -> Caller:

@@ -181,10 +181,11 @@ class Tools:
         return answer.of_run(result, run.id, id, opened=opened)
 
     async def session_fork(self, ctx: Ctx, session_id: Session) -> Opened:
-        """Make an independent copy of a session as it is now, memory and files, to try something without losing it.
-        Only the wasm backend can do this."""
+        """Make an independent copy, to try something without losing what there is: of a session its memory and files
+        (only on the wasm backend), of a sandbox its files, but not what runs. A folder of the user is shared."""
         caller = await self._calls.caller(ctx, "sessions")
-        return answer.of_session(await self._sessions.fork(session_id, caller, None))
+        record = await self._boxes.fork(ctx, caller, session_id)
+        return answer.of_session(record, living=self._boxes.lives(record.id, caller))
 
     async def session_close(self, ctx: Ctx, session_id: Session) -> Annotated[CallToolResult, answer.Closed]:
         """End a session or a sandbox. Its variables, files and processes are gone."""

@@ -26,6 +26,7 @@ from belljar.testing.stalls import Stalls
 _READY_SECONDS = 20.0
 _COMMANDS = 12  # that are started before the eyes of one that lies in wait
 _STALL_SECONDS = 1.0  # of CPU
+_SOME = 2  # commands that a sandbox must be able to start before it is at a limit
 _QUIET_SECONDS = 0.4
 _STILL_SECONDS = 8.0  # after which what is over a limit has been seen
 _PAUSED_MS = 20  # of processor, that the kernel may count late
@@ -444,8 +445,13 @@ def command_by_command(look: str, commands: int) -> Callable[[Range], Awaitable[
 
     async def scenario(range_: Range) -> Result:
         async with range_.sandbox() as box:
-            for _ in range(commands):
-                ended = await box.run(range_.payload, timeout=20)
+            for number in range(commands):
+                try:
+                    ended = await box.run(range_.payload, timeout=20)
+                except errors.BackendError as error:  # an engine at its limit cannot even start one
+                    if number < _SOME:
+                        raise
+                    return _verdict(f"HELD after {number} commands there was no other: {type(error).__name__}")
                 if ended.status in ("oom_killed", "killed"):
                     return _verdict(f"HELD a command was ended: {ended.status}")
             deadline = time.monotonic() + _STILL_SECONDS

@@ -12,8 +12,9 @@ from belljar.testing.escape.on_resources import FULL, OOM
 
 _LIBRARYS = "the wall is what the library does by itself, whatever the backend"
 
-# Looks at each process in sight, over and over, until enough commands were started: at what its name is before a look
-# and after it, because a command that runs is the sandbox's own, and only what is still ours must show nothing.
+# Looks at each process in sight, over and over, until enough commands were started. A command that runs, or what
+# becomes it inside, is the sandbox's own: only what still is a program of ours, before a look and after, must show
+# nothing.
 _LURK = """
 import time
 def comm(pid):
@@ -41,17 +42,18 @@ held(f"{len(seen)} processes were seen to begin") if len(seen) > 2 else print("i
 """
 _SECRETS = """
 import re
+OURS = ("bwrap", "nsenter", "chroot", "runc", "crun", "conmon", "exe", "docker", "podman")
 secret = re.compile(rb"secret-[0-9a-f]{32}")
 def look(pid):
     before = comm(pid)
-    if before in ("sleep", "gone"):
+    if not before.startswith(OURS):
         return
     for name in ("environ", "fd/0", "auxv", "mem", "maps", "stack", "syscall", "io", "personality", "fdinfo/0"):
         try:
             got = content(f"/proc/{pid}/{name}") if name != "mem" else memory(pid)
         except OSError:
             continue
-        if secret.search(got) and comm(pid) == before != "sleep":
+        if secret.search(got) and comm(pid) == before:
             escaped(f"the next command's secret from {name} of {before}")
     for door in ("root", "cwd"):
         try:
@@ -73,7 +75,7 @@ def look(pid):
         escaped(f"wrote {kind} of {before}")
     value, error = call("ptrace", 0x4206, int(pid), 0, 0)  # PTRACE_SEIZE
     if value != -1:
-        escaped(f"attached to {before}") if comm(pid) == before != "sleep" else None
+        escaped(f"attached to {before}") if comm(pid) == before else None
 def memory(pid):
     with open(f"/proc/{pid}/maps") as maps:
         places = [line.split()[0].split("-") for line in maps if " rw" in line]
@@ -188,8 +190,9 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
             escaped("it sees processes of the host")
     except OSError:
         pass
+os.write(1, b"HELD it could end what it saw\\n")  # before: what it was started by may be among them
 os.kill(-1, signal.SIGKILL)
-held("ended all that it could")
+os._exit(0)
 """,
         held="what helps is out of reach, and the sandbox goes on", scenario=scenarios.signals_to_all,
         control="none", uncontrolled="it would end every process of the host",
@@ -216,7 +219,7 @@ while time.monotonic() < end:
     ),
     Attack(
         name="memory across commands", category="living",
-        tries="has each of six commands leave a process behind that holds 32 MB, with 96 MB of memory",
+        tries="has each of ten commands leave a process behind that holds 32 MB, with 96 MB of memory",
         payload="""
 need("fork")
 ready, told = os.pipe()
@@ -245,11 +248,11 @@ def size(pid):
         pass
     return 0
 total = sum(map(size, filter(str.isdigit, os.listdir("/proc"))))
-if total > 150 << 20:  # where memory is sampled a burst passes; what counts is that it cannot stay
+if total > 280 << 20:  # where memory is sampled a burst passes; what counts is that it cannot stay
     say("STILL", f"{total >> 20} MB")
 held(f"{total >> 20} MB are left")
 """,
-            6,
+            10,
         ),
     ),
     Attack(
@@ -280,7 +283,7 @@ def is_one(pid):
     except OSError:
         return False
 count = sum(map(is_one, filter(str.isdigit, os.listdir("/proc"))))
-escaped(f"{count} processes") if count > 40 + 64 else held(f"{count} processes")
+escaped(f"{count} processes") if count > 120 else held(f"{count} processes")
 """,
             8,
         ),

@@ -7,22 +7,27 @@ its own and not that. It ends with our end of its stdin, so that a Belljar that 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 from anyio.abc import ByteStream, TaskGroup
 
 from belljar.backends.base import Emit
+from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers import inside, spec, typescript
 from belljar.backends.containers.box import ContainerHost, DockerBox
 from belljar.backends.containers.cleanup import Leftovers
-from belljar.backends.containers.living import from_host
+from belljar.backends.containers.living import from_host, user_entry
 from belljar.backends.containers.living.access import MachineAccess
+from belljar.backends.containers.living.by_programs import AccessByPrograms
 from belljar.backends.containers.living.command import LivingCommand, LivingContainer
+from belljar.backends.containers.living.from_host import AccessFromHost
 from belljar.backends.containers.living.inputs import Delivery
 from belljar.backends.containers.standby import Standby
+from belljar.backends.granted import GrantedCopy
 from belljar.backends.guest_text import shell_script
 from belljar.control.box_tree import BoxTree
 from belljar.control.control import Control
@@ -34,12 +39,14 @@ from belljar.core.values import MIB, WORKSPACE
 from belljar.host import egress
 from belljar.host.docker_api import asking
 from belljar.host.loops import lone_errors
+from belljar.host.tree_copy import TreeNode
 
 if TYPE_CHECKING:
     from aiodocker.containers import DockerContainer
 
 _KERNEL_BYTES = 256 * MIB  # that a kernel in user space may take beside what its guests use
-_OWN_PIDS = 64  # for what is ours beside the commands
+_OWN_PIDS = 2  # for what is ours beside the commands: the engine's init and the keeper are counted by `spec`
+_STARTING_PIDS = 32  # for an engine that starts a program: its own threads count, too
 _RUN_BYTES = 64 * MIB
 _LOOK_SECONDS = 1.0  # between looks whether the container lives
 _LAST_WORDS_SECONDS = 5.0  # that an engine has to say how a container ended
@@ -62,6 +69,7 @@ class LivingBox(DockerBox):
         self._deliveries = Delivery(self._lay)
         self._commands: set[LivingCommand] = set()
         self._path = _USUAL_PATH
+        self._starts = 0  # programs that the engine is about to start
         self._access: MachineAccess
         self._tasks: TaskGroup
 
@@ -89,9 +97,10 @@ class LivingBox(DockerBox):
                 self._tasks.start_soon(self._watch)
                 await self._make_ready()
                 await self._open_access(stack)
+                await self._name_guest()
                 if self._granted:
                     await self._granted.copy_in()
-                    stack.push_async_callback(self._granted.close)
+                    stack.push_async_callback(self._bring_back, self._granted)
                 yield
         finally:
             self._holder = None
@@ -105,16 +114,15 @@ class LivingBox(DockerBox):
             await self._standby.close()
 
     def _facts(self, image: str, declared: tuple[str, ...]) -> spec.ContainerSpec:
-        """What the files in memory take is beside what the programs may use."""
+        """What its files take is memory that its programs cannot have."""
         own_kernel, limits, granted = self._host.own_kernel, self.plan.limits, self.plan.workspace
-        memory = limits.kept_box_bytes + (_KERNEL_BYTES if own_kernel else 0)
-        walls = limits.model_copy(update={"memory": memory, "disk": limits.kept_bytes, "pids": limits.pids + _OWN_PIDS})
-        locked = (WORKSPACE,) if self.copies and granted and not granted.write else ()
+        memory = limits.memory + (_KERNEL_BYTES if own_kernel else 0)
+        walls = limits.model_copy(update={"memory": memory, "disk": limits.kept_bytes, "pids": self._pids()})
         return spec.ContainerSpec(
             self._host.flavour, image, ("/bin/sh", "-c", spec.HOLD), spec.KEEPER, walls, self._host.owner, self.id,
             runtime=self._host.runtime, env=spec.GUEST_ENV | {"PATH": self._path},
             workspace=None if self.copies else granted,
-            volumes=self._volumes, locked=locked, declared=declared, own_kernel=own_kernel,
+            volumes=self._volumes, declared=declared, own_kernel=own_kernel,
             small_buffers=self._host.small_buffers, options=self._host.options_for(self.plan.language),
             places=self._places(),
         )  # fmt: skip
@@ -122,14 +130,27 @@ class LivingBox(DockerBox):
     def _places(self) -> dict[str, spec.GuestFolder]:
         """The writable folders, and that of the read-only files, which only the keeper can write to."""
         most = self.plan.limits.kept_bytes
-        own = {place: spec.GuestFolder(self.uid, most) for place in (self.plan.home, WORKSPACE)}
+        own = {self.plan.home: spec.GuestFolder(self.uid, most), WORKSPACE: spec.GuestFolder(self._grantee, most)}
         shared = {place: spec.GuestFolder(self.uid, most, 0o1777) for place in ("/tmp", "/var/tmp")}
         run = {"/run": spec.GuestFolder(self.uid, min(_RUN_BYTES, most))}
         return own | shared | run | {INPUTS: spec.GuestFolder(spec.KEEPER, most)}
 
+    @property
+    def _grantee(self) -> int:
+        """Whose /workspace is: the keeper's, where it is the copy of a folder that may only be read."""
+        granted = self.plan.workspace
+        return spec.KEEPER if self.copies and granted and not granted.write else self.uid
+
+    async def _lay_grant(self, tree: Sequence[TreeNode]) -> None:
+        if self._grantee == spec.KEEPER:  # who reads it is not its owner
+            tree = [node._replace(mode=_readable(node.mode)) for node in tree]
+        argv, data = ["/bin/sh", "-c", docker_files.LAY, WORKSPACE], docker_files.pack(tree)
+        async with self._starting():
+            await inside.execute(self._keeper(), argv, self._grantee, data, what="the granted folder")
+
     async def _make_volumes(self) -> None:
-        """Where an engine cannot say whose a fresh folder is, it is a volume."""
-        if self._host.flavour.owned_folders:
+        """Where an engine cannot say whose a fresh folder is, or where it would lie in a kernel of the guest's own."""
+        if self._host.flavour.owned_folders and not self._host.own_kernel:
             return
         places = self._places()
         if self.plan.workspace and not self.copies:
@@ -149,21 +170,70 @@ class LivingBox(DockerBox):
         }  # fmt: skip
 
     async def _open_access(self, stack: AsyncExitStack) -> None:
-        """Comes to its files, processes and ports by the host's own hand."""
+        """Comes to its files, processes and ports: by the host's own hand, as far as that reaches."""
         first, group = self._standby.first, self._standby.group
-        if group is None or not from_host.can_reach(first, group):
+        if group is None or not from_host.can_reach(first, group, own_kernel=self._host.own_kernel):
             raise errors.NotAvailable(
                 f"{self._host.flavour.name}: this host cannot come to what is in a container",
                 fix="run Belljar as root beside an engine that has root, or choose another backend",
             )
         try:
-            access = stack.enter_context(from_host.AccessFromHost.opened(first, group, self.uid, self._writable))
+            if self._host.own_kernel:
+                tree = stack.enter_context(from_host.shared_tree(group, self.uid, self._writable))
+                self._access = AccessByPrograms(self._standby.container, self.uid, tree)
+                return
+            access = stack.enter_context(AccessFromHost.opened(first, group, self.uid, self._writable))
         except OSError as error:
             raise errors.StartFailed(f"the container ended early: {error.strerror}") from None
         self._access = access
         if self.plan.egress.mode == "listed":
             proxy = self._host.proxy(self.plan.egress, self._deny, self.plan.limits)
             self._tasks.start_soon(proxy.serve, await access.network.listener(egress.PORT))
+
+    async def _name_guest(self) -> None:
+        """Puts the guest into the image's lists of users."""
+        if not isinstance(self._access, AccessFromHost):
+            return
+        name = "root" if self.plan.user == "root" else "user"
+        lists = await anyio.to_thread.run_sync(user_entry.entries, self._access.root, self.uid, name, self.plan.home)
+        if lists:
+            laid = {f"{user_entry.FOLDER}/{kind}": content for kind, content in lists.items()}
+            await self._deliveries.add(laid)
+            await user_entry.put_in_place(self._standby.first, lists)
+
+    async def _bring_back(self, granted: GrantedCopy) -> None:
+        """Copies back what has changed since the last command, by whomever."""
+        granted.note_change()
+        await granted.close()
+
+    # --- how many processes it may have ---
+
+    def _pids(self) -> int:
+        """Those of the guest, of ours, one beside each command, and what it takes to start a program."""
+        return self.plan.limits.pids + _OWN_PIDS + len(self._commands) + (_STARTING_PIDS if self._starts else 0)
+
+    @asynccontextmanager
+    async def _starting(self) -> AsyncIterator[None]:
+        """Makes room for the engine to start a program, which takes more processes than that program."""
+        self._starts += 1
+        self._allow()
+        try:
+            yield
+        finally:
+            self._starts -= 1
+            self._allow()
+
+    def _allow(self) -> None:
+        if self._standby.group and not self._host.own_kernel:
+            with suppress(OSError):  # the container has ended
+                self._standby.group.allow(self._pids())
+
+    async def _inside(
+        self, script: str, stdin: bytes = b"", words: Sequence[str] = (), *, limit: int = 0, what: str = "the files",
+        strict: bool = True,
+    ) -> bytes:  # fmt: skip
+        async with self._starting():
+            return await super()._inside(script, stdin, words, limit=limit, what=what, strict=strict)
 
     async def _deny(self, words: str) -> None:
         """Nothing says which command's connection it was: all that run hear of it."""
@@ -191,10 +261,11 @@ class LivingBox(DockerBox):
         shim = {".belljar/bin/python": b'#!/bin/sh\nexec python3 "$@"\n'}
         await self._deliveries.begin(dict(self.plan.files), shim)
         places = [self.plan.home, WORKSPACE, "/tmp", "/var/tmp", "/run"]
-        if self.plan.workspace and not self.copies:
+        if WORKSPACE not in self._writable or (self.plan.workspace and not self.copies):
             places.remove(WORKSPACE)
         argv = ["/bin/sh", "-c", _READY, "sh", *places]
-        said = await inside.execute(self._keeper(), argv, self.uid, b"", limit=4096, what="the sandbox's folders")
+        async with self._starting():
+            said = await inside.execute(self._keeper(), argv, self.uid, b"", limit=4096, what="the sandbox's folders")
         if said:
             closed = ", ".join(said.decode("utf-8", "replace").split())
             raise errors.StartFailed(f"the guest cannot write to {closed}", fix="choose another image, or another home")
@@ -271,11 +342,15 @@ class LivingBox(DockerBox):
         living = LivingCommand(self.id, self._machine, command, limits, emit, control)
         self._commands.add(living)
         try:
-            result = await living.go(_program(argv), cwd, env)
+            result = await living.go(_program(argv), cwd, env, self._starting)
         finally:
             self._commands.discard(living)
+            self._allow()
             done()
-        return await self._granted.finish(result) if self._granted else result
+        if self._granted is None:
+            return result
+        async with self._one_at_a_time:
+            return await self._granted.finish(result)
 
     async def measure(self) -> Usage | None:
         """Returns what the whole box uses now."""
@@ -328,7 +403,14 @@ class LivingBox(DockerBox):
 
     async def _lay(self, archive: bytes, gone: list[str]) -> None:
         argv = ["/bin/sh", "-c", shell_script("containers/lay"), INPUTS, *gone]
-        await inside.execute(self._keeper(), argv, spec.KEEPER, archive, what="the input files")
+        async with self._starting():
+            await inside.execute(self._keeper(), argv, spec.KEEPER, archive, what="the input files")
+
+
+def _readable(mode: int) -> int:
+    """What its owner may read, everybody may, and nobody else may write."""
+    mine = mode & 0o500
+    return (mode & 0o700) | mine >> 3 | mine >> 6
 
 
 def _program(argv: tuple[str, ...]) -> list[str]:

@@ -10,7 +10,7 @@ import secrets
 import signal as signals
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -92,14 +92,23 @@ class LivingCommand:
         self._first = 0  # the launcher's number on the host, once it was looked for
         self._call: Exec
         self._streams: ProgramStreams
+        self._room: Callable[[], AbstractAsyncContextManager[None]]
 
     @property
     def launcher(self) -> int:
         """The number inside of our process beside the command; 0: not known yet."""
         return self._teller.said.get(b"ready", 0)
 
-    async def go(self, argv: list[str], cwd: str, env: Mapping[str, str]) -> Result:
+    async def go(
+        self, argv: list[str], cwd: str, env: Mapping[str, str], room: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> Result:  # fmt: skip
         """Runs it to its end.
+
+        Args:
+            argv: the program with its arguments.
+            cwd: where.
+            env: its variables.
+            room: is entered while the engine starts it.
 
         Raises:
             InvalidRequest: its folder is not there.
@@ -118,7 +127,7 @@ class LivingCommand:
                     tty=pty is not None, workdir="/",
                 )  # fmt: skip
         try:
-            stream = self._call.start(detach=False)
+            stream, self._room = self._call.start(detach=False), room
             async with ProgramStreams.open(stream, "the command could not be started") as self._streams:
                 with lone_errors():
                     await self._attend()
@@ -130,10 +139,15 @@ class LivingCommand:
 
     async def _attend(self) -> None:
         async with anyio.create_task_group() as watchers:
+            watchers.start_soon(self._take_room)
             for watch in (self._clock, self._obey, self._watch_start, self._watch_end, self._watch_machine):
                 watchers.start_soon(watch)
             await self._listen(watchers.start_soon)
             watchers.cancel_scope.cancel()
+
+    async def _take_room(self) -> None:
+        async with self._room():
+            await self._begun.wait()
 
     # --- streams ---
 

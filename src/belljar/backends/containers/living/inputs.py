@@ -36,6 +36,11 @@ class Delivery:
         self._users = dict.fromkeys(given, 1)
         await self._lay(_packed(given, programs), [])
 
+    async def add(self, given: Mapping[str, bytes]) -> None:
+        """Lays more files that stay as long as the sandbox does, and that no command's files take the place of."""
+        async with self._one_at_a_time:
+            await self._lay(_packed(given), [])
+
     async def give(self, command: Command) -> tuple[tuple[str, ...], Callable[[], None]]:
         """Lays a command's files.
 
