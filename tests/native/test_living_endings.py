@@ -43,7 +43,7 @@ signal.pause()
 
 async def test_nothing_is_left_on_the_host_of_what_ran_in_a_living_sandbox(engine: Engine, traces: Traces) -> None:
     async with belljar.AsyncSandbox(engine=engine, backend="native", living=True) as box:
-        await box.exec(["sh", "-c", f"trap '' TERM; setsid sh -c 'sleep 3600; : {traces.word}' & sleep 3600 & echo left"])
+        await box.exec(["sh", "-c", f"trap '' TERM; setsid sh -c 'sleep 3600; : {traces.word}' & sleep 3600 & true"])
         await box.start(["sh", "-c", f"trap '' TERM HUP; sleep 3600; : {traces.word}"], pty=(80, 24))
         await box.start(["python3", "-m", "http.server", "8000"])
         await box.wait_for_port(8000)
