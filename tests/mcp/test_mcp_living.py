@@ -214,6 +214,8 @@ async def test_a_fork_of_a_sandbox_has_its_files_and_goes_its_own_way(url: str) 
         listed = data(await client.call_tool("list_processes", {"session_id": other}))["sandboxes"]
         assert (listed[0]["started"], listed[0]["running"]) == ([], [])
         data(await client.call_tool("session_close", {"session_id": other}))
+        late = await client.call_tool("run_command", {"session_id": other, "command": "ls"})
+        assert late.is_error and "has ended: it was closed" in text(late)
 
 
 async def test_a_sandbox_of_a_model_is_one_of_the_servers_and_its_end_is_told() -> None:
