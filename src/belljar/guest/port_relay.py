@@ -55,14 +55,14 @@ def hear(line: socket.socket) -> None:
     tell(struct.pack(">I", 0))
 
 
-line = connected(int(sys.argv[1]))
+line: "socket.socket | int" = connected(int(sys.argv[1]))
 if isinstance(line, int):
     tell(b"%d\n" % line)
     sys.exit()
 tell(b"0\n")
 threading.Thread(target=hear, args=(line,), daemon=True).start()
 while True:
-    (length,) = struct.unpack(">I", take(4))
+    length: int = struct.unpack(">I", take(4))[0]
     try:
         if length:
             line.sendall(take(length))
