@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar, Self, Unpack
@@ -450,22 +450,6 @@ class Sandbox(LivingPart[AsyncSandbox]):
             )
         )
 
-    def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
-        """Writes a file of the sandbox, text or bytes, by its name below /workspace."""
-        portal.call(lambda: self._core.write(path, content, executable=executable))
-
-    def read(self, path: str) -> bytes:
-        """Returns the content of a file of the sandbox, or raises the OSError that its guest would get."""
-        return portal.call(self._core.read, path)
-
-    def reading(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
-        """Opens a file as `read` does, for one that is too large to be held: `with box.reading("big") as pieces`."""
-        return portal.reading(self._core.reading(path))
-
-    def list(self) -> tuple[Entry, ...]:
-        """Returns what lies below /workspace: path, kind and size of each entry."""
-        return portal.call(self._core.list)
-
     def snapshot(self, *, labels: Mapping[str, str] | None = None, owner: str = "") -> BoxSnapshot:
         """Keeps its files as they are now, and no process: see `AsyncSandbox.snapshot`."""
         return portal.call(partial(self._core.snapshot, labels=labels, owner=owner))
@@ -473,8 +457,3 @@ class Sandbox(LivingPart[AsyncSandbox]):
     def fork(self, *, labels: Mapping[str, str] | None = None, expires: float | None = None, id: str = "") -> Self:
         """Opens a second sandbox with its files as they are now, and none of its processes: see `AsyncSandbox.fork`."""
         return self._of(portal.call(partial(self._core.fork, labels=labels, expires=expires, id=id)))._open()
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """What the sandbox or snapshot that it began with had and could not be copied, and why."""
-        return self._core.left_out

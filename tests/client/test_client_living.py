@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import httpx2
 import pytest
 
 import belljar
@@ -43,7 +44,7 @@ def test_the_handles_have_what_those_of_the_library_have(box: RemoteLivingSandbo
     def public(kind: type) -> set[str]:
         return {name for name in dir(kind) if not name.startswith("_")}
 
-    ours = {"open", "left_out", "lease", "another", "for_session"}
+    ours = {"open", "lease", "another", "for_session"}
     assert public(belljar.Sandbox) - ours <= public(type(box))
     assert public(belljar.AsyncSandbox) - ours <= public(type(box._core))
     process = box.start("true")
@@ -281,6 +282,17 @@ def test_large_files_and_folders_come_and_go_whole(box: RemoteLivingSandbox, tmp
         box.files.upload(tmp_path / "nobody", "x")
 
 
+def test_a_link_reads_or_writes_one_file_without_a_key(box: RemoteLivingSandbox) -> None:
+    box.write("linked", "content")
+    assert httpx2.get(box.link("linked")).content == b"content"
+    assert httpx2.put(box.link("~/put", write=True), content=b"put").is_success
+    assert box.files.read("~/put") == b"put"
+    assert not httpx2.put(box.link("linked"), content=b"changed").is_success
+    assert box.read("linked") == b"content"
+    with pytest.raises(errors.InvalidRequest):
+        box.link("linked", seconds=-1)
+
+
 def test_changes_are_told_while_a_folder_is_watched(box: RemoteLivingSandbox) -> None:
     box.files.make_dir("watched/below")
     with box.files.watch("watched", recursive=True) as changes:
@@ -346,6 +358,23 @@ def test_it_is_paused_resumed_and_given_more_time(box: RemoteLivingSandbox) -> N
     assert box.refresh().state == "running" and box.ended == ""
 
 
+def test_a_snapshot_and_a_fork_have_its_files_and_not_its_processes(box: RemoteLivingSandbox, server: Server) -> None:
+    box.files.write("state", "one")
+    kept = box.snapshot(labels={"step": "1"})
+    box.files.write("state", "two")
+    with Client(server.url) as client, box.fork(expires=60) as copy:
+        assert copy.id != box.id and copy.read("state") == b"two"
+        copy.write("state", "three")
+        assert box.read("state") == b"two"
+        assert [one.id for one in client.snapshots({"step": "1"})] == [kept.id]
+        with client.sandbox(living=True, backend="native", snapshot=kept, expires=60) as again:
+            assert again.read("state") == b"one" and again.started == ()
+        client.remove_snapshot(kept.id)
+        assert client.snapshots({"step": "1"}) == []
+        with pytest.raises(errors.NotFound):
+            client.remove_snapshot(kept.id)
+
+
 # --- bad days ---
 
 
@@ -382,6 +411,15 @@ def test_a_start_and_an_opening_whose_answers_were_lost_are_done_once(server: Se
             cuts[:] = [0]
             assert box.exec(["sh", "-c", "echo x >> once; cat once"]).stdout == "x\n"
         assert proxy.cuts == 4
+
+
+async def test_an_opening_that_is_cancelled_leaves_no_sandbox(server: Server) -> None:
+    async with AsyncClient(server.url) as client:
+        for seconds in (0.01, 0.05, 0.1):
+            with anyio.move_on_after(seconds):
+                async with client.sandbox(living=True, backend="native", labels={"cut": "2"}, expires=60):
+                    pass  # on a quick machine it is open by then, and is ended as usual
+            assert await client.sandboxes({"cut": "2"}) == []
 
 
 def test_a_watch_that_breaks_says_that_changes_were_missed(server: Server, box: RemoteLivingSandbox) -> None:

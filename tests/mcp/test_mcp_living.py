@@ -214,6 +214,8 @@ async def test_a_fork_of_a_sandbox_has_its_files_and_goes_its_own_way(url: str) 
         listed = data(await client.call_tool("list_processes", {"session_id": other}))["sandboxes"]
         assert (listed[0]["started"], listed[0]["running"]) == ([], [])
         data(await client.call_tool("session_close", {"session_id": other}))
+        late = await client.call_tool("run_command", {"session_id": other, "command": "ls"})
+        assert late.is_error and "has ended: it was closed" in text(late)
 
 
 async def test_a_sandbox_of_a_model_is_one_of_the_servers_and_its_end_is_told() -> None:
@@ -230,6 +232,17 @@ async def test_a_sandbox_of_a_model_is_one_of_the_servers_and_its_end_is_told() 
             for tool, given in (("run_command", {"command": "ls"}), ("read_output", {"process": told["process"]})):
                 late = await client.call_tool(tool, given | {"session_id": box})
                 assert late.is_error and "has ended: it was closed" in text(late) and "session_open" in text(late)
+
+
+async def test_a_session_is_of_the_language_that_is_asked_for(url: str) -> None:
+    async with Client(url) as client:
+        given = {"kind": "session", "backend": "native", "language": "bash"}
+        named = {"session_id": data(await client.call_tool("session_open", given))["session_id"]}
+        data(await client.call_tool("session_run", named | {"code": "area() { echo $(($1 * $2)); }"}))
+        assert data(await client.call_tool("session_run", named | {"code": "area 6 7"}))["stdout"] == "42\n"
+        data(await client.call_tool("session_close", named))
+        wrong = await client.call_tool("session_open", given | {"kind": "sandbox"})
+        assert wrong.is_error and "language" in text(wrong)
 
 
 # --- files ---
@@ -298,6 +311,17 @@ async def test_a_flood_of_output_is_bounded_and_has_no_last_word(url: str) -> No
         assert told["output"].startswith("first\n") and told["output"].endswith("last\n")
         assert "\x1b" not in text(answer) + told["output"] and "\x07" not in text(answer) + told["output"]
         assert text(answer).splitlines()[-1] == f"[process p1 of sandbox {box} has ended: success, exit code 0]"
+
+
+async def test_a_file_that_claims_to_be_endless_ends_the_call(url: str) -> None:
+    async with Client(url) as client, computer(client) as box:
+        named = {"session_id": box}
+        made = data(await client.call_tool("run_command", named | {"command": "truncate -s 1T huge"}))
+        assert made["exit_code"] == 0, made
+        for rest in ({}, {"first_line": 5}):
+            with anyio.fail_after(60):
+                refused = await client.call_tool("file_read", named | rest | {"path": "huge"})
+            assert refused.is_error and "larger than" in text(refused) and "run_command" in text(refused)
 
 
 async def test_a_call_that_the_client_gives_up_leaves_its_process_alone(url: str) -> None:

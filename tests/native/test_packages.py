@@ -23,7 +23,7 @@ from belljar.core import errors
 from belljar.engine.engine import Engine
 from belljar.host.packages.store import PackageStore
 from belljar.settings import load
-from wheels import wheel
+from wheels import pip_is_here, wheel
 
 pytestmark = pytest.mark.anyio
 
@@ -127,6 +127,8 @@ def need_python(engine: Engine) -> None:
     native.prepare()
     if native.toolchains.find("python3") is None:
         pytest.skip("SKIPPED: there is no Python that guests may run: apt install python3")
+    if not pip_is_here():
+        pytest.skip("SKIPPED: there is no pip: apt install python3-pip")
 
 
 async def test_packages_that_are_named_are_there_with_all_they_need_and_the_second_time_without_a_network(
@@ -168,11 +170,13 @@ async def test_no_code_of_a_package_runs_on_the_host_while_it_is_installed(
     need_python(engine)
     mark = tmp_path / "ran"
     betray = f"import pathlib; pathlib.Path({str(mark)!r}).write_text('ran')"
-    registry.add_python("sly", wheel("sly", "1.0", **{"sly.pth": f"import os; {betray}\n", "sly/bad.py": "((\n"}))
+    taking = {f"sly-1.0.data/scripts/{name}": "#!python\nprint('mine')\n" for name in ("python", "python3")}
+    sly = {"sly.pth": f"import os; {betray}\n", "sly/bad.py": "((\n", **taking}
+    registry.add_python("sly", wheel("sly", "1.0", **sly))
     setup = {"built-1.0/setup.py": betray, "built-1.0/PKG-INFO": "Metadata-Version: 2.1\nName: built\nVersion: 1.0\n"}
     registry.add_python("built", ("built-1.0.tar.gz", tarball(setup)))
     result = await belljar.arun("import sly; print(sly.VERSION)", engine=engine, backend="native", packages=["sly"])
-    assert "1.0" in result.stdout
+    assert "1.0" in result.stdout and "mine" not in result.stdout
     with pytest.raises(errors.InvalidRequest, match=r"built.*only what has a wheel"):
         await belljar.arun("1", engine=engine, backend="native", packages=["built"])
     assert not mark.exists()
@@ -265,6 +269,10 @@ async def test_packages_of_npm_are_found_by_require_and_import_and_their_scripts
         await box.files.write("a.mjs", "import pear from 'pear'; console.log(pear)")
         assert (await box.exec(["bash", "-c", "node a.mjs && pear"])).stdout == "pear and pebble\ncli\n"
     assert len(registry.asked) == asked and not mark.exists()
+    registry.add_npm("lemon", "1.0.0", {"dependencies": {"own": f"git+{registry.url}/own.git"}}, {})
+    with pytest.raises(errors.BelljarError):
+        await belljar.arun("1", engine=engine, backend="native", language="javascript", packages=["npm:lemon"])
+    assert not [path for path in registry.asked if path.startswith("/own.git")], "git was started"
     with pytest.raises(errors.InvalidRequest, match="pear"):
         await belljar.arun("1", engine=engine, backend="native", language="javascript", packages=["npm:pear@3"])
 

@@ -63,7 +63,7 @@ class OpenBox:
             heard = "".join(str(chunk["data"]) for chunk in self.get(f"processes/{id}/output").json()["chunks"])
             return text in heard
 
-        assert eventually(look, SECONDS), heard
+        assert eventually(look, SECONDS), heard[-1000:]
         return heard
 
     def sh(self, line: str) -> str:

@@ -60,7 +60,7 @@ async def get(where: PackageStore, recipe: Tinned, *names: str) -> Path:
 
 
 def left(folder: Path) -> list[str]:
-    return os.listdir(folder / "drafts")
+    return [*os.listdir(folder / "drafts"), *os.listdir(folder / "turns")]
 
 
 async def test_a_set_is_made_once_and_found_again_by_anybody(folder: Path) -> None:

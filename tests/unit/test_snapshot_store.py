@@ -125,6 +125,16 @@ def test_what_changed_while_a_snapshot_was_prepared_is_swept_away(store: Snapsho
     assert held(store, first.id) == {"workspace/0": ("file", large), "workspace/1": ("file", b"after")}
 
 
+def test_a_disk_that_has_no_files_without_a_name_is_good_enough(
+    store: SnapshotStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.delattr(os, "O_TMPFILE")
+    for number in (1, 2):
+        taken = take(store, about(number), iter([file("workspace/a", b"a"), file("workspace/l", b"l" * 400_000)]), [])
+    assert held(store, taken.id)["workspace/l"] == ("file", b"l" * 400_000)
+    assert len(contents(folder)) == 3 and os.listdir(folder / "unfinished") == []
+
+
 def test_nobody_but_its_owner_finds_a_snapshot(store: SnapshotStore) -> None:
     taken = take(store, about(owner="ann"), iter([file("workspace/a", b"")]), [])
     assert store.find(taken.id, "ann") == store.find(taken.id)

@@ -185,6 +185,12 @@ class FakeProcess:
             self._signal = number
             self._dying.set()
 
+    def told_to_end(self) -> bool:
+        """Gives it SIGTERM because it is stopped; False: it does nothing with it, and is ended at once."""
+        if 15 in self._traps:
+            self._traps[15]()
+        return 15 in self._traps
+
     async def resize(self, size: PtySize) -> None:
         self.pty = size
         if 28 in self._traps:
@@ -333,6 +339,7 @@ class FakeBox:
     async def _play(self, process: FakeProcess, program: Program, control: Control) -> tuple[int | None, Status | None]:
         """How the program ended: its exit code, and the verdict if something else ended it."""
         outcome: tuple[int | None, Status | None] = (None, Status.TIMEOUT)
+        stopped: Status | None = None
 
         async def die() -> None:
             nonlocal outcome
@@ -340,8 +347,11 @@ class FakeBox:
             tasks.cancel_scope.cancel()
 
         async def obey() -> None:
-            nonlocal outcome
-            outcome = (None, await control.stopped())
+            nonlocal outcome, stopped
+            stopped = await control.stopped()
+            if process.told_to_end():
+                await anyio.sleep(process.limits.grace)
+            outcome = (None, stopped)
             tasks.cancel_scope.cancel()
 
         with anyio.move_on_after(process.limits.timeout):
@@ -349,7 +359,8 @@ class FakeBox:
                 tasks.start_soon(obey)
                 tasks.start_soon(die)
                 await anyio.lowlevel.checkpoint()  # who was stopped before the start never starts
-                outcome = await _ending_of(process, program)
+                code, verdict = await _ending_of(process, program)
+                outcome = (code, stopped or verdict)
                 tasks.cancel_scope.cancel()
         return outcome
 

@@ -98,13 +98,13 @@ def read_files(names: list[str] | None) -> dict[str, bytes]:
     return given
 
 
-def read_env(pairs: list[str] | None) -> dict[str, str]:
-    """Splits each `--env NAME=VALUE`."""
+def read_env(pairs: list[str] | None, option: str = "--env") -> dict[str, str]:
+    """Splits each `--env NAME=VALUE`, or that of another option."""
     env = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals:
-            raise errors.InvalidRequest(f"--env {pair!r} has no value", fix="write --env NAME=VALUE")
+            raise errors.InvalidRequest(f"{option} {pair!r} has no value", fix=f"write {option} NAME=VALUE")
         env[name] = value
     return env
 

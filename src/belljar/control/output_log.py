@@ -19,7 +19,8 @@ class OutputLog:
     """Numbered pieces of both streams in order: the first megabyte and the last one. A reader slows nobody."""
 
     def __init__(self, head: int = HEAD_BYTES, tail: int = TAIL_BYTES) -> None:
-        self._head_room, self._tail_room = head, tail
+        self._head_most = self._head_room = head
+        self._tail_room = tail
         self._head: list[Chunk] = []
         self._tail: deque[Chunk] = deque()
         self._tail_bytes = 0
@@ -32,6 +33,11 @@ class OutputLog:
     def last(self) -> int:
         """The number of the newest piece; 0 before the first."""
         return self._last
+
+    @property
+    def held(self) -> int:
+        """How many bytes it holds, with what the pieces themselves take."""
+        return self._head_most - self._head_room + self._tail_bytes
 
     @property
     def closed(self) -> bool:

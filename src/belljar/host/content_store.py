@@ -130,9 +130,9 @@ class ContentStore:
         digest = hashlib.sha256(held).hexdigest()
         if self.has(digest, len(held)):
             return Content(digest, len(held))
-        with self._draft() as fd:
-            _write(fd, held)
-            return self._name(fd, digest, len(held))
+        with self._draft() as draft:
+            _write(draft.fd, held)
+            return self._name(draft, digest, len(held))
 
     def _seen(self, first: bytearray, rest: Iterator[bytes]) -> Content:
         seen, size = hashlib.sha256(first), len(first)
@@ -143,14 +143,14 @@ class ContentStore:
 
     def _put_large(self, first: bytes, rest: Iterator[bytes]) -> Content:
         seen, size = hashlib.sha256(first), len(first)
-        with self._draft() as fd:
-            _write(fd, first)
+        with self._draft() as draft:
+            _write(draft.fd, first)
             for piece in rest:
                 seen.update(piece)
                 size += len(piece)
-                _write(fd, piece)
+                _write(draft.fd, piece)
             digest = seen.hexdigest()
-            return Content(digest, size) if self.has(digest, size) else self._name(fd, digest, size)
+            return Content(digest, size) if self.has(digest, size) else self._name(draft, digest, size)
 
     def has(self, digest: str, size: int) -> bool:
         """Whether a content is there whole: one that a crash of the machine cut is kept anew."""
@@ -246,48 +246,55 @@ class ContentStore:
         return f"{self.folder}/{_KEPT}/{digest[:2]}/{digest}"
 
     @contextmanager
-    def _draft(self) -> Iterator[int]:
-        """A file that has no name yet, where the file system can do that: who is killed leaves nothing."""
+    def _draft(self) -> Iterator[_Draft]:
+        """A file that has no name yet, where the system can do that: who is killed leaves nothing."""
         place = self.folder / _UNFINISHED
-        path = None
+        path = ""
         try:
             fd = os.open(place, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+        except (AttributeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
                 raise
-            path = place / os.urandom(8).hex()
+            path = f"{place}/{os.urandom(8).hex()}"
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
         try:
-            yield fd
+            yield _Draft(fd, path)
         finally:
             os.close(fd)
             if path:
-                path.unlink(missing_ok=True)
+                os.unlink(path)
 
-    def _name(self, fd: int, digest: str, size: int) -> Content:
+    def _name(self, draft: _Draft, digest: str, size: int) -> Content:
         path = self._path(digest)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | _NO_LINK)
         try:
             with suppress(FileExistsError):
-                _link(fd, digest, folder)
+                draft.link(digest, folder)
                 return Content(digest, size, on_disk(size))
             if not self.has(digest, size):  # a crash of the machine cut it
-                draft = f".{os.urandom(8).hex()}"
-                _link(fd, draft, folder)
-                os.rename(draft, digest, src_dir_fd=folder, dst_dir_fd=folder)
+                other = f".{os.urandom(8).hex()}"
+                draft.link(other, folder)
+                os.rename(other, digest, src_dir_fd=folder, dst_dir_fd=folder)
             return Content(digest, size)
         finally:
             os.close(folder)
 
 
+class _Draft(NamedTuple):
+    """A file that is being written, and its path if it had to have one."""
+
+    fd: int
+    path: str
+
+    def link(self, name: str, folder: int) -> None:
+        # Only with a folder does `link` follow the link that /proc has.
+        os.link(self.path or f"/proc/self/fd/{self.fd}", name, dst_dir_fd=folder)
+
+
 def on_disk(size: int) -> int:
     """Bytes of the disk that a file of this size takes."""
     return max(_BLOCK_BYTES, -(-size // _BLOCK_BYTES) * _BLOCK_BYTES)
-
-
-def _link(fd: int, name: str, folder: int) -> None:
-    os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder)  # only with a folder does `link` follow the link of /proc
 
 
 def _write(fd: int, data: bytes | bytearray) -> None:
@@ -300,7 +307,9 @@ def _sync_file_system(fd: int) -> None:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syncfs(fd):
+    if not hasattr(libc, "syncfs"):  # a system that is not Linux
+        os.sync()
+    elif libc.syncfs(fd):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

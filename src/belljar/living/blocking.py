@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -14,7 +15,7 @@ from belljar.control.callbacks import Cancel, Listener, OutputCallback
 from belljar.core import errors
 from belljar.core.options import StrPath
 from belljar.core.process import BoxProcess, Chunk, PtySize
-from belljar.core.result import Result
+from belljar.core.result import Entry, Result
 from belljar.host import portal
 from belljar.living.handles import InterpreterHandle, LivingHandle, ProcessHandle
 
@@ -40,7 +41,27 @@ def _asked(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
 
 
 class LivingPart(portal.Blocking[HandleT]):
-    """What `Sandbox` can do when it was opened with `living=True`."""
+    """What a sandbox can do beside commands, here or on a server; most of it when it is a living one."""
+
+    # --- files below /workspace, of any sandbox ---
+
+    def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
+        """Writes a file of the sandbox, text or bytes, by its name below /workspace."""
+        portal.call(lambda: self._core.write(path, content, executable=executable))
+
+    def read(self, path: str) -> bytes:
+        """Returns the content of a file of the sandbox, or raises the OSError that its guest would get."""
+        return portal.call(self._core.read, path)
+
+    def reading(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
+        """Opens a file as `read` does, for one that is too large to be held: `with box.reading("big") as pieces`."""
+        return portal.reading(self._core.reading(path))
+
+    def list(self) -> tuple[Entry, ...]:
+        """Returns what lies below /workspace: path, kind and size of each entry."""
+        return portal.call(self._core.list)
+
+    # --- what goes on in a living one ---
 
     def start(
         self, command: str | Iterable[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None,
@@ -91,6 +112,11 @@ class LivingPart(portal.Blocking[HandleT]):
     def interpreter(self, language: str = "python", *, env: Mapping[str, str] | None = None) -> BoxInterpreter:
         """Opens an interpreter that keeps its variables: `with box.interpreter() as python`, or `close` it later."""
         return BoxInterpreter._of(self._core.interpreter(language, env=env))._open()
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the sandbox or snapshot that it began with had and could not be copied, and why."""
+        return self._core.left_out
 
     @property
     def living(self) -> bool:

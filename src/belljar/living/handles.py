@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from belljar.control.callbacks import Cancel, Listener, OutputCallback
 from belljar.core import errors
 from belljar.core.options import StrPath
 from belljar.core.process import BoxProcess, Chunk, PtySize
-from belljar.core.result import Result
+from belljar.core.result import Entry, Result
 from belljar.host.lifetime import Openable
 
 if TYPE_CHECKING:
@@ -150,7 +151,23 @@ class InterpreterHandle(Openable):
 
 
 class LivingHandle(Openable):
-    """A living sandbox."""
+    """A sandbox, and what it can do when it is a living one."""
+
+    @abstractmethod
+    async def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
+        """Writes a file below /workspace."""
+
+    @abstractmethod
+    async def read(self, path: str) -> bytes:
+        """Returns the content of a file below /workspace."""
+
+    @abstractmethod
+    def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Opens a file below /workspace."""
+
+    @abstractmethod
+    async def list(self) -> tuple[Entry, ...]:
+        """Returns what lies below /workspace."""
 
     @abstractmethod
     async def start(
@@ -189,6 +206,11 @@ class LivingHandle(Openable):
     @abstractmethod
     def interpreter(self, language: str = "python", *, env: Mapping[str, str] | None = None) -> InterpreterHandle:
         """Returns an interpreter that keeps its variables, not yet open."""
+
+    @property
+    @abstractmethod
+    def left_out(self) -> tuple[str, ...]:
+        """What the sandbox or snapshot that it began with had and could not be copied."""
 
     @property
     @abstractmethod

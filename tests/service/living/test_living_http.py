@@ -141,3 +141,21 @@ def test_no_more_are_open_than_may_be_and_none_lives_longer_than_it_may(own: Ser
         assert (full.status_code, full.json()["kind"]) == (503, "busy")
         assert boxes[0].post("extend", {"seconds": 3600}).status_code == 403
         assert eventually(lambda: {box.get().json()["state"] for box in boxes} == {"ended"}, 30)
+
+
+def test_what_is_kept_of_outputs_is_bounded_and_those_that_ended_are_forgotten_first() -> None:
+    flood = "head -c 4000000 /dev/zero | tr '\\0' x"
+    with served(config='[service]\noutput_memory = "3M"\n') as server, httpx2.Client(base_url=server.url) as http:
+        box = OpenBox.opened(http, server.url)
+        for id in ("one", "two"):
+            box.start(flood, id=id)
+            assert box.ended(id)["result"]["truncated"] is True
+        box.start("true", id="three")
+        assert [one["id"] for one in box.get("processes").json()] == ["two", "three"]
+        for id in ("four", "five"):
+            box.start(f"{flood}; touch over-{id}; sleep 1000", id=id)
+            assert eventually(lambda id=id: box.get("files/exists", path=f"over-{id}").json()["exists"], 30)
+        full = box.post("processes", {"command": "true"})
+        assert (full.status_code, full.json()["kind"]) == (429, "busy"), full.text
+        box.post("processes/four/kill")
+        assert box.start("true")

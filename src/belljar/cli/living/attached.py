@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LEAVE_KEY, LEAVE_TIMES, LEAVE_SECONDS = b"\x1d", 3, 1.0
 LEAVING = "Ctrl-] three times within a second"
 _READ_BYTES = 64 * 1024
+_BELL = b"\a"
 
 
 async def converse(process: ProcessHandle, own: RawTerminal, since: int = 0) -> Result | None:
@@ -58,8 +59,12 @@ async def _type(process: ProcessHandle, own: RawTerminal, scope: CancelScope) ->
     async for keys in own.keys():
         if leaving.pressed(keys):
             break
-        with suppress(BrokenPipeError):  # it has ended: its output tells
+        try:
             await process.write(keys)
+        except BrokenPipeError:  # it has ended: its output tells
+            continue
+        except errors.NotAvailable:  # whether it was typed is not known; if the server is gone, the output tells
+            await own.show(_BELL)
     scope.cancel()
 
 

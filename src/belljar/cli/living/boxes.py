@@ -10,7 +10,6 @@ import typer
 from belljar.cli import options as opt
 from belljar.cli import process, remote, terminal
 from belljar.cli.living import tables
-from belljar.core import errors
 
 if TYPE_CHECKING:
     from belljar.client.async_client import AsyncClient
@@ -238,13 +237,7 @@ def _change(
 
 
 def _labels(pairs: list[str] | None) -> dict[str, str] | None:
-    labels = {}
-    for pair in pairs or ():
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise errors.InvalidRequest(f"--label {pair!r} has no value", fix="write --label NAME=VALUE")
-        labels[name] = value
-    return labels or None
+    return opt.read_env(pairs, "--label") or None
 
 
 def _seconds(text: str | None) -> float | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
@@ -12,7 +11,7 @@ from belljar.client.living.sandbox import AsyncRemoteLivingSandbox
 from belljar.control.callbacks import Cancel, Listener, OutputCallback
 from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.options import CommandOptions, StrPath
-from belljar.core.result import Entry, Result
+from belljar.core.result import Result
 from belljar.host import portal
 from belljar.living.blocking import LivingPart
 from belljar.protocol.living import SandboxRecord
@@ -67,21 +66,9 @@ class RemoteLivingSandbox(LivingPart[AsyncRemoteLivingSandbox]):
             )
         )
 
-    def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
-        """Writes a file, text or bytes, by its name below /workspace."""
-        portal.call(lambda: self._core.write(path, content, executable=executable))
-
-    def read(self, path: str) -> bytes:
-        """Returns the content of a file below /workspace, or raises the OSError that its programs would get."""
-        return portal.call(self._core.read, path)
-
-    def reading(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
-        """Opens a file as `read` does, for one that is too large to be held: `with box.reading("big") as pieces`."""
-        return portal.reading(self._core.reading(path))
-
-    def list(self) -> tuple[Entry, ...]:
-        """Returns what lies below /workspace: path, kind and size of each entry."""
-        return portal.call(self._core.list)
+    def link(self, path: str, *, write: bool = False, seconds: float = 600.0) -> str:
+        """Returns an address at which whoever has it can read one file for a while: see `AsyncRemoteLivingSandbox`."""
+        return portal.call(partial(self._core.link, path, write=write, seconds=seconds))
 
     def snapshot(self, *, labels: Mapping[str, str] | None = None) -> BoxSnapshot:
         """Keeps its files as they are now: `client.sandbox(snapshot=...)` begins with them."""

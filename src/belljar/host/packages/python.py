@@ -80,6 +80,7 @@ class PythonRecipe:
         self._path = path
         self._uv = ""
         self._pip = ""  # its folder
+        self._names: Sequence[str] = ()  # of the interpreter, in the environment
 
     def stamp(self) -> Sequence[str | int]:
         """Names the interpreter, without starting it."""
@@ -112,15 +113,22 @@ class PythonRecipe:
             line += ["--no-compile", "--no-warn-script-location", "--ignore-installed", *wheels]
         await shop.run(line)
         await self._compile(shop)
+        self._link(files / "bin")
         _settle(files)
 
     def _lay_out(self, files: Path, about: _Interpreter) -> None:
         """Makes an environment by hand, as not every Python has its module venv."""
         (files / "lib" / f"python{about.minor}" / "site-packages").mkdir(parents=True)
         (files / "bin").mkdir()
-        for name in ("python", "python3", f"python{about.minor}"):
-            (files / "bin" / name).symlink_to(self._interpreter)
+        self._names = ("python", "python3", f"python{about.minor}")
+        self._link(files / "bin")
         (files / "pyvenv.cfg").write_text(_configuration(self._interpreter, about.version, "false"))
+
+    def _link(self, folder: Path) -> None:
+        """Gives the interpreter its names, whatever had taken them."""
+        for name in self._names:
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(self._interpreter)
 
     async def _choose(self, shop: Workshop) -> None:
         """Takes uv where it is installed, unless only pip was told where packages come from."""

@@ -245,16 +245,14 @@ class PackageStore:
     async def _turn(self, name: str) -> AsyncIterator[None]:
         """Waits until nobody else makes the same."""
         path = self._folder / "turns" / name
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        while True:
+            if (fd := _taken(path)) is not None:
+                break
+            await anyio.sleep(_POLL_SECONDS)
         try:
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await anyio.sleep(_POLL_SECONDS)
             yield
         finally:
+            path.unlink(missing_ok=True)  # while it is ours: who waits for it looks again
             os.close(fd)
 
 
@@ -272,6 +270,23 @@ def _bounded(seconds: float) -> Iterator[None]:
         raise errors.NotAvailable(
             f"packages: they were not there after {seconds:g} s", fix="ask for fewer, or raise packages.timeout"
         ) from None
+    except OSError as error:
+        raise errors.NotAvailable(
+            f"packages: they cannot be kept: {error.strerror}", fix="make room: `belljar packages prune`"
+        ) from None
+
+
+def _taken(path: Path) -> int | None:
+    """Takes a lock, and the file that stands for it; None: somebody else has it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
+            return fd
+    except OSError:  # it is taken, or was let go and removed in this very moment
+        pass
+    os.close(fd)
+    return None
 
 
 @contextmanager

@@ -80,6 +80,13 @@ class Boxes:
         )  # fmt: skip
         return self._record(await self._sandboxes.open(caller, body), caller)
 
+    async def close(self, id: str, caller: Caller) -> None:
+        """Ends a session or a sandbox."""
+        if self.lives(id, caller):
+            await self._sandboxes.close(id, caller)
+        else:
+            await self._sessions.close(id, caller)
+
     async def fork(self, ctx: Ctx, caller: Caller, id: str) -> SessionRecord:
         """Opens a copy of a session, with its memory, or of a living sandbox, with its files but not its processes."""
         if not self.lives(id, caller):

@@ -9,26 +9,30 @@ import base64 as base64_codec
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from posixpath import normpath
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from mcp.types import CallToolResult
 from pydantic import Field
 
 from belljar.core import errors
 from belljar.core.result import Entry
-from belljar.core.values import MIB, WORKSPACE
+from belljar.core.values import GIB, MIB, WORKSPACE
 from belljar.protocol import file_errors
 from belljar.protocol.records import Caller
 from belljar.service.mcp import content as answer
 from belljar.service.mcp.boxes import Boxes
 from belljar.service.mcp.calls import Calls, Ctx, Session
 
+_MOST_READ = GIB  # bytes of a file that one call passes by: a guest's file may claim to have exabytes
 _MOST_EDITED = 4 * MIB  # bytes of a file in which something is replaced
 _DEEPEST = 32
 
 Path = Annotated[
     str, Field(description="relative to /workspace; in a living sandbox also a whole path, or ~/ for its home")
 ]
+
+
+WindowT = TypeVar("WindowT", answer.FileWindow, answer.LineWindow)
 
 
 class FileTools:
@@ -60,19 +64,24 @@ class FileTools:
         """Read a file of a session's sandbox, or a part of it: as text, as base64 if it is not text, and as an image if
         it is one."""
         caller = await self._calls.caller(ctx, "files")
-        if first_line is None and lines is None:
-            window = answer.FileWindow(offset)
-            async with self._pieces(session_id, caller, path) as pieces:
-                async for piece in pieces:
-                    window.take(piece)
-            return answer.of_file(path, window)
-        if offset:
+        if offset and (first_line or lines):
             raise errors.InvalidRequest("offset: goes with neither first_line nor lines", fix="give one of the two")
+        if first_line is None and lines is None:
+            return answer.of_file(path, await self._seen(session_id, caller, path, answer.FileWindow(offset)))
         part = answer.LineWindow(first_line or 1, lines)
-        async with self._pieces(session_id, caller, path) as pieces:
+        return answer.of_lines(path, await self._seen(session_id, caller, path, part))
+
+    async def _seen(self, id: str, caller: Caller, path: str, window: WindowT) -> WindowT:
+        """Has a window look at a whole file."""
+        async with self._pieces(id, caller, path) as pieces:
             async for piece in pieces:
-                part.take(piece)
-        return answer.of_lines(path, part)
+                window.take(piece)
+                if window.size > _MOST_READ:
+                    raise errors.InvalidRequest(
+                        f"path: {answer.cut(path, 300)} is larger than {_MOST_READ // MIB} MB",
+                        fix="read a part of it by a program: run_command",
+                    )
+        return window
 
     async def file_edit(
         self, ctx: Ctx, session_id: Session, path: Path,

@@ -189,7 +189,7 @@ class Tools:
 
     async def session_close(self, ctx: Ctx, session_id: Session) -> Annotated[CallToolResult, answer.Closed]:
         """End a session or a sandbox. Its variables, files and processes are gone."""
-        await self._sessions.close(session_id, await self._calls.caller(ctx, "sessions"))
+        await self._boxes.close(session_id, await self._calls.caller(ctx, "sessions"))
         return answer.of_model(answer.Closed(session_id=session_id), "closed")
 
     async def list_languages(self, ctx: Ctx) -> Annotated[CallToolResult, answer.LanguageList]:

@@ -97,6 +97,25 @@ class HeldSandbox(Held):
         expires = box.expires if box._machine is not None and not box.ended else None
         return self.end if expires is None or (box.paused and expires < time.time()) else min(expires, self.end)
 
+    def make_room(self, most: int) -> None:
+        """Forgets processes that have ended, the oldest first, until the outputs of all hold no more than `most` bytes.
+
+        Raises:
+            Busy: those that run hold more.
+        """
+        processes = self.machine.processes
+        held = sum(process.log.held for process in processes.values())
+        for process in [one for one in processes.values() if not one.running]:
+            if held <= most:
+                return
+            held -= process.log.held
+            del processes[process.id]
+        if held > most:
+            raise errors.Busy(
+                f"the outputs of this sandbox's processes hold {held} bytes, and may hold {most}", retry_after=5,
+                fix="end some of them",
+            )  # fmt: skip
+
     def in_use(self) -> AbstractContextManager[None]:
         """Says that it is used while the block runs, for longer than one call; one that is paused is used by nobody."""
         machine = self.box._machine

@@ -28,8 +28,8 @@ class Places:
             Busy: 429: this owner has all that one may have; 503: all are taken.
         """
         if self._taken[owner] >= self._each:
-            message = f"{self._each} {self._what} are open, which is all that there may be"
-            raise errors.Busy(message, retry_after=_RETRY_SECONDS, fix="close one")
+            message = f"{self._each} {self._what} are under way, which is all that may be"
+            raise errors.Busy(message, retry_after=_RETRY_SECONDS, fix="end one, or try again later")
         if self._taken.total() >= self._total:
             raise errors.Busy(f"all {self._what} are taken", retry_after=_RETRY_SECONDS, status=503)
         self._taken[owner] += 1

@@ -32,6 +32,8 @@ class Sandboxes:
         self.links: Links = Links(Path(service.settings.data_dir), service.access)
         self.attached: Places = Places("WebSockets of yours", each=256, total=2048)
         self.watchers: Places = Places("watchers of this sandbox", each=16, total=512)
+        self.listings: Places = Places("listings of yours", each=4, total=8)  # each may be a hundred megabytes
+        self._copies: Places = Places("snapshots and forks of yours", each=2, total=4)
         self.uploads: Places = Places("uploads of yours", each=6, total=12)  # each holds one of our threads
 
     async def open(self, caller: Caller, body: OpenSandbox) -> SandboxRecord:
@@ -72,7 +74,8 @@ class Sandboxes:
         snapshots.prepare_fork(machine, other, body.labels, expires)
         copy = HeldSandbox(other, record, held.grant, held.memory, idle=held.idle_seconds, settle=self._ended.ended)
         copy.environment = held.environment
-        told = await self._hold(caller, copy)
+        with self._copies.taken(caller.name):
+            told = await self._hold(caller, copy)
         await snapshots.tell_fork(machine, other)
         return told
 
@@ -86,7 +89,8 @@ class Sandboxes:
         mine = await snapshots.listed(self.service.engine, owner=caller.name)
         if caller.key and len(mine) >= max(1, most - most // 4):
             raise errors.Busy(f"you have {len(mine)} snapshots", retry_after=60, fix="remove some")
-        return await held.box.snapshot(labels=body.labels, owner=caller.name)
+        with self._copies.taken(caller.name):
+            return await held.box.snapshot(labels=body.labels, owner=caller.name)
 
     async def _hold(self, caller: Caller, held: HeldSandbox) -> SandboxRecord:
         await self._sessions.hold(caller, held)

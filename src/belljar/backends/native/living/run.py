@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from belljar.backends.base import Emit
 from belljar.backends.native import jail
-from belljar.backends.native.living import walls
+from belljar.backends.native.living import listing, walls
 from belljar.backends.native.run import NativeJob, NativeRun
 from belljar.control.control import Control, StartedGuest
 from belljar.core import errors
@@ -27,6 +27,8 @@ from belljar.host.process_table import namespace, number_inside
 _START_SECONDS = 5.0  # that bubblewrap may take to become the command; the start is told then in any case
 _LOOK_SECONDS = 0.002
 _SAID_BYTES = 4096  # of what a command prints first: bubblewrap's words, if it never ran
+_END_SECONDS, _END_LOOK_SECONDS = 10.0, 0.02  # for what a command started to die, and between looks at it
+_GENTLE = (Status.TIMEOUT, Status.ABORTED, Status.KILLED)  # after which there is a grace
 _LEFT_BYTES = 1 << 20  # that are still read of what a pipe held when the command ended
 
 
@@ -53,6 +55,7 @@ class NativeLivingRun(NativeRun):
         self._handle: int | None = None  # of the command's first process
         self._terminal = -1
         self._said = b""
+        self._space = ""  # its user namespace, which no other command has
         self._fds.callback(self._let_go)
 
     # --- starting ---
@@ -90,8 +93,10 @@ class NativeLivingRun(NativeRun):
             self._let_go()  # it has ended, and somebody else got its number before we held it
             inside = 0
         if inside:
-            if self._control.hear:  # somebody waits for the start, and may signal the command right then
+            # Somebody waits for the start, and may signal the command right then; or its user namespace must be known.
+            if self._control.hear or not self._group:
                 await self._become(first)
+            self._space = namespace(first, "user")
             self._control.begin(StartedGuest(inside, self._signal, self._resize))
 
     async def _become(self, pid: int) -> None:
@@ -140,6 +145,8 @@ class NativeLivingRun(NativeRun):
                         readers.start_soon(self._read, name, pipes[name], child)
                 await self._read_status(pipes["status"])
                 exit_ = await child.wait()
+                if self._outcome.verdict is not None:
+                    await self._end_family()
                 self._finish_reading()
             await self._outcome.close_streams()
             watchers.cancel_scope.cancel()
@@ -184,12 +191,37 @@ class NativeLivingRun(NativeRun):
 
     # --- ending ---
 
+    async def _end_family(self) -> None:
+        """Waits until what the command started has ended, too, and ends it when its grace is over."""
+        grace = self._limits.grace if self._outcome.verdict in _GENTLE else 0.0
+        to_kill = anyio.current_time() + grace
+        while family := await anyio.to_thread.run_sync(self._family):
+            if anyio.current_time() > to_kill + _END_SECONDS:
+                return  # to the box' own end
+            if anyio.current_time() >= to_kill:
+                for pid in family:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+            await anyio.sleep(_END_LOOK_SECONDS)
+
+    def _kill(self, child: process.Child) -> None:
+        if self._group or not child.ended():  # what it left is ended by what it is, not by whose children they were
+            super()._kill(child)
+
+    def _family(self) -> list[int]:
+        """All that the command started, whoever is its parent now: it is the only one with its user namespace."""
+        if self._group:
+            return [pid for pid in self._group.pids() if pid != self._monitor]
+        if not self._space:
+            return procfs.descendants(self._monitor) if self._monitor else []
+        return [pid for pid in listing.members(self._living.holder) if namespace(pid, "user") == self._space]
+
     def end_of_memory(self, pid: int) -> bool:
         """Ends the command because the machine is out of memory, if this process is one of its own."""
-        if not self._monitor or pid not in procfs.descendants(self._monitor):
+        if not self._monitor or pid not in (family := self._family()):
             return False
         self._outcome.end(Status.OOM_KILLED)
-        for each in (self._monitor, *procfs.descendants(self._monitor)):
+        for each in (self._monitor, *family):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(each, signal.SIGKILL)
         return True
@@ -198,6 +230,12 @@ class NativeLivingRun(NativeRun):
         if b"bwrap: Can't chdir to" in self._said:
             raise errors.InvalidRequest(
                 f"cwd: {self._living.entry.cwd} is no folder in the sandbox", fix="make it first"
+            )
+        if b"Resource temporarily unavailable" in self._said or b"Cannot fork" in self._said:
+            raise errors.Busy(
+                f"this sandbox has as many processes as it may have: {self._limits.pids}",
+                retry_after=1.0,
+                fix="end some of them, or open it with more pids",
             )
         return super()._never_ran(exit_, oom_killed)
 
@@ -208,7 +246,7 @@ class NativeLivingRun(NativeRun):
         return bool(process.terminate(lambda: self._members(child), spare=(child.pid,)))
 
     def _members(self, child: process.Child) -> list[int]:
-        return self._group.pids() if self._group else procfs.descendants(child.pid)
+        return self._group.pids() if self._group else self._family() or procfs.descendants(child.pid)
 
     async def _remove_group(self) -> None:
         """Removes the command's group, if it left nothing running; else that is done at the box's end."""

@@ -35,7 +35,7 @@ async def list_folder(
 ) -> FilePage:  # fmt: skip
     """The entries of a folder, and of those in it, so deep."""
     async with box.used() as sandbox:
-        with file_errors.refused(path):
+        with box.sandboxes.listings.taken(box.caller.name), file_errors.refused(path):
             found = [one for one in await sandbox.files.list(path, depth) if one.path > after]
     return FilePage(files=tuple(found[:limit]), more=len(found) > limit)
 

@@ -31,6 +31,7 @@ async def make_link(body: MakeLink, box: TheFileBox) -> SignedLink:
             path = whole_path(body.path, sandbox.home)
         except ValueError as error:
             raise errors.InvalidRequest(f"path: {error}") from None
+        await box.sandboxes.service.engine.record("link", run=box.id, path=path, method=body.method)
         return await box.sandboxes.links.make(box.id, box.caller, body, path)
 
 

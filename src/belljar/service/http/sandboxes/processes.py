@@ -38,9 +38,11 @@ _ONE = "/{id}/processes/{process}"
 @router.post("/{id}/processes", status_code=201)
 async def start_process(body: StartProcess, box: TheBox, sent: TheRequest) -> ProcessRecord:
     """Starts a process that goes on beside everything else."""
-    async with box.used() as sandbox:
-        await box.sandboxes.service.admission.count(box.caller)
-        return await sent.once(lambda: processes.start(sandbox, body), lambda _: box.id)
+    service = box.sandboxes.service
+    async with box.held() as held:
+        await service.admission.count(box.caller)
+        held.make_room(service.settings.service.output_memory)
+        return await sent.once(lambda: processes.start(held.box, body), lambda _: box.id)
 
 
 @router.get("/{id}/processes")

@@ -151,7 +151,7 @@ async def _play_family(p: FakeProcess) -> None:
     await forever(p)
 
 
-_FAMILY = guest("sleep 3604 & echo ready; wait", _play_family)
+_FAMILY = guest("sleep 3604 & (trap '' TERM; echo ready; exec sleep 3607) & wait", _play_family)
 
 
 @check(_AREA, "killing a process ends what it started, and nothing else", "living")
@@ -168,6 +168,30 @@ async def _kill(bench: Bench) -> None:
             return await commands(box) == ["sleep 3600"]
 
         await until(alone, f"what runs is {await commands(box)}, and should be the other process alone")
+
+
+async def _play_saving(p: FakeProcess) -> int:
+    over = anyio.Event()
+    p.on_signal(15, over.set)
+    await p.out("ready\n")
+    await over.wait()
+    await p.out("saved\n")
+    return 143
+
+
+_SAVING = guest(
+    "sh -c 'trap \"sleep 0.3; echo saved; exit\" TERM; echo ready; while :; do sleep 0.1; done' & wait", _play_saving
+)
+
+
+@check(_AREA, "what a process started has the same time as it to end by itself", "living")
+async def _grace(bench: Bench) -> None:
+    async with bench.machine(grace=10) as box:
+        process = await box.start(_SAVING)
+        await heard(process, "ready")
+        result = await process.kill()
+        equal((result.status, result.stdout), ("aborted", "ready\nsaved\n"), "(status, stdout)")
+        equal(await box.processes(), (), "what runs")
 
 
 @check(_AREA, "a process' timeout ends it alone, and its output is returned", "living")
