@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def signal_family(first: int, among: Callable[[], Iterable[int]], number: int) -
         Whether they could be reached: not without the rights to.
     """
     for _ in range(_ROUNDS):
-        family = _family(first, among())
+        family = family_of({first}, among())
         for pid in family:
             try:
                 os.kill(pid, number)
@@ -59,12 +59,18 @@ def signal_family(first: int, among: Callable[[], Iterable[int]], number: int) -
     return True
 
 
-def _family(first: int, among: Iterable[int]) -> list[int]:
-    parents = {pid: above for pid in among if pid != first and (above := _above(pid))}
-    found: set[int] = {first}
+def family_of(roots: Set[int], among: Iterable[int]) -> list[int]:
+    """Lists the processes that some others have started, at any depth, or that are of their sessions; not those."""
+    parents = {pid: above for pid in among if pid not in roots and (above := _above(pid))}
+    found = set(roots)
     while new := {pid for pid, above in parents.items() if pid not in found and found & above}:
         found |= new
-    return sorted(found - {first})
+    return sorted(found - roots)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended, whoever still has to be told of that."""
+    return bool(_above(pid))
 
 
 def _above(pid: int) -> set[int]:
