@@ -275,7 +275,7 @@ class LivingCommand:
         self._stopping = True
         if first and grace and self._begun.is_set():
             with anyio.move_on_after(grace):
-                await anyio.to_thread.run_sync(self._tell_family, signals.SIGTERM)
+                await anyio.to_thread.run_sync(self._ask_family)
                 await anyio.to_thread.run_sync(self._await_family, grace)
         await self._end(verdict)
 
@@ -317,6 +317,17 @@ class LivingCommand:
     def _has_family(self) -> bool:
         return any(procfs.is_alive(pid) for pid in self._look_for_family())
 
+    def _ask_family(self) -> None:
+        """Asks all to end. Our own process has to wait for the last: Podman hears nobody else after its end."""
+        self._look_for_family()
+        self._tell_launcher(signals.SIGSTOP)
+        self._tell_family(signals.SIGTERM)
+
+    def _tell_launcher(self, number: int) -> None:
+        if self._first and number_inside(self._first) == self.launcher:
+            with suppress(ProcessLookupError):
+                os.kill(self._first, number)
+
     def _await_family(self, seconds: float) -> None:
         """Waits until none is left, or so many seconds."""
         deadline = time.monotonic() + seconds
@@ -329,13 +340,14 @@ class LivingCommand:
                 os.kill(pid, number)
 
     def _kill_family(self) -> None:
-        """Until none is left."""
+        """Until none is left; then our own process may go on, and tell its last."""
         deadline = time.monotonic() + _KILL_FAMILY_SECONDS
         while time.monotonic() < deadline:
             self._tell_family(signals.SIGKILL)
             if not self._has_family():
-                return
+                break
             time.sleep(_BECOME_LOOK_SECONDS)
+        self._tell_launcher(signals.SIGCONT)
 
     async def _signal(self, number: int) -> None:
         if self._over.is_set():
