@@ -6,6 +6,7 @@ Its exit code is what our launcher beside it tells, and where that was killed, w
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import signal as signals
 import time
@@ -319,7 +320,22 @@ class LivingCommand:
 
     # --- its result ---
 
+    async def _end_family(self) -> None:
+        """Waits until what the command started has ended, too, and ends it when its grace is over."""
+        group, first = self._machine.group, self._first
+        if group is None or not first:
+            return
+        to_kill = anyio.current_time() + self._limits.grace
+        while anyio.current_time() < to_kill + _KILL_SECONDS:
+            if not await anyio.to_thread.run_sync(lambda: procfs.family(first, group.pids())):
+                return
+            if anyio.current_time() >= to_kill:
+                await self._tell_tree("KILL")
+            await anyio.sleep(_LAUNCHER_LOOK_SECONDS)
+
     async def _result(self, oom_before: int) -> Result:
+        if self.outcome.verdict is not None:
+            await self._end_family()
         if b"no" in self._marks["stderr"].said or b"no" in self._marks["stdout"].said:
             raise errors.InvalidRequest(
                 f"cwd: {self._command.cwd} is no folder in the sandbox", fix="make it first, or leave cwd out"
@@ -356,5 +372,9 @@ def _await_command(group: cgroups.Group, number: int) -> None:
     pid = next((pid for pid in group.pids() if number_inside(pid) == number), 0)
     deadline = time.monotonic() + _BECOME_SECONDS
     with suppress(OSError):  # it has ended
-        while Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_OURS) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if line and not line.startswith(_OURS):  # it is empty for a moment
+                return
+            os.readlink(f"/proc/{pid}/exe")  # which what has ended has not
             time.sleep(_BECOME_LOOK_SECONDS)
