@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -129,9 +129,18 @@ def _patient() -> type[asyncio.Protocol]:
             if self._deadline:
                 self._deadline.cancel()
                 self._deadline = None
+            _give_up_on_silence(self.transport.get_extra_info("socket"))
             super().handle_websocket_upgrade()
 
     return Patient
+
+
+def _give_up_on_silence(connection: socket.socket | None) -> None:
+    """Has the kernel drop a connection whose other side takes nothing for long: closing it would wait for that."""
+    if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+        milliseconds = int(1000 * (_PING_SECONDS + _PONG_SECONDS))
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 async def _serve(server: uvicorn.Server, app: FastAPI, listener: socket.socket, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 
 from belljar.protocol.living import SandboxRecord
@@ -32,6 +33,7 @@ class EndedSandboxes:
         self._folder = data_dir / "sandboxes"
         self._instance = instance
         self._told: dict[str, SandboxRecord] = {}
+        self._writing = anyio.Lock()
 
     def settle(self) -> int:
         """Has what dead servers held told as lost, and forgets what is old; returns how many were lost."""
@@ -53,13 +55,16 @@ class EndedSandboxes:
 
     async def began(self, record: SandboxRecord) -> None:
         """Notes one that was opened."""
-        await anyio.to_thread.run_sync(self._write, record)
+        async with self._writing:
+            if record.id not in self._told:  # else it has ended meanwhile
+                await anyio.to_thread.run_sync(self._write, record)
 
     async def ended(self, record: SandboxRecord) -> None:
         """Notes how one ended."""
         self._told[record.id] = record
         self._shorten()
-        await anyio.to_thread.run_sync(self._write, record)
+        async with self._writing:
+            await anyio.to_thread.run_sync(self._write, record)
 
     def find(self, id: str, caller: Caller) -> SandboxRecord | None:
         """Returns how a caller's sandbox ended, if that is known."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 
+from belljar.core import errors
 from belljar.core.values import MIB
 from belljar.living.files import AsyncFiles
 from belljar.protocol import file_errors
@@ -35,12 +36,14 @@ async def sent(stack: AsyncExitStack, opening: Opening, path: str, asked: str | 
         path: of the file.
         asked: a range of bytes, such as "bytes=0-99".
     """
+    first, _, last = (asked or "").removeprefix("bytes=").partition("-")
+    start, stop = int(first or 0), int(last) + 1 if last else None
+    if stop is not None and stop <= start:
+        raise errors.InvalidRequest(f"Range: {first}-{last} ends before it begins")
     with file_errors.refused(path):
         pieces = await stack.enter_async_context(opening(path))
     if asked is None:
         return FileResponse(pieces, stack.pop_all())
-    first, _, last = asked.removeprefix("bytes=").partition("-")
-    start, stop = int(first), int(last) + 1 if last else None
     answer = FileResponse(_part(pieces, start, stop), stack.pop_all())
     answer.status_code = 206
     answer.headers["Content-Range"] = f"bytes {first}-{last}/*"

@@ -16,7 +16,7 @@ from belljar.protocol import file_errors
 from belljar.protocol.living import MAX_WAIT_SECONDS, ControlMessage, Listening
 from belljar.service.http.dependencies import BoundedRoute
 from belljar.service.http.sandboxes.box import PREFIX, TheBox
-from belljar.service.http.sandboxes.sockets import Joined, attached
+from belljar.service.http.sandboxes.sockets import OVER, REFUSED, UNREAD_SECONDS, Joined, attached
 
 router: APIRouter = APIRouter(prefix=PREFIX, tags=["sandboxes"], route_class=BoundedRoute)
 Port = Annotated[int, InPath(ge=1, le=65535)]
@@ -62,16 +62,19 @@ async def _pump(joined: Joined, stream: ByteStream) -> None:
             async for data in stream:
                 await joined.send_bytes(data, patiently=True)
         except anyio.BrokenResourceError:
-            joined.end(1000, "the connection was reset")
+            joined.end(OVER, "the connection was reset")
         await joined.tell({"eof": True})
         await heard_all.wait()
 
 
 async def _sent(joined: Joined, stream: ByteStream, data: bytes) -> None:
     try:
-        await stream.send(data)
+        with anyio.move_on_after(UNREAD_SECONDS):
+            await stream.send(data)
+            return
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        joined.end(1000, "the connection was reset")
+        joined.end(OVER, "the connection was reset")
+    joined.end(REFUSED, "what was sent was not read")
 
 
 async def _control(joined: Joined, message: str) -> ControlMessage:

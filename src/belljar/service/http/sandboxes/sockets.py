@@ -25,6 +25,7 @@ from belljar.service.telemetry.log_lines import BEAT
 
 OVER, GOING_AWAY, REFUSED, TOO_LARGE, FAILED = 1000, 1012, 1008, 1009, 1011  # codes of ends
 _READ_SECONDS = 30.0  # that the other side may take to read one message
+UNREAD_SECONDS = 600.0  # that what a client sent may wait until it is read inside
 _CLOSE_SECONDS = 2.0
 _MAX_REASON_BYTES = 120
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from belljar.core import errors
 from belljar.living.process import AsyncProcess
 from belljar.protocol.living import ControlMessage
-from belljar.service.http.sandboxes.sockets import Joined
+from belljar.service.http.sandboxes.sockets import REFUSED, UNREAD_SECONDS, Joined
 from belljar.service.sandboxes.processes import record_of
 
 _WAITING_FRAMES = 16  # of input that may wait until the program reads them
@@ -50,7 +50,7 @@ async def _hear(joined: Joined, process: AsyncProcess, feed: ObjectSendStream[by
     """Takes input while there is room for it, and does what control messages say at once."""
     async for message in joined.messages():
         if isinstance(message, bytes):
-            await feed.send(message)
+            await _fed(joined, feed, message)
             continue
         try:
             asked = ControlMessage.model_validate_json(message)
@@ -58,11 +58,19 @@ async def _hear(joined: Joined, process: AsyncProcess, feed: ObjectSendStream[by
             await joined.tell_problem(errors.from_validation(error, "control", ControlMessage))
             continue
         if asked.eof:
-            await feed.send(None)
+            await _fed(joined, feed, None)
         try:
             await _obey(process, asked)
         except errors.BelljarError as error:
             await joined.tell_problem(error)
+
+
+async def _fed(joined: Joined, feed: ObjectSendStream[bytes | None], data: bytes | None) -> None:
+    """Waits for room. While it does, nobody would notice that the client is gone: so not for ever."""
+    with anyio.move_on_after(UNREAD_SECONDS):
+        await feed.send(data)
+        return
+    joined.end(REFUSED, "its input was not read")
 
 
 async def _obey(process: AsyncProcess, asked: ControlMessage) -> None:
