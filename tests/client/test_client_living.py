@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import httpx2
 import pytest
 
 import belljar
@@ -281,6 +282,17 @@ def test_large_files_and_folders_come_and_go_whole(box: RemoteLivingSandbox, tmp
         box.files.upload(tmp_path / "nobody", "x")
 
 
+def test_a_link_reads_or_writes_one_file_without_a_key(box: RemoteLivingSandbox) -> None:
+    box.write("linked", "content")
+    assert httpx2.get(box.link("linked")).content == b"content"
+    assert httpx2.put(box.link("~/put", write=True), content=b"put").is_success
+    assert box.files.read("~/put") == b"put"
+    assert not httpx2.put(box.link("linked"), content=b"changed").is_success
+    assert box.read("linked") == b"content"
+    with pytest.raises(errors.InvalidRequest):
+        box.link("linked", seconds=-1)
+
+
 def test_changes_are_told_while_a_folder_is_watched(box: RemoteLivingSandbox) -> None:
     box.files.make_dir("watched/below")
     with box.files.watch("watched", recursive=True) as changes:
@@ -399,6 +411,15 @@ def test_a_start_and_an_opening_whose_answers_were_lost_are_done_once(server: Se
             cuts[:] = [0]
             assert box.exec(["sh", "-c", "echo x >> once; cat once"]).stdout == "x\n"
         assert proxy.cuts == 4
+
+
+async def test_an_opening_that_is_cancelled_leaves_no_sandbox(server: Server) -> None:
+    async with AsyncClient(server.url) as client:
+        for seconds in (0.01, 0.05, 0.1):
+            with anyio.move_on_after(seconds):
+                async with client.sandbox(living=True, backend="native", labels={"cut": "2"}, expires=60):
+                    pass  # on a quick machine it is open by then, and is ended as usual
+            assert await client.sandboxes({"cut": "2"}) == []
 
 
 def test_a_watch_that_breaks_says_that_changes_were_missed(server: Server, box: RemoteLivingSandbox) -> None:

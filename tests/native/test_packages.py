@@ -23,7 +23,7 @@ from belljar.core import errors
 from belljar.engine.engine import Engine
 from belljar.host.packages.store import PackageStore
 from belljar.settings import load
-from wheels import wheel
+from wheels import pip_is_here, wheel
 
 pytestmark = pytest.mark.anyio
 
@@ -127,6 +127,8 @@ def need_python(engine: Engine) -> None:
     native.prepare()
     if native.toolchains.find("python3") is None:
         pytest.skip("SKIPPED: there is no Python that guests may run: apt install python3")
+    if not pip_is_here():
+        pytest.skip("SKIPPED: there is no pip: apt install python3-pip")
 
 
 async def test_packages_that_are_named_are_there_with_all_they_need_and_the_second_time_without_a_network(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import pytest
 
 from serving import Server, served
 from watching import Refused, Watcher
-from wheels import wheel
+from wheels import pip_is_here, wheel
 from witness import eventually
 
 pytestmark = pytest.mark.engine
@@ -299,9 +298,7 @@ def test_a_revoked_key_is_refused_within_a_second_or_so_and_an_expired_one_too(k
 
 
 def test_callers_have_installed_what_is_listed_for_them_and_nothing_unless_it_is(tmp_path: Path) -> None:
-    if subprocess.run(
-        ["/usr/bin/env", "python3", "-m", "pip", "--version"], capture_output=True, check=False
-    ).returncode:
+    if not pip_is_here():
         pytest.skip("SKIPPED: there is no pip: apt install python3-pip")
     file, content = wheel("plum", "1.0")
     (tmp_path / file).write_bytes(content)

@@ -1,9 +1,12 @@
-"""Wheels that tests make themselves."""
+"""Wheels that tests make themselves, and the pip that installs them."""
 
 from __future__ import annotations
 
 import io
+import subprocess
 import zipfile
+from functools import cache
+from importlib.util import find_spec
 
 
 def wheel(name: str, version: str, needs: str = "", **files: str) -> tuple[str, bytes]:
@@ -23,3 +26,10 @@ def wheel(name: str, version: str, needs: str = "", **files: str) -> tuple[str, 
         for path, text in content.items():
             archive.writestr(path, text)
     return f"{name}-{version}-py3-none-any.whl", whole.getvalue()
+
+
+@cache
+def pip_is_here() -> bool:
+    """Whether Belljar's own Python, or the system's, has a pip."""
+    line = ["/usr/bin/env", "python3", "-m", "pip", "--version"]
+    return find_spec("pip") is not None or subprocess.run(line, capture_output=True, check=False).returncode == 0

@@ -66,6 +66,10 @@ class RemoteLivingSandbox(LivingPart[AsyncRemoteLivingSandbox]):
             )
         )
 
+    def link(self, path: str, *, write: bool = False, seconds: float = 600.0) -> str:
+        """Returns an address at which whoever has it can read one file for a while: see `AsyncRemoteLivingSandbox`."""
+        return portal.call(partial(self._core.link, path, write=write, seconds=seconds))
+
     def snapshot(self, *, labels: Mapping[str, str] | None = None) -> BoxSnapshot:
         """Keeps its files as they are now: `client.sandbox(snapshot=...)` begins with them."""
         return portal.call(partial(self._core.snapshot, labels=labels))

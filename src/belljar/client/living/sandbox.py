@@ -28,11 +28,12 @@ from belljar.core.values import GIB, WORKSPACE, guest_path
 from belljar.host.source import with_code
 from belljar.living.files import AsyncFiles
 from belljar.living.handles import LivingHandle, lacking, pty_size
-from belljar.protocol.living import ProcessRecord, SandboxRecord
+from belljar.protocol.living import ProcessRecord, SandboxRecord, SignedLink
 
 SANDBOXES, SNAPSHOTS = "/api/sandboxes", "/api/snapshots"
 _OPENING_SECONDS = 120.0  # packages may have to be installed, or an image pulled
 _COPYING_SECONDS = 600.0
+_ENDING_SECONDS = 15.0  # to end what nobody waits for any more
 _CLOSING_SECONDS = 60.0  # its processes have their grace
 _DISK_BYTES = 4 * GIB  # of one whose disk is not known
 _SAME_IN_TURN = ("code", "command", "args", "language", "stdin", "collect")
@@ -148,7 +149,7 @@ class AsyncRemoteLivingSandbox(LivingHandle):
         """
         body = {"labels": None if labels is None else dict(labels), "expires": expires}
         copy = AsyncRemoteLivingSandbox(self._transport, self._asked or request(living=True))
-        copy._record = parse(SandboxRecord, await self._make("/fork", body, read=_COPYING_SECONDS))
+        await copy._open_new(f"{self._path}/fork", body, _COPYING_SECONDS)
         return copy
 
     async def close(self) -> None:
@@ -170,17 +171,25 @@ class AsyncRemoteLivingSandbox(LivingHandle):
 
     async def _opened(self) -> Self:
         if self._record is None:
-            headers = {"Idempotency-Key": uuid.uuid4().hex}
             if self._asked is None:
                 answer = await self._transport.ask("GET", f"{SANDBOXES}/{self._id}")
+                self._record = parse(SandboxRecord, answer)
             else:
-                answer = await self._transport.ask(
-                    "POST", SANDBOXES, again=True, json=self._body, headers=headers, read=_OPENING_SECONDS
-                )
-            self._record = parse(SandboxRecord, answer)
+                await self._open_new(SANDBOXES, self._body, _OPENING_SECONDS)
             if self.ended:
                 raise errors.SessionEnded(f"this sandbox has ended: {self.ended}", fix="open a new one")
         return self
+
+    async def _open_new(self, path: str, body: Mapping[str, Any], seconds: float) -> None:
+        again: dict[str, Any] = {"again": True, "json": body, "headers": {"Idempotency-Key": uuid.uuid4().hex}}
+        try:
+            self._record = parse(SandboxRecord, await self._transport.ask("POST", path, read=seconds, **again))
+        except anyio.get_cancelled_exc_class():
+            # The server may be opening it. The same key is how to learn its id.
+            with anyio.move_on_after(_ENDING_SECONDS, shield=True), suppress(errors.BelljarError):
+                self._record = parse(SandboxRecord, await self._transport.ask("POST", path, **again))
+                await self.close()
+            raise
 
     @asynccontextmanager
     async def _living(self) -> AsyncIterator[None]:
@@ -310,6 +319,19 @@ class AsyncRemoteLivingSandbox(LivingHandle):
         """Returns what lies below /workspace: path, kind and size of each entry."""
         found = await self.files.list(WORKSPACE, _RECURSIVE)
         return tuple(Entry(item.path.removeprefix(f"{WORKSPACE}/"), item.kind, item.size) for item in found)
+
+    async def link(self, path: str, *, write: bool = False, seconds: float = 600.0) -> str:
+        """Returns an address at which whoever has it can read one file for a while, without a key.
+
+        Args:
+            path: the file.
+            write: it may be written there (PUT) instead.
+            seconds: for how long.
+        """
+        check_seconds(seconds=seconds)
+        body = {"path": path, "method": "PUT" if write else "GET", "seconds": seconds}
+        made = parse(SignedLink, await self._transport.ask("POST", f"{self._path}/files/links", again=True, json=body))
+        return self._transport.url + made.url
 
     # --- beneath ---
 
