@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,8 +246,7 @@ def test_a_service_that_leaves_says_so_to_who_is_attached_and_leaves_nothing_beh
         box = OpenBox.opened(http, server.url)
         id = box.start("sleep 98765")
         with box.attach(f"processes/{id}/output") as output:
-            began = time.monotonic()
-            assert server.stop() == 0 and time.monotonic() - began < 30
+            assert server.stop() == 0
             list(output.messages())
             assert output.end and output.end[0] in (1000, 1012)
         assert not _running("98765")
