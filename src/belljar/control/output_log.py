@@ -68,8 +68,16 @@ class OutputLog:
         for at, chunk in enumerate(found):
             expected = found[at - 1].seq + 1 if at else seq + 1
             if chunk.seq != expected:  # there is one gap at most, between head and tail
-                found[at] = chunk.model_copy(update={"missed": self._dropped})
+                found[at] = chunk.model_copy(update={"missed": self._missed(expected, chunk.seq)})
         return found
+
+    def _missed(self, first: int, following: int) -> int:
+        """How many bytes the pieces from `first` to the one before `following` had, which are not kept.
+
+        Of a reader that has had some of them it is a share: the sizes of single pieces are not kept either.
+        """
+        before = self._head[-1].seq if self._head else 0
+        return round(self._dropped * (following - first) / (following - 1 - before))
 
     async def follow(self, since: int = 0) -> AsyncIterator[Chunk]:
         """Gives the pieces after number `since`: those that are kept at once, then new ones until the end."""

@@ -6,16 +6,13 @@ Everything is read as it is at this moment; a process that ends meanwhile counts
 from __future__ import annotations
 
 import os
-import signal
-import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
 from belljar.core.result import Usage
 from belljar.host.cgroups import Group
 
-_ROUNDS, _ROUND_SECONDS = 200, 0.01  # until a family that goes on forking is gone
 _READERS = 64  # processes of one guest that are looked at one by one; a fork bomb must not cost us more
 
 
@@ -31,32 +28,6 @@ def children(pid: int) -> list[int]:
 def descendants(pid: int) -> list[int]:
     """Lists the processes below a process, at any depth."""
     return [found for child in children(pid) for found in (child, *descendants(child))]
-
-
-def signal_family(first: int, among: Callable[[], Iterable[int]], number: int) -> bool:
-    """Sends a signal to all that a process started or that are of its session, but not to itself.
-
-    Args:
-        first: the process.
-        among: lists the processes that may be meant.
-        number: the signal; if it is SIGKILL, it is sent until none of them is left.
-
-    Returns:
-        Whether they could be reached: not without the rights to.
-    """
-    for _ in range(_ROUNDS):
-        family = family_of({first}, among())
-        for pid in family:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
-            except PermissionError:
-                return False
-        if not family or number != signal.SIGKILL:
-            return True
-        time.sleep(_ROUND_SECONDS)
-    return True
 
 
 def family_of(roots: Set[int], among: Iterable[int]) -> list[int]:

@@ -49,6 +49,7 @@ _LOOK_SECONDS = 1.0  # between looks whether the container lives
 _LAST_WORDS_SECONDS = 5.0  # that an engine has to say how a container ended
 _FIRST_LOOKS_SECONDS = (0.0, 0.1, 0.3)
 _LAST_LOOKS_SECONDS = (0.1, 0.4, 1.0, 1.0, 1.0)
+_PAUSE_TRIES_SECONDS = (0.2, 0.5, 1.0)
 _USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHIMS = f"{INPUTS}/.belljar/bin"
 _READY = shell_script("containers/ready")
@@ -374,6 +375,16 @@ class LivingBox(DockerBox):
     async def pause(self) -> None:
         """Stops all processes of the box where they are."""
         self._require_life()
+        for pause in _PAUSE_TRIES_SECONDS:  # a runtime may give up on a process that was just being started
+            with suppress(errors.ExecutionFailed):
+                async with asking("the sandbox could not be paused"):
+                    await self._standby.container.pause()
+                return
+            await anyio.sleep(pause)
+            with suppress(errors.BelljarError):
+                async with asking("the container's state"):
+                    if (await self._standby.container.show())["State"].get("Paused") is True:
+                        return
         async with asking("the sandbox could not be paused"):
             await self._standby.container.pause()
 

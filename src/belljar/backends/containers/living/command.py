@@ -393,7 +393,11 @@ def _await_command(group: cgroups.Group, number: int) -> None:
     pid = _seen_from_host(group, number)
     deadline = time.monotonic() + _BECOME_SECONDS
     with suppress(OSError):  # it has ended
-        while Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_OURS) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if line and not line.startswith(_OURS):  # it is empty for a moment
+                return
+            os.readlink(f"/proc/{pid}/exe")  # which what has ended has not
             time.sleep(_BECOME_LOOK_SECONDS)
 
 
