@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.control.output_log import OutputLog
+from belljar.core.process import Chunk
 from belljar.core.result import StreamName
 from belljar.service.mcp.processes import _text
 
@@ -31,6 +32,15 @@ def test_what_is_kept_and_what_is_missed_is_all_there_was(parts: list[tuple[Stre
         assert sum(len(chunk.data) + chunk.missed for chunk in told) == sum(len(data) for _, data in given)
     if given and since < len(given):
         assert told[-1].seq == len(given), "the end is kept always"
+    assert told == _looked_up(log.since(0), since)
+
+
+def _looked_up(whole: list[Chunk], since: int) -> list[Chunk]:
+    """The same by looking at each piece."""
+    found = [chunk for chunk in whole if chunk.seq > since]
+    if found and found[0].seq == since + 1:
+        found[0] = found[0].model_copy(update={"missed": 0})
+    return found
 
 
 def test_whoever_prints_byte_by_byte_does_not_fill_the_memory() -> None:

@@ -6,6 +6,7 @@ told anything by it. Files are come to by the host's own hand, where they lie on
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -111,7 +112,8 @@ class RelayedStream(ByteStream):
             raise errors.NotAvailable(
                 "the ports of this sandbox cannot be reached", fix="choose an image that has python3"
             )
-        if number := int(head):
+        if number := int(head):  # said by the guest, perhaps
+            number = number if number in errno.errorcode else errno.EIO
             raise OSError(number, os.strerror(number))
 
     async def _more(self) -> bytes:
