@@ -108,6 +108,15 @@ async def test_a_paused_box_stands_still_and_goes_on(engine: Engine) -> None:
                 break
 
 
+async def test_a_runtime_with_a_kernel_of_its_own_says_why_it_has_no_living_sandboxes() -> None:
+    offer = await engines().engine("gvisor").capabilities("docker")
+    assert offer.living is None
+    assert any("no living sandboxes: runsc" in note for note in offer.notes)
+    with pytest.raises(errors.NotAvailable, match="no living sandboxes"):
+        async with living(engines().engine("docker"), runtime="runsc"):
+            pass
+
+
 # --- its end ---
 
 

@@ -68,9 +68,18 @@ class OutputLog:
         found = self._head[max(seq, 0) :]  # by number, without looking at the others: each new piece wakes all readers
         wanted = min(max(self._last - seq, 0), len(self._tail))
         rest = [*islice(reversed(self._tail), wanted)][::-1]
-        if rest and rest[0].seq > max(seq, len(self._head)) + 1:  # the gap between head and tail
-            rest[0] = rest[0].model_copy(update={"missed": self._dropped})
+        expected = max(seq, len(self._head)) + 1
+        if rest and rest[0].seq > expected:  # the gap between head and tail
+            rest[0] = rest[0].model_copy(update={"missed": self._missed(expected, rest[0].seq)})
         return found + rest
+
+    def _missed(self, first: int, following: int) -> int:
+        """How many bytes the pieces from `first` to the one before `following` had, which are not kept.
+
+        Of a reader that has had some of them it is a share: the sizes of single pieces are not kept either.
+        """
+        before = self._head[-1].seq if self._head else 0
+        return round(self._dropped * (following - first) / (following - 1 - before))
 
     async def follow(self, since: int = 0) -> AsyncIterator[Chunk]:
         """Gives the pieces after number `since`: those that are kept at once, then new ones until the end."""

@@ -45,21 +45,22 @@ def signal_family(first: int, among: Callable[[], Iterable[int]], number: int) -
         Whether they could be reached: not without the rights to.
     """
     for _ in range(_ROUNDS):
-        family = _family(first, among())
-        for pid in family:
+        found = family(first, among())
+        for pid in found:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue
             except PermissionError:
                 return False
-        if not family or number != signal.SIGKILL:
+        if not found or number != signal.SIGKILL:
             return True
         time.sleep(_ROUND_SECONDS)
     return True
 
 
-def _family(first: int, among: Iterable[int]) -> list[int]:
+def family(first: int, among: Iterable[int]) -> list[int]:
+    """Lists what a process has started or what is of its session, but not itself; it may have ended."""
     parents = {pid: above for pid in among if pid != first and (above := _above(pid))}
     found: set[int] = {first}
     while new := {pid for pid, above in parents.items() if pid not in found and found & above}:

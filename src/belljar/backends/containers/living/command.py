@@ -6,11 +6,12 @@ Its exit code is what our launcher beside it tells, and where that was killed, w
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import signal as signals
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +19,6 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.base import Emit
-from belljar.backends.containers import inside
 from belljar.backends.containers.living.marks import Marks
 from belljar.backends.guest_text import shell_script
 from belljar.backends.outcome import KILLED_EXIT_CODE, Ending, Outcome
@@ -45,13 +45,11 @@ _LOOK_SECONDS = 2.0  # between questions to the engine whether the command still
 _RESIZE_TRIES = 20
 _RESIZE_PAUSE_SECONDS = 0.05
 _UNKNOWN_EXIT_CODE = 255
-_GONE = 3  # what the signalling program ends with if nobody is there
 _END_OF_INPUT = b"\x04"  # what Ctrl-D sends
 _BECOME_SECONDS = 5.0  # that the launcher's shell may take to become the command; the start is told then in any case
 _BECOME_LOOK_SECONDS = 0.002
 _OURS = (b'/bin/sh\0-c\0printf "%s runs', b"/usr/bin/env\0--\0", b"/bin/env\0--\0")  # before it is the command
 _LAUNCH = shell_script("containers/command")
-_SIGNAL = shell_script("containers/signal")
 
 
 class LivingContainer(NamedTuple):
@@ -64,7 +62,7 @@ class LivingContainer(NamedTuple):
     look: Callable[[], Awaitable[None]]  # whether it has, sooner than that would be noticed
     oom_kills: Callable[[], int]  # as far as the host's kernel tells
     full: Callable[[], bool]  # was it killed for memory, as a whole?
-    group: cgroups.Group | None = None  # where the host sees the guest's processes
+    group: cgroups.Group  # where the host sees the guest's processes
 
 
 class LivingCommand:
@@ -92,7 +90,7 @@ class LivingCommand:
         self._first = 0  # the launcher's number on the host, once it was looked for
         self._call: Exec
         self._streams: ProgramStreams
-        self._room: Callable[[], AbstractAsyncContextManager[None]]
+        self._room = AsyncExitStack()  # what the engine needs beside the command while it starts it
 
     @property
     def launcher(self) -> int:
@@ -127,27 +125,29 @@ class LivingCommand:
                     tty=pty is not None, workdir="/",
                 )  # fmt: skip
         try:
-            stream, self._room = self._call.start(detach=False), room
+            await self._room.enter_async_context(room())
+            stream = self._call.start(detach=False)
             async with ProgramStreams.open(stream, "the command could not be started") as self._streams:
                 with lone_errors():
                     await self._attend()
             return await self._result(before)
         finally:
+            await self._room.aclose()
             if not self._over.is_set():
                 with anyio.move_on_after(_KILL_SECONDS, shield=True):
                     await self._kill()
 
     async def _attend(self) -> None:
         async with anyio.create_task_group() as watchers:
-            watchers.start_soon(self._take_room)
+            watchers.start_soon(self._leave_room)
             for watch in (self._clock, self._obey, self._watch_start, self._watch_end, self._watch_machine):
                 watchers.start_soon(watch)
             await self._listen(watchers.start_soon)
             watchers.cancel_scope.cancel()
 
-    async def _take_room(self) -> None:
-        async with self._room():
-            await self._begun.wait()
+    async def _leave_room(self) -> None:
+        await self._begun.wait()
+        await self._room.aclose()
 
     # --- streams ---
 
@@ -189,7 +189,7 @@ class LivingCommand:
 
     async def _tell_start(self, number: int) -> None:
         """Somebody who waits for the start may signal the command right then: so what is ours must have become it."""
-        if self._control.hear and self._machine.group:
+        if self._control.hear:
             with anyio.move_on_after(_BECOME_SECONDS):
                 await anyio.to_thread.run_sync(_await_command, self._machine.group, number, abandon_on_cancel=True)
         self._control.begin(StartedGuest(number, self._signal, self._resize))
@@ -273,7 +273,7 @@ class LivingCommand:
         self.outcome.end(verdict)
         await self._kill()
         self._listening.deadline = anyio.current_time() + _KILL_SECONDS
-        if self._machine.group and (self._begun.is_set() or self._fed):
+        if self._begun.is_set() or self._fed:
             while True:  # an engine may tell of its end late, or never
                 if not (self._first and number_inside(self._first)):
                     break
@@ -288,38 +288,40 @@ class LivingCommand:
             self._listening.cancel()
 
     async def _tell_tree(self, name: str) -> None:
-        """By the host's own hand where it sees them: a box that is full of processes lets no other one start."""
-        if self._machine.group:
-            group, number = self._machine.group, signals.Signals[f"SIG{name}"]
-            if await anyio.to_thread.run_sync(self._tell_from_host, group, number):
-                return
-        with suppress(errors.BelljarError):
-            await self._send(name, "tree", str(self.launcher))
+        """By the host's own hand: a box that is full of processes lets no other one start."""
+        await anyio.to_thread.run_sync(self._tell_family, signals.Signals[f"SIG{name}"])
 
-    def _tell_from_host(self, group: cgroups.Group, number: int) -> bool:
-        """Sends a signal to the family of our process beside the command; False: we have no right to."""
+    def _tell_family(self, number: int) -> None:
+        """Sends a signal to all that is of our process beside the command, which is not told itself."""
+        group = self._machine.group
         if not self._first:
-            self._first = next((pid for pid in group.pids() if number_inside(pid) == self.launcher), 0)
-        return not self._first or procfs.signal_family(self._first, group.pids, number)
+            self._first = _seen_from_host(group, self.launcher)
+        if self._first:
+            procfs.signal_family(self._first, group.pids, number)
 
     async def _signal(self, number: int) -> None:
         if self._over.is_set():
             raise ProcessLookupError(3, "it has ended")
-        name = signals.Signals(number).name.removeprefix("SIG")
-        try:
-            await self._send(name, str(self._teller.said[b"runs"]))
-        except inside.FailedInside as failure:
-            if failure.code == _GONE:
-                raise ProcessLookupError(3, "it has ended") from None
-            raise
-
-    async def _send(self, *words: str) -> None:
-        argv = ["/bin/sh", "-c", _SIGNAL, *words]
-        await inside.execute(self._machine.container, argv, self._machine.uid, b"", what="the signal")
+        await anyio.to_thread.run_sync(_send, self._machine.group, self._teller.said[b"runs"], number)
 
     # --- its result ---
 
+    async def _end_family(self) -> None:
+        """Waits until what the command started has ended, too, and ends it when its grace is over."""
+        group, first = self._machine.group, self._first
+        if group is None or not first:
+            return
+        to_kill = anyio.current_time() + self._limits.grace
+        while anyio.current_time() < to_kill + _KILL_SECONDS:
+            if not await anyio.to_thread.run_sync(lambda: procfs.family(first, group.pids())):
+                return
+            if anyio.current_time() >= to_kill:
+                await self._tell_tree("KILL")
+            await anyio.sleep(_LAUNCHER_LOOK_SECONDS)
+
     async def _result(self, oom_before: int) -> Result:
+        if self.outcome.verdict is not None:
+            await self._end_family()
         if b"no" in self._marks["stderr"].said or b"no" in self._marks["stdout"].said:
             raise errors.InvalidRequest(
                 f"cwd: {self._command.cwd} is no folder in the sandbox", fix="make it first, or leave cwd out"
@@ -353,8 +355,30 @@ class LivingCommand:
 
 def _await_command(group: cgroups.Group, number: int) -> None:
     """Waits until the process with a number inside is not the launcher's shell any more, nor `env`."""
-    pid = next((pid for pid in group.pids() if number_inside(pid) == number), 0)
+    pid = _seen_from_host(group, number)
     deadline = time.monotonic() + _BECOME_SECONDS
     with suppress(OSError):  # it has ended
-        while Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_OURS) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if line and not line.startswith(_OURS):  # it is empty for a moment
+                return
+            os.readlink(f"/proc/{pid}/exe")  # which what has ended has not
             time.sleep(_BECOME_LOOK_SECONDS)
+
+
+def _seen_from_host(group: cgroups.Group, number: int) -> int:
+    """The number on the host of the process that has a number inside; 0: it has ended."""
+    return next((pid for pid in group.pids() if number_inside(pid) == number), 0)
+
+
+def _send(group: cgroups.Group, number: int, signal: int) -> None:
+    """Signals the process with a number inside; raises ProcessLookupError if it has ended."""
+    if pid := _seen_from_host(group, number):
+        handle = os.pidfd_open(pid)
+        try:
+            if number_inside(pid) == number:  # else its number on the host is another process' by now
+                signals.pidfd_send_signal(handle, signal)
+                return
+        finally:
+            os.close(handle)
+    raise ProcessLookupError(3, "it has ended")
