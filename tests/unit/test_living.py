@@ -12,6 +12,7 @@ from anyio.abc import ByteStream
 
 import belljar
 from belljar.backends.fake import Fake, FakeProcess
+from belljar.backends.fake_living import FakeLivingBox
 from belljar.core import errors
 from belljar.engine.audit import Audit
 from belljar.settings import load
@@ -317,3 +318,25 @@ async def test_limits_of_the_whole_sandbox_are_not_those_of_a_command(box: bellj
 def test_a_run_cannot_be_asked_to_live(fake: Fake) -> None:
     with pytest.raises(errors.InvalidRequest, match="stays open"):
         belljar.run("1", backend=fake, living=True)  # type: ignore[call-arg]
+
+
+async def test_who_gives_up_a_pause_that_has_begun_can_resume_it(
+    box: belljar.AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    stop, stopped, answered = FakeLivingBox.pause, anyio.Event(), anyio.Event()
+
+    async def slow(self: FakeLivingBox) -> None:
+        await stop(self)
+        stopped.set()
+        await answered.wait()
+
+    monkeypatch.setattr(FakeLivingBox, "pause", slow)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(box.pause)
+            await stopped.wait()
+            tasks.cancel_scope.cancel()
+            answered.set()
+        assert box.paused
+        await box.resume()
+        assert (await box.exec(["echo", "hi"])).stdout == "hi\n"

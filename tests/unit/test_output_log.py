@@ -31,6 +31,7 @@ def test_what_is_kept_and_what_is_missed_is_all_there_was(parts: list[tuple[Stre
         assert sum(len(chunk.data) + chunk.missed for chunk in told) == sum(len(data) for _, data in given)
     if given and since < len(given):
         assert told[-1].seq == len(given), "the end is kept always"
+    assert [chunk.seq for chunk in told] == [chunk.seq for chunk in log.since(0) if chunk.seq > since]
 
 
 def test_whoever_prints_byte_by_byte_does_not_fill_the_memory() -> None:

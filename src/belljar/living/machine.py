@@ -210,8 +210,9 @@ class LivingMachine:
         async with self._stopping:
             if self.paused:
                 return
-            await self.box.pause()
-            self.paused = True
+            with anyio.CancelScope(shield=True):  # who gives up must not leave it stopped without our knowing
+                await self.box.pause()
+                self.paused = True
         await self.tell("paused")
 
     async def resume(self) -> None:
@@ -220,8 +221,9 @@ class LivingMachine:
         async with self._stopping:
             if not self.paused:
                 return
-            await box.resume()
-            self.paused = False
+            with anyio.CancelScope(shield=True):
+                await box.resume()
+                self.paused = False
             self._used = time.monotonic()
             if self._deadline is None and self.asked.expires is not None:
                 self.extend(self.asked.expires)

@@ -55,6 +55,13 @@ class AskedBox:
         return self.sandboxes.uploads.taken(self.caller.name)
 
     @asynccontextmanager
+    async def changing(self) -> AsyncIterator[AsyncSandbox]:
+        """Gives the sandbox for a change of whole folders, which may take long: there may be a few at once."""
+        async with self.used() as box:
+            with self.sandboxes.changes.taken(self.caller.name):
+                yield box
+
+    @asynccontextmanager
     async def process(self, id: str) -> AsyncIterator[AsyncProcess]:
         """Gives one of its processes; while the block runs, the sandbox is in use."""
         async with self.used() as box:

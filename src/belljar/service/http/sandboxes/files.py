@@ -67,7 +67,7 @@ async def make_folder(body: MakeDir, box: TheFileBox) -> Made:
 @router.post("/{id}/files/move", status_code=204)
 async def move_file(body: MoveFile, box: TheFileBox, sent: TheRequest) -> None:
     """Renames a file or a folder; a file that was there is replaced."""
-    async with box.used() as sandbox:
+    async with box.changing() as sandbox:
         with file_errors.refused(body.path):
             await sent.once(lambda: sandbox.files.move(body.path, body.to), lambda _: box.id)
 
@@ -75,7 +75,7 @@ async def move_file(body: MoveFile, box: TheFileBox, sent: TheRequest) -> None:
 @router.post("/{id}/files/copy", status_code=204)
 async def copy_file(body: MoveFile, box: TheFileBox, sent: TheRequest) -> None:
     """Copies a file, a folder with all that it holds, or a link as such."""
-    async with box.used() as sandbox:
+    async with box.changing() as sandbox:
         with file_errors.refused(body.path):
             await sent.once(lambda: sandbox.files.copy(body.path, body.to), lambda _: box.id)
 
@@ -83,7 +83,7 @@ async def copy_file(body: MoveFile, box: TheFileBox, sent: TheRequest) -> None:
 @router.delete("/{id}/files", status_code=204)
 async def remove_file(box: TheFileBox, path: Path) -> None:
     """Removes a file, or a folder with all that it holds."""
-    async with box.used() as sandbox:
+    async with box.changing() as sandbox:
         with file_errors.refused(path):
             await sandbox.files.remove(path)
 
