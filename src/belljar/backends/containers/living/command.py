@@ -143,15 +143,10 @@ class LivingCommand:
 
     async def _attend(self) -> None:
         async with anyio.create_task_group() as watchers:
-            watchers.start_soon(self._leave_room)
             for watch in (self._clock, self._obey, self._watch_start, self._watch_end, self._watch_machine):
                 watchers.start_soon(watch)
             await self._listen(watchers.start_soon)
             watchers.cancel_scope.cancel()
-
-    async def _leave_room(self) -> None:
-        await self._begun.wait()
-        await self._room.aclose()
 
     # --- streams ---
 
@@ -206,6 +201,7 @@ class LivingCommand:
 
     async def _feed(self) -> None:
         """Gives a terminal its size, lets the launcher start the command, and gives that its input."""
+        await self._room.aclose()  # the engine has started it, and the guest has not begun
         if self._command.pty:
             await self._resize(self._command.pty)
         if self.outcome.verdict is None:
