@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 _START_SECONDS = 60.0  # for the launcher to say its first word
 _LAST_OUTPUT_SECONDS = 1.0  # after the end of what was heard last
 _KILL_SECONDS = 10.0  # for the launcher to tell the end of what was killed
-_LAUNCHER_LOOK_SECONDS = 0.05
+_LAUNCHER_LOOK_SECONDS = 0.02
+_LAST_SAID_SECONDS = 0.1  # for what was printed last, when all have ended
+_KILL_FAMILY_SECONDS = 5.0
 _LOOK_SECONDS = 2.0  # between questions to the engine whether the command still runs
 _RESIZE_TRIES = 20
 _RESIZE_PAUSE_SECONDS = 0.05
@@ -88,6 +90,8 @@ class LivingCommand:
         self._listening = anyio.CancelScope()
         self._silent_since = time.perf_counter()
         self._first = 0  # the launcher's number on the host, once it was looked for
+        self._kin: set[int] = set()  # the numbers on the host of all that it was seen to have started, and its own
+        self._stopping = self._ended = False  # is all that it started to end, and has it?
         self._call: Exec
         self._streams: ProgramStreams
         self._room = AsyncExitStack()  # what the engine needs beside the command while it starts it
@@ -133,7 +137,7 @@ class LivingCommand:
             return await self._result(before)
         finally:
             await self._room.aclose()
-            if not self._over.is_set():
+            if not self._over.is_set() or (self._stopping and not self._ended):
                 with anyio.move_on_after(_KILL_SECONDS, shield=True):
                     await self._kill()
 
@@ -160,7 +164,9 @@ class LivingCommand:
                 await self._follow(start_soon)
                 self._silent_since = time.perf_counter()
                 if self._told_end():
-                    break
+                    self._over.set()
+                    if not self._stopping or self._ended:
+                        break
         self._over.set()
         with anyio.CancelScope(shield=False):
             for each in STREAMS:
@@ -261,16 +267,21 @@ class LivingCommand:
         self._listening.cancel()
 
     async def _stop(self, verdict: Status) -> None:
-        """Asks the command to end, and ends it when its grace is over; what it prints meanwhile is kept."""
+        """Asks the command and all that it started to end, and ends them when its grace is over.
+
+        What they print meanwhile is kept. The command itself may have ended long before the others.
+        """
         first, grace = self.outcome.end(verdict), self._limits.grace
+        self._stopping = True
         if first and grace and self._begun.is_set():
             with anyio.move_on_after(grace):
-                await self._tell_tree("TERM")
-                await self._over.wait()
+                await anyio.to_thread.run_sync(self._ask_family)
+                await anyio.to_thread.run_sync(self._await_family, grace)
         await self._end(verdict)
 
     async def _end(self, verdict: Status) -> None:
         self.outcome.end(verdict)
+        self._stopping = True
         await self._kill()
         self._listening.deadline = anyio.current_time() + _KILL_SECONDS
         if self._begun.is_set() or self._fed:
@@ -278,26 +289,65 @@ class LivingCommand:
                 if not (self._first and number_inside(self._first)):
                     break
                 await anyio.sleep(_LAUNCHER_LOOK_SECONDS)
-            self._listening.deadline = anyio.current_time() + 2 * _LAST_OUTPUT_SECONDS
+            self._ended = True
+            rest = _LAST_SAID_SECONDS if self._told_end() else 2 * _LAST_OUTPUT_SECONDS
+            self._listening.deadline = anyio.current_time() + rest
 
     async def _kill(self) -> None:
         """Ends all that it started. What is not begun never will be: it waits for a line of ours."""
         if self._begun.is_set() or self._fed:
-            await self._tell_tree("KILL")
+            await anyio.to_thread.run_sync(self._kill_family)
         else:
             self._listening.cancel()
 
-    async def _tell_tree(self, name: str) -> None:
-        """By the host's own hand: a box that is full of processes lets no other one start."""
-        await anyio.to_thread.run_sync(self._tell_family, signals.Signals[f"SIG{name}"])
+    # By the host's own hand: a box that is full of processes lets no other one start.
 
-    def _tell_family(self, number: int) -> None:
-        """Sends a signal to all that is of our process beside the command, which is not told itself."""
+    def _look_for_family(self) -> list[int]:
+        """All that was started by our process beside the command, which is not among them, as far back as was seen."""
         group = self._machine.group
         if not self._first:
             self._first = _seen_from_host(group, self.launcher)
-        if self._first:
-            procfs.signal_family(self._first, group.pids, number)
+            self._kin = {self._first} if self._first else set()
+        here = group.pids()
+        found = procfs.family_of(self._kin, here) if self._first else []
+        before = self._kin & set(here) - {self._first}
+        self._kin |= set(found)
+        return [*found, *before]
+
+    def _has_family(self) -> bool:
+        return any(procfs.is_alive(pid) for pid in self._look_for_family())
+
+    def _ask_family(self) -> None:
+        """Asks all to end. Our own process has to wait for the last: Podman hears nobody else after its end."""
+        self._look_for_family()
+        self._tell_launcher(signals.SIGSTOP)
+        self._tell_family(signals.SIGTERM)
+
+    def _tell_launcher(self, number: int) -> None:
+        if self._first and number_inside(self._first) == self.launcher:
+            with suppress(ProcessLookupError):
+                os.kill(self._first, number)
+
+    def _await_family(self, seconds: float) -> None:
+        """Waits until none is left, or so many seconds."""
+        deadline = time.monotonic() + seconds
+        while self._has_family() and time.monotonic() < deadline:
+            time.sleep(_LAUNCHER_LOOK_SECONDS)
+
+    def _tell_family(self, number: int) -> None:
+        for pid in self._look_for_family():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _kill_family(self) -> None:
+        """Until none is left; then our own process may go on, and tell its last."""
+        deadline = time.monotonic() + _KILL_FAMILY_SECONDS
+        while time.monotonic() < deadline:
+            self._tell_family(signals.SIGKILL)
+            if not self._has_family():
+                break
+            time.sleep(_BECOME_LOOK_SECONDS)
+        self._tell_launcher(signals.SIGCONT)
 
     async def _signal(self, number: int) -> None:
         if self._over.is_set():
@@ -306,22 +356,7 @@ class LivingCommand:
 
     # --- its result ---
 
-    async def _end_family(self) -> None:
-        """Waits until what the command started has ended, too, and ends it when its grace is over."""
-        group, first = self._machine.group, self._first
-        if group is None or not first:
-            return
-        to_kill = anyio.current_time() + self._limits.grace
-        while anyio.current_time() < to_kill + _KILL_SECONDS:
-            if not await anyio.to_thread.run_sync(lambda: procfs.family(first, group.pids())):
-                return
-            if anyio.current_time() >= to_kill:
-                await self._tell_tree("KILL")
-            await anyio.sleep(_LAUNCHER_LOOK_SECONDS)
-
     async def _result(self, oom_before: int) -> Result:
-        if self.outcome.verdict is not None:
-            await self._end_family()
         if b"no" in self._marks["stderr"].said or b"no" in self._marks["stdout"].said:
             raise errors.InvalidRequest(
                 f"cwd: {self._command.cwd} is no folder in the sandbox", fix="make it first, or leave cwd out"
