@@ -183,7 +183,14 @@ class LivingMachine:
             raise lacking(capabilities.backend, what)
 
     def admit(self, process: AsyncProcess) -> None:
-        """Takes a process that is about to start; of those that have ended, the oldest is forgotten."""
+        """Takes a process that is about to start; of those that have ended, the oldest is forgotten.
+
+        Raises:
+            SessionEnded: the sandbox has ended meanwhile.
+            Busy: there are as many as may be.
+            InvalidRequest: there is one of its name.
+        """
+        self.lease  # noqa: B018  (which raises if it has ended)
         over = [id for id, one in self.processes.items() if not one.running]
         for id in over[: len(over) - _KEPT_PROCESSES + 1]:
             del self.processes[id]
