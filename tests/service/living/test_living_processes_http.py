@@ -104,8 +104,8 @@ def test_a_terminal_carries_keys_sizes_and_output_over_one_connection(box: OpenB
         terminal.send({"resize": [120, 40]})
         terminal.send(b"stty size\n")
         terminal.bytes_until(b"40 120")
-        terminal.send(b"sleep 1000\n")
-        terminal.bytes_until(b"sleep 1000")
+        terminal.send(b"sh -c 'echo its $((6 * 6)); exec sleep 1000'\n")
+        terminal.bytes_until(b"its 36")  # until then Ctrl-C would be the shell's own
         terminal.send(b"\x03")
         terminal.send(b"echo back $((6 * 7))\n")
         terminal.bytes_until(b"back 42")
