@@ -129,12 +129,15 @@ def _works(words: Sequence[str]) -> bool:
         return False
 
 
-def terminate(members: Callable[[], Sequence[int]], spare: Sequence[int]) -> int:
-    """Sends SIGTERM to processes of a guest, and to nobody who got the number of one that has ended meanwhile.
+def terminate(
+    members: Callable[[], Sequence[int]], spare: Sequence[int] = (), number: int = signal.SIGTERM
+) -> int:  # fmt: skip
+    """Sends a signal to processes of a guest, and to nobody who got the number of one that has ended meanwhile.
 
     Args:
         members: Lists the guest's processes. It is asked again when a handle on each is held.
         spare: Those of them that get no signal.
+        number: The signal.
 
     Returns:
         How many got it.
@@ -148,7 +151,7 @@ def terminate(members: Callable[[], Sequence[int]], spare: Sequence[int]) -> int
         told = 0
         for pid in handles.keys() & set(members()):
             with suppress(OSError):
-                signal.pidfd_send_signal(handles[pid], signal.SIGTERM)
+                signal.pidfd_send_signal(handles[pid], number)
                 told += 1
     return told
 

@@ -28,7 +28,7 @@ from belljar.core.plan import Command
 from belljar.core.process import PtySize
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, StreamName
-from belljar.host import cgroups, procfs
+from belljar.host import cgroups, process, procfs
 from belljar.host.docker_api import EngineRefusal, ProgramStreams, asking, refusals
 from belljar.host.loops import lone_errors
 from belljar.host.process_table import number_inside
@@ -331,9 +331,7 @@ class LivingCommand:
             time.sleep(_LAUNCHER_LOOK_SECONDS)
 
     def _tell_family(self, number: int) -> None:
-        for pid in self._look_for_family():
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        process.terminate(self._look_for_family, number=number)
 
     def _kill_family(self) -> None:
         """Until none is left; then our own process may go on, and tell its last."""

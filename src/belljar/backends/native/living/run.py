@@ -195,13 +195,11 @@ class NativeLivingRun(NativeRun):
         """Waits until what the command started has ended, too, and ends it when its grace is over."""
         grace = self._limits.grace if self._outcome.verdict in _GENTLE else 0.0
         to_kill = anyio.current_time() + grace
-        while family := await anyio.to_thread.run_sync(self._family):
+        while await anyio.to_thread.run_sync(self._family):
             if anyio.current_time() > to_kill + _END_SECONDS:
                 return  # to the box' own end
             if anyio.current_time() >= to_kill:
-                for pid in family:
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
+                await anyio.to_thread.run_sync(process.terminate, self._family, (), signal.SIGKILL)
             await anyio.sleep(_END_LOOK_SECONDS)
 
     def _kill(self, child: process.Child) -> None:
@@ -218,12 +216,12 @@ class NativeLivingRun(NativeRun):
 
     def end_of_memory(self, pid: int) -> bool:
         """Ends the command because the machine is out of memory, if this process is one of its own."""
-        if not self._monitor or pid not in (family := self._family()):
+        if not self._monitor or pid not in self._family():
             return False
         self._outcome.end(Status.OOM_KILLED)
-        for each in (self._monitor, *family):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(each, signal.SIGKILL)
+        process.terminate(self._family, number=signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(self._monitor, signal.SIGKILL)
         return True
 
     def _never_ran(self, exit_: int, oom_killed: bool) -> int | None:
