@@ -524,3 +524,18 @@ async def test_a_server_over_http_leaves_in_time_though_a_call_waits_for_output(
         process.kill()
         process.wait(10)
         process.stdout.close()
+
+
+async def test_what_is_kept_of_outputs_is_bounded_for_models_too() -> None:
+    flood = "head -c 4000000 /dev/zero | tr '\\0' x; echo; echo over; sleep 1000"
+    with served(start=False, config='[service]\noutput_memory = "3M"\n') as place:
+        async with on_stdio(place) as client, computer(client) as id:
+            for name in ("p1", "p2"):
+                data(await client.call_tool("start_process", {"command": flood, "session_id": id}))
+                heard, asked = "", {"process": name, "session_id": id, "since": 0}
+                with anyio.fail_after(60):
+                    while "over" not in heard:
+                        told = data(await client.call_tool("read_output", asked))
+                        heard, asked["since"] = heard[-10:] + told["output"], told["since"]
+            full = await client.call_tool("start_process", {"command": "true", "session_id": id})
+            assert full.is_error and "may hold 3" in text(full)

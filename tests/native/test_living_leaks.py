@@ -191,7 +191,7 @@ async def _murdered(traces: Traces, rounds: int) -> None:
 
 
 async def test_after_kill_9_of_belljar_the_next_start_finds_all_of_its_living_boxes(traces: Traces) -> None:
-    await _murdered(traces, 3)
+    await _murdered(traces, 2)
 
 
 @pytest.mark.exhaustive("kills Belljar 25 times, each with four living boxes")

@@ -73,3 +73,29 @@ async def test_the_mounts_of_every_process_in_sight_are_those_of_the_sandbox() -
     inside = {path.removeprefix("/machine") or "/" for path in told}
     assert "/machine/workspace" in told or "/machine" in told, told
     assert inside - own <= {"/etc/ld.so.cache", "/inputs"}, inside - own
+
+
+# Reads what it may of every other process, over and over, until it is told that it was enough.
+_LURKER = """
+import os
+found, doors = set(), ("environ", "mem", "fd/0", "auxv", "stack", "root/etc/passwd", "cwd/enough", "maps", "exe")
+while not os.path.exists("enough"):
+    for one in os.listdir("/proc"):
+        for name in doors if one.isdigit() and int(one) != os.getpid() else ():
+            try:
+                with open(f"/proc/{one}/{name}", "rb", 0) as file:
+                    found.add(name) if file.read(1) else None
+            except OSError as error:
+                found.add(name) if error.errno not in (1, 2, 3, 13) else None  # refused, or gone
+print(sorted(found))
+"""
+
+
+async def test_no_command_can_read_another_before_it_runs_or_while_it_runs() -> None:
+    async with belljar.AsyncSandbox(backend="native", living=True) as box:
+        lurker = await box.start(["python3", "-c", _LURKER])
+        for _ in range(10):
+            await box.exec(["sleep", "0.05"], env={"SECRET": "known to one alone"}, stdin="known to one alone")
+        await box.files.write("enough", "")
+        result = await lurker.wait(20)
+    assert (result.stdout, result.stderr) == ("[]\n", "")

@@ -52,6 +52,7 @@ SECONDS: dict[str, float] = {
     "docs/test_docs.py": 20,
     "wasm/test_soak.py": 20,
     "unit/test_options.py": 15,
+    "native/test_living_leaks.py": 15,
 }
 
 

@@ -12,8 +12,11 @@ from anyio.abc import ByteStream
 
 import belljar
 from belljar.backends.fake import Fake, FakeProcess
+from belljar.backends.fake_living import FakeLivingBox
 from belljar.core import errors
 from belljar.engine.audit import Audit
+from belljar.living.machine import LivingMachine
+from belljar.living.process import AsyncProcess
 from belljar.settings import load
 
 pytestmark = pytest.mark.anyio
@@ -347,3 +350,63 @@ async def test_limits_of_the_whole_sandbox_are_not_those_of_a_command(box: bellj
 def test_a_run_cannot_be_asked_to_live(fake: Fake) -> None:
     with pytest.raises(errors.InvalidRequest, match="stays open"):
         belljar.run("1", backend=fake, living=True)  # type: ignore[call-arg]
+
+
+async def test_who_gives_up_a_pause_that_has_begun_can_resume_it(
+    box: belljar.AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    stop, stopped, answered = FakeLivingBox.pause, anyio.Event(), anyio.Event()
+
+    async def slow(self: FakeLivingBox) -> None:
+        await stop(self)
+        stopped.set()
+        await answered.wait()
+
+    monkeypatch.setattr(FakeLivingBox, "pause", slow)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(box.pause)
+            await stopped.wait()
+            tasks.cancel_scope.cancel()
+            answered.set()
+        assert box.paused
+        await box.resume()
+        assert (await box.exec(["echo", "hi"])).stdout == "hi\n"
+
+
+async def test_a_process_that_is_about_to_start_while_its_sandbox_ends_is_refused(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    looked, ended = anyio.Event(), anyio.Event()
+    refused: list[errors.SessionEnded] = []
+
+    async def look(machine: LivingMachine, path: str) -> None:
+        looked.set()
+        await ended.wait()
+
+    async def start(box: belljar.AsyncSandbox) -> None:
+        with pytest.raises(errors.SessionEnded) as raised:
+            await box.start("forever", id="mine")
+        refused.append(raised.value)
+
+    monkeypatch.setattr(LivingMachine, "check_folder", look)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            async with belljar.AsyncSandbox(backend=fake, living=True) as box:
+                tasks.start_soon(start, box)
+                await looked.wait()
+            ended.set()
+    assert refused and fake.open_boxes == 0
+
+
+async def test_a_process_whose_sandbox_ends_before_it_is_begun_is_lost_and_ends_nothing_else(
+    box: belljar.AsyncSandbox
+) -> None:  # fmt: skip
+    machine = box._alive()
+    process = AsyncProcess("late", box._asked(command=("forever",)), None, {})
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process._live, machine, "late")
+            machine.ended = "its time was over"
+        machine.ended = ""
+    assert isinstance(process.error, errors.SessionEnded) and not process.running

@@ -31,6 +31,7 @@ def test_what_is_kept_and_what_is_missed_is_all_there_was(parts: list[tuple[Stre
         assert sum(len(chunk.data) + chunk.missed for chunk in told) == sum(len(data) for _, data in given)
     if given and since < len(given):
         assert told[-1].seq == len(given), "the end is kept always"
+    assert [chunk.seq for chunk in told] == [chunk.seq for chunk in log.since(0) if chunk.seq > since]
 
 
 def test_whoever_prints_byte_by_byte_does_not_fill_the_memory() -> None:
@@ -80,3 +81,14 @@ def test_a_model_reads_beginning_and_end_of_a_flood_and_how_much_is_between() ->
     text = _text(log.since(0))
     assert text.startswith("üfirst") and text.endswith("last") and len(text) < 200_000
     assert f"[… {301 * 4096 - text.count('x') - 4096} bytes …]" in text
+
+
+def test_a_reader_that_falls_behind_again_and_again_misses_no_more_than_there_was() -> None:
+    log, told, read = OutputLog(head=500, tail=500), 0, 0
+    for number in range(1, 2_001):
+        log.add("stdout", b"x" * 50)
+        if number % 500 == 0:
+            for chunk in log.since(read):
+                told += len(chunk.data) + chunk.missed
+                read = chunk.seq
+    assert told == 2_000 * 50

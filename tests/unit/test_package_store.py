@@ -154,3 +154,16 @@ async def test_a_folder_that_others_may_write_to_is_not_used(folder: Path) -> No
     folder.symlink_to(folder.parent / "theirs")
     with pytest.raises(errors.NotAvailable, match="not ours alone"):
         await get(store(folder), Tinned(), "a")
+
+
+async def test_a_set_is_let_go_where_no_room_could_be_made_after_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    def refuse(quota: int) -> None:
+        raise OSError(30, "read-only")
+
+    one = store(folder)
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="read-only"):
+        broken.setattr(one, "prune", refuse)
+        await get(one, Tinned(), "a")
+    assert len(store(folder).prune(0)) == 1, "nobody holds it"

@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.core import errors
-from belljar.core.box_snapshot import BoxSnapshot
+from belljar.core.box_snapshot import MOST_LEFT_OUT, BoxSnapshot
 from belljar.core.settings import LivingSettings
-from belljar.host import archives
+from belljar.host import archives, files
 from belljar.host.archives import Member
-from belljar.host.box_members import FoundMember
+from belljar.host.box_members import FoundMember, found_members
 from belljar.host.snapshot_store import SnapshotStore, _parsed
 
 Entry = tuple[Member, Iterator[bytes]]
@@ -340,7 +340,7 @@ def test_a_head_that_is_a_link_or_somebody_elses_is_not_followed(store: Snapshot
 _KILLED = """
 import os, sys
 from pathlib import Path
-from belljar.core.box_snapshot import BoxSnapshot
+from belljar.core.box_snapshot import MOST_LEFT_OUT, BoxSnapshot
 from belljar.core.settings import LivingSettings
 from belljar.host.archives import Member
 from belljar.host.snapshot_store import SnapshotStore
@@ -419,3 +419,13 @@ def test_several_processes_take_snapshots_at_once(store: SnapshotStore, folder: 
         thread.join(30)
     assert len(results) == len(store.all()) == 6 and len(contents(folder)) == 21
     assert os.listdir(folder / "unfinished") == []
+
+
+def test_not_all_that_a_guest_has_us_leave_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("belljar.host.box_members._MAX_DEPTH", 1)
+    for number in range(MOST_LEFT_OUT + 50):
+        (tmp_path / "workspace" / str(number)).mkdir(parents=True)
+    left_out: list[str] = []
+    with files.opened(str(tmp_path)) as root:
+        assert len(list(found_members(root, ["/workspace"], left_out))) == MOST_LEFT_OUT + 51
+    assert len(left_out) == MOST_LEFT_OUT + 1 and left_out[-1] == "and more"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
+from itertools import islice
 
 import anyio
 
@@ -64,12 +65,21 @@ class OutputLog:
 
     def since(self, seq: int) -> list[Chunk]:
         """Returns the pieces that are kept after number `seq`; one after a gap says how much is missed."""
-        found = [chunk for chunk in (*self._head, *self._tail) if chunk.seq > seq]
-        for at, chunk in enumerate(found):
-            expected = found[at - 1].seq + 1 if at else seq + 1
-            if chunk.seq != expected:  # there is one gap at most, between head and tail
-                found[at] = chunk.model_copy(update={"missed": self._dropped})
-        return found
+        found = self._head[max(seq, 0) :]  # by number, without looking at the others: each new piece wakes all readers
+        wanted = min(max(self._last - seq, 0), len(self._tail))
+        rest = [*islice(reversed(self._tail), wanted)][::-1]
+        expected = max(seq, len(self._head)) + 1
+        if rest and rest[0].seq > expected:  # the gap between head and tail
+            rest[0] = rest[0].model_copy(update={"missed": self._missed(expected, rest[0].seq)})
+        return found + rest
+
+    def _missed(self, first: int, following: int) -> int:
+        """How many bytes the pieces from `first` to the one before `following` had, which are not kept.
+
+        Of a reader that has had some of them it is a share: the sizes of single pieces are not kept either.
+        """
+        before = self._head[-1].seq if self._head else 0
+        return round(self._dropped * (following - first) / (following - 1 - before))
 
     async def follow(self, since: int = 0) -> AsyncIterator[Chunk]:
         """Gives the pieces after number `since`: those that are kept at once, then new ones until the end."""

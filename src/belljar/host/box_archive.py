@@ -138,7 +138,7 @@ def unpack(folder: str, more: Callable[[], bytes], above: Above) -> None:
                         _lay(archive, entry, folder, parent, name, above)
                 if entry.isdir():
                     folders.append((path, entry))
-    except tarfile.TarError as error:
+    except (tarfile.TarError, RecursionError, OverflowError) as error:  # headers without end, and times beyond all
         raise ValueError(f"not an archive that can be unpacked: {error}") from None
     while more():  # what comes after the archive's end
         pass
@@ -202,7 +202,7 @@ def _take_place(draft: str, name: str, parent: int) -> None:
 
 
 def _finish(path: str, entry: tarfile.TarInfo, above: Above) -> None:
-    with suppress(OSError), above(path) as (parent, name):
+    with suppress(OSError, OverflowError, ValueError), above(path) as (parent, name):
         if name:
             with files.descended(parent, [name]) as folder:
                 os.fchmod(folder, entry.mode & 0o777)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+from belljar.core.box_snapshot import MOST_LEFT_OUT
 from belljar.core.values import MIB
 from belljar.host import files
 from belljar.host.archives import Member
@@ -90,9 +91,9 @@ def _below(
         try:
             facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if len(os.fsencode(where)) > _MAX_NAME_BYTES:
-                left_out.append(f"/{where[:80]}…: its name is too long")
+                _leave_out(left_out, f"/{where[:80]}…: its name is too long")
             elif facts.st_dev != device:
-                left_out.append(f"/{where}: {_OTHER}")
+                _leave_out(left_out, f"/{where}: {_OTHER}")
             elif stat.S_ISDIR(facts.st_mode):
                 yield from _folder(folder, name, where, depth, device, names, left_out)
             elif stat.S_ISLNK(facts.st_mode):
@@ -106,7 +107,13 @@ def _below(
         except FileNotFoundError:  # it is gone by now
             continue
         except OSError as error:
-            left_out.append(f"/{where}: {error.strerror}")
+            _leave_out(left_out, f"/{where}: {error.strerror}")
+
+
+def _leave_out(left_out: list[str], what: str) -> None:
+    """Notes what was not read: a guest can make any number of such entries, and so not all are."""
+    if len(left_out) <= MOST_LEFT_OUT:
+        left_out.append(what if len(left_out) < MOST_LEFT_OUT else "and more")
 
 
 def _folder(
@@ -115,11 +122,11 @@ def _folder(
     with files.descended(folder, [name]) as inner:
         facts = os.fstat(inner)
         if facts.st_dev != device:
-            left_out.append(f"/{where}: {_OTHER}")
+            _leave_out(left_out, f"/{where}: {_OTHER}")
             return
         yield FoundMember(Member(where, "folder", stat.S_IMODE(facts.st_mode), facts.st_mtime))
         if depth >= _MAX_DEPTH:
-            left_out.append(f"/{where}: lies {_MAX_DEPTH} folders deep, what is in it was left out")
+            _leave_out(left_out, f"/{where}: lies {_MAX_DEPTH} folders deep, what is in it was left out")
             return
         yield from _below(inner, where, depth + 1, device, names, left_out)
 

@@ -69,7 +69,7 @@ async def mount_in(holder: int, state_dir: Path, size: int, folders: Mapping[str
     """
     try:
         with ExitStack() as fds:
-            file = _reserved(state_dir, max(size, _LEAST_BYTES))
+            file = await anyio.to_thread.run_sync(_reserved, state_dir, max(size, _LEAST_BYTES))
             fds.callback(os.close, file)
             program = _program() or "mkfs.ext4"
             made = await process.output(

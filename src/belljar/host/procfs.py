@@ -6,16 +6,13 @@ Everything is read as it is at this moment; a process that ends meanwhile counts
 from __future__ import annotations
 
 import os
-import signal
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
 from belljar.core.result import Usage
 from belljar.host.cgroups import Group
 
-_ROUNDS, _ROUND_SECONDS = 200, 0.01  # until a family that goes on forking is gone
 _READERS = 64  # processes of one guest that are looked at one by one; a fork bomb must not cost us more
 
 
@@ -33,38 +30,18 @@ def descendants(pid: int) -> list[int]:
     return [found for child in children(pid) for found in (child, *descendants(child))]
 
 
-def signal_family(first: int, among: Callable[[], Iterable[int]], number: int) -> bool:
-    """Sends a signal to all that a process started or that are of its session, but not to itself.
-
-    Args:
-        first: the process.
-        among: lists the processes that may be meant.
-        number: the signal; if it is SIGKILL, it is sent until none of them is left.
-
-    Returns:
-        Whether they could be reached: not without the rights to.
-    """
-    for _ in range(_ROUNDS):
-        family = _family(first, among())
-        for pid in family:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
-            except PermissionError:
-                return False
-        if not family or number != signal.SIGKILL:
-            return True
-        time.sleep(_ROUND_SECONDS)
-    return True
-
-
-def _family(first: int, among: Iterable[int]) -> list[int]:
-    parents = {pid: above for pid in among if pid != first and (above := _above(pid))}
-    found: set[int] = {first}
+def family_of(roots: Set[int], among: Iterable[int]) -> list[int]:
+    """Lists the processes that some others have started, at any depth, or that are of their sessions; not those."""
+    parents = {pid: above for pid in among if pid not in roots and (above := _above(pid))}
+    found = set(roots)
     while new := {pid for pid, above in parents.items() if pid not in found and found & above}:
         found |= new
-    return sorted(found - {first})
+    return sorted(found - roots)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended, whoever still has to be told of that."""
+    return bool(_above(pid))
 
 
 def _above(pid: int) -> set[int]:

@@ -304,9 +304,7 @@ class SnapshotTaking:
             PolicyDenied: all of them would take more than they may, or there are too many.
         """
         listed = self._contents.put(iter((b"".join(self._lines),)))
-        told = [_plain(line) for line in left_out]
-        if len(told) > MOST_LEFT_OUT:
-            told[MOST_LEFT_OUT:] = [f"and {len(told) - MOST_LEFT_OUT} more"]
+        told = [_plain(line) for line in left_out[: MOST_LEFT_OUT + 1]]
         changes = {"size": self._size, "files": self._count, "stored": self._stored + listed.added}
         snapshot = about.model_copy(update={**changes, "left_out": tuple(told)})
         self._commit(

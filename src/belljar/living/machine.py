@@ -183,7 +183,14 @@ class LivingMachine:
             raise lacking(capabilities.backend, what)
 
     def admit(self, process: AsyncProcess) -> None:
-        """Takes a process that is about to start; of those that have ended, the oldest is forgotten."""
+        """Takes a process that is about to start; of those that have ended, the oldest is forgotten.
+
+        Raises:
+            SessionEnded: the sandbox has ended meanwhile.
+            Busy: there are as many as may be.
+            InvalidRequest: there is one of its name.
+        """
+        self.lease  # noqa: B018  (which raises if it has ended)
         over = [id for id, one in self.processes.items() if not one.running]
         for id in over[: len(over) - _KEPT_PROCESSES + 1]:
             del self.processes[id]
@@ -210,8 +217,9 @@ class LivingMachine:
         async with self._stopping:
             if self.paused:
                 return
-            await self.box.pause()
-            self.paused = True
+            with anyio.CancelScope(shield=True):  # who gives up must not leave it stopped without our knowing
+                await self.box.pause()
+                self.paused = True
         await self.tell("paused")
 
     async def resume(self) -> None:
@@ -220,8 +228,9 @@ class LivingMachine:
         async with self._stopping:
             if not self.paused:
                 return
-            await box.resume()
-            self.paused = False
+            with anyio.CancelScope(shield=True):
+                await box.resume()
+                self.paused = False
             self._used = time.monotonic()
             if self._deadline is None and self.asked.expires is not None:
                 self.extend(self.asked.expires)

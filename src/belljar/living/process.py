@@ -186,8 +186,8 @@ class AsyncProcess:
             raise self._error
 
     async def _live(self, machine: LivingMachine, id: str) -> None:
-        lease = machine.lease
         try:
+            lease = machine.lease
             command = (await lease.command(self._request)).model_copy(update={"pty": self.pty})
 
             async def work(emit: Emit) -> Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import datetime
 
 import httpx2
@@ -54,10 +53,16 @@ def test_a_paused_one_does_nothing_until_it_goes_on(box: OpenBox) -> None:
     ticking = box.start("while true; do echo tick; sleep 0.02; done")
     box.said(ticking, "tick")
     assert box.post("pause").json()["state"] == "paused" == box.post("pause").json()["state"]
-    last = box.process(ticking)["last"]
+    last = 0
+
+    def still() -> bool:
+        nonlocal last
+        last = box.process(ticking)["last"]
+        return not box.get(f"processes/{ticking}/output", since=last, wait=0.3).json()["chunks"]
+
+    assert eventually(still, 30)
     refused = box.post("run", {"command": ["true"]})
     assert (refused.status_code, refused.json()["kind"]) == (422, "invalid_request")
-    assert box.get(f"processes/{ticking}/output", since=last, wait=0.3).json()["chunks"] == []
     assert box.post("resume").json()["state"] == "running"
     assert box.get(f"processes/{ticking}/output", since=last, wait=20).json()["chunks"]
 
@@ -121,14 +126,8 @@ def test_it_is_among_the_sessions_and_takes_one_of_their_places(server: Server, 
 # --- restarts and quotas, on servers of their own ---
 
 
-@pytest.fixture
-def own() -> Iterator[Server]:
-    with served(MAX_CONTAINERS="4", config="[service]\nliving_lifetime = 3\n") as server:
-        yield server
-
-
-def test_after_a_restart_it_is_told_how_they_ended(own: Server) -> None:
-    with httpx2.Client(base_url=own.url, timeout=60) as http:
+def test_after_a_restart_it_is_told_how_they_ended() -> None:
+    with served(MAX_CONTAINERS="4") as own, httpx2.Client(base_url=own.url, timeout=60) as http:
         first = OpenBox.opened(http, own.url)
         own.restart()
         assert (first.get().json()["state"], first.get().json()["reason"]) == ("ended", "the service ended")
@@ -139,14 +138,26 @@ def test_after_a_restart_it_is_told_how_they_ended(own: Server) -> None:
         assert http.get(SANDBOXES).json() == []
 
 
-def test_no_more_are_open_than_may_be_and_none_lives_longer_than_it_may(own: Server) -> None:
-    with httpx2.Client(base_url=own.url, timeout=60) as http:
-        assert http.post(SANDBOXES, json={"backend": "native", "expires": 4}).status_code == 403
-        boxes = [OpenBox.opened(http, own.url, expires=None) for _ in range(2)]
+def test_no_more_are_open_than_may_be() -> None:
+    with served(MAX_CONTAINERS="4") as own, httpx2.Client(base_url=own.url, timeout=60) as http:
+        boxes = [OpenBox.opened(http, own.url) for _ in range(2)]
         full = http.post(SANDBOXES, json={"backend": "native"})
         assert (full.status_code, full.json()["kind"]) == (503, "busy")
-        assert boxes[0].post("extend", {"seconds": 3600}).status_code == 403
-        assert eventually(lambda: {box.get().json()["state"] for box in boxes} == {"ended"}, 30)
+        assert boxes[0].post("fork", {}).status_code == 503
+        boxes[1].delete()
+        assert boxes[0].post("fork", {}).status_code == 201
+
+
+def test_none_lives_longer_than_it_may_not_even_a_paused_one() -> None:
+    config = "[service]\nliving_lifetime = 4\n"
+    with served(MAX_CONTAINERS="4", config=config) as own, httpx2.Client(base_url=own.url, timeout=60) as http:
+        assert http.post(SANDBOXES, json={"backend": "native", "expires": 5}).status_code == 403
+        usual = OpenBox.opened(http, own.url, expires=None)
+        assert usual.post("extend", {"seconds": 3600}).status_code in (403, 410)
+        paused = OpenBox.opened(http, own.url, expires=0.2, on_expire="pause")
+        for box in (usual, paused):
+            assert eventually(lambda box=box: box.get().json()["state"] == "ended", 30)
+        assert "longest life" in paused.get().json()["reason"]
 
 
 def test_what_is_kept_of_outputs_is_bounded_and_those_that_ended_are_forgotten_first() -> None:

@@ -30,7 +30,10 @@ def test_a_process_is_started_fed_heard_and_waited_for(box: OpenBox) -> None:
 
 
 def test_output_comes_page_by_page_in_order_and_bytes_stay_what_they_are(box: OpenBox) -> None:
-    id = box.start(["sh", "-c", r"printf '\377\000x'; sleep 0.05; echo err >&2; sleep 0.05; echo out"])
+    id = box.start(["sh", "-c", r"printf '\377\000x'; read x; echo err >&2; read x; echo out"])
+    for count in (1, 2):
+        assert eventually(lambda count=count: box.process(id)["last"] == count, 30)
+        box.http.post(f"{box.path}/processes/{id}/stdin", content=b"\n")
     assert box.ended(id)["state"] == "ended"
     heard, since = [], 0
     while True:
@@ -101,8 +104,8 @@ def test_a_terminal_carries_keys_sizes_and_output_over_one_connection(box: OpenB
         terminal.send({"resize": [120, 40]})
         terminal.send(b"stty size\n")
         terminal.bytes_until(b"40 120")
-        terminal.send(b"sleep 1000\n")
-        terminal.bytes_until(b"sleep 1000")
+        terminal.send(b"sh -c 'echo its $((6 * 6)); exec sleep 1000'\n")
+        terminal.bytes_until(b"its 36")  # until then Ctrl-C would be the shell's own
         terminal.send(b"\x03")
         terminal.send(b"echo back $((6 * 7))\n")
         terminal.bytes_until(b"back 42")
@@ -116,9 +119,11 @@ def test_a_terminal_carries_keys_sizes_and_output_over_one_connection(box: OpenB
 
 
 def test_each_piece_of_output_is_announced_so_that_a_reader_can_come_back(box: OpenBox) -> None:
-    id = box.start([*"sh -c".split(), "echo one; sleep 0.1; echo two >&2; exec sleep 1000"])
+    id = box.start([*"sh -c".split(), "echo one; read x; echo two >&2; exec sleep 1000"])
     with box.attach(f"processes/{id}/terminal") as attached:
-        heard = list(islice(attached.messages(), 4))
+        heard = list(islice(attached.messages(), 2))
+        attached.send(b"\n")
+        heard += islice(attached.messages(), 2)
     assert heard == [
         {"seq": 1, "stream": "stdout", "missed": 0}, b"one\n", {"seq": 2, "stream": "stderr", "missed": 0}, b"two\n",
     ]  # fmt: skip

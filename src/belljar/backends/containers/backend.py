@@ -24,7 +24,7 @@ import anyio.to_thread
 from belljar.backends.containers import orphans, spec
 from belljar.backends.containers.box import ContainerHost, DockerBox
 from belljar.backends.containers.cleanup import Cleanup
-from belljar.backends.containers.facts import EngineFacts, ask_facts, has_own_kernel, living_features
+from belljar.backends.containers.facts import EngineFacts, ask_facts, has_own_kernel, no_life
 from belljar.backends.containers.images_for import ImagesFor
 from belljar.backends.containers.living.box import LivingBox
 from belljar.backends.containers.pool import Pool
@@ -190,9 +190,9 @@ class Containers:
                 )
             if plan.living:
                 runtime = host.runtime or knowledge.facts.default
-                if living_features(knowledge.facts, runtime) is None:
+                if why_not := no_life(knowledge.facts, runtime):
                     raise errors.NotAvailable(
-                        f"{self.name}: {runtime} has no living sandboxes here", fix="choose another runtime or backend"
+                        f"{self.name} has no living sandboxes here: {why_not}", fix="choose another runtime or backend"
                     )
                 living = LivingBox(host, plan, uid)
                 await stack.enter_async_context(living.living())

@@ -37,9 +37,18 @@ def living_features(facts: EngineFacts, runtime: str) -> frozenset[str] | None:
         facts: What the engine says of itself.
         runtime: The name of the runtime.
     """
-    if has_own_kernel(runtime) or facts.maps_uids or not facts.address.local or os.geteuid() != 0:
-        return None
-    return frozenset({"pty", "dial", "pause", "watch", "snapshot"})
+    return None if no_life(facts, runtime) else frozenset({"pty", "dial", "pause", "watch", "snapshot"})
+
+
+def no_life(facts: EngineFacts, runtime: str) -> str:
+    """Returns why a runtime has no living sandboxes here; empty if it has."""
+    if has_own_kernel(runtime):
+        return f"{runtime} has a kernel of its own, which cannot end one program for its memory, and go on"
+    if not facts.address.local:
+        return "the engine is on another machine, or outside of the container that Belljar is in"
+    if facts.maps_uids or os.geteuid() != 0:
+        return "the host comes to files and ports of a container as root, beside an engine that has root"
+    return ""
 
 
 class EngineFacts(NamedTuple):

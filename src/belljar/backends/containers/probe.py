@@ -13,7 +13,7 @@ import anyio
 
 from belljar.backends.base import Box
 from belljar.backends.containers import egress_relay, evidence, spec
-from belljar.backends.containers.facts import EngineFacts, has_own_kernel, living_features, security
+from belljar.backends.containers.facts import EngineFacts, has_own_kernel, living_features, no_life, security
 from belljar.backends.containers.images_for import ImagesFor
 from belljar.backends.guest_text import shell_script
 from belljar.backends.session_agents import LANGUAGES
@@ -102,10 +102,13 @@ class Probe:
             raise errors.NotAvailable(f"the engine has no runtime {wanted!r}", fix=f"choose from: {known}")
         runtimes = self._knowledge.runtimes = await self._prove_all(wanted)
         egress = await self._egress(client)
+        living = living_features(facts, wanted)
+        if living is None:
+            self._note(f"no living sandboxes: {no_life(facts, wanted)}")
         return Capabilities(
             backend=name, available=True, version=facts.version, guarantees=runtimes[wanted], egress=egress,
             sessions=LANGUAGES, workspace=True, images=True, runtimes=runtimes, notes=tuple(self._notes),
-            living=living_features(facts, wanted),
+            living=living,
         )  # fmt: skip
 
     def _note(self, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import signal
 import sys
@@ -14,6 +15,8 @@ import anyio.to_thread
 
 from belljar.cli import terminal
 from belljar.core import errors
+from belljar.core.display import neutralise
+from belljar.core.result import STREAMS
 from belljar.host.loops import lone_errors
 
 if TYPE_CHECKING:
@@ -107,6 +110,7 @@ async def relay(process: ProcessHandle, since: int, *, with_input: bool, as_json
         with_input: whether what we read from standard input goes to the process.
         as_json: print each piece as a line of JSON.
     """
+    decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in STREAMS}
     with lone_errors():
         async with anyio.create_task_group() as tasks:
             if with_input:
@@ -117,15 +121,17 @@ async def relay(process: ProcessHandle, since: int, *, with_input: bool, as_json
                     continue
                 if chunk.missed:
                     terminal.note(f"{chunk.missed} bytes of output are not kept any more")
-                await anyio.to_thread.run_sync(_print, chunk.stream, chunk.data, abandon_on_cancel=True)
+                text = decoders[chunk.stream]
+                await anyio.to_thread.run_sync(_print, chunk.stream, chunk.data, text, abandon_on_cancel=True)
             result = await process.wait()
             tasks.cancel_scope.cancel()
     return result
 
 
-def _print(stream: str, data: bytes) -> None:
+def _print(stream: str, data: bytes, decoder: codecs.IncrementalDecoder) -> None:
+    """Prints bytes as they are; on a terminal, nothing of them acts on it."""
     place = sys.stdout if stream == "stdout" else sys.stderr
-    place.buffer.write(data)
+    place.buffer.write(neutralise(decoder.decode(data)).encode("utf-8", "replace") if place.isatty() else data)
     place.flush()
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 import anyio
 import anyio.lowlevel
 
+from belljar.core import errors
 from belljar.core.process import PtySize
 
 _READ_BYTES = 64 * 1024
@@ -84,11 +85,16 @@ def own_terminal() -> Iterator[RawTerminal | None]:
     if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
         yield None
         return
-    try:
-        fd = os.open(os.ttyname(sys.stdin.fileno()), _OURS)
-    except OSError:  # it belongs to another mount namespace
-        fd = os.open("/dev/tty", _OURS)
+    fd = _open(sys.stdin.fileno())
     try:
         yield RawTerminal(fd)
     finally:
         os.close(fd)
+
+
+def _open(terminal: int) -> int:
+    """Opens the terminal behind a descriptor once more; by its other name where it is somebody else's, as after su."""
+    for name in (os.ttyname, lambda fd: "/dev/tty"):
+        with suppress(OSError):
+            return os.open(name(terminal), _OURS)
+    raise errors.NotAvailable("this terminal cannot be opened by its name", fix="belljar exec -- COMMAND")

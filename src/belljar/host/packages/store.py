@@ -114,7 +114,11 @@ class PackageStore:
                 held = await anyio.to_thread.run_sync(self._find, key)
         if held is None:  # pruned by somebody in this very moment
             raise errors.NotAvailable("packages: they are gone already", fix="try again, or raise packages.quota")
-        await anyio.to_thread.run_sync(self.prune, self._settings.quota)
+        try:
+            await anyio.to_thread.run_sync(self.prune, self._settings.quota)
+        except BaseException:
+            os.close(held.lock)
+            raise
         return held
 
     # --- on disk ---

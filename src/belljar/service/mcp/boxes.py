@@ -7,7 +7,7 @@ and at the latest when its lifetime is over.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -123,6 +123,24 @@ class Boxes:
                 f"this sandbox has ended: {ended.reason}", fix='session_open(kind="sandbox") opens another'
             )
         return self._sessions.get(id, caller)
+
+    @contextmanager
+    def listing(self, caller: Caller) -> Iterator[None]:
+        """Takes one of a caller's places for listings of folders while the block runs.
+
+        Raises:
+            Busy: they have none left.
+        """
+        with self._sandboxes.listings.taken(caller.name):
+            yield
+
+    def make_room(self, id: str, caller: Caller) -> None:
+        """Forgets processes of a sandbox that have ended, until there is room for the output of one more.
+
+        Raises:
+            Busy: those that run have taken it.
+        """
+        self._sandboxes.get(id, caller).make_room(self._calls.service.settings.service.output_memory)
 
     @asynccontextmanager
     async def used(self, id: str, caller: Caller) -> AsyncIterator[UsedBox]:

@@ -113,7 +113,7 @@ class FileTools:
         if not self._boxes.lives(session_id, caller):
             return answer.of_folder(_below(await self._calls.sessions.files(session_id, caller), path, depth))
         async with self._boxes.used(session_id, caller) as used:
-            with file_errors.refused(answer.cut(path, 300)):
+            with self._boxes.listing(caller), file_errors.refused(answer.cut(path, 300)):
                 found = await used.box.files.list(path, depth)
         return answer.of_folder([Entry(path=one.path, kind=one.kind, size=one.size) for one in found])
 

@@ -141,6 +141,7 @@ class ProcessTools:
         self, ctx: Ctx, id: str, caller: Caller, command: str | list[str], cwd: str | None, terminal: bool
     ) -> CallToolResult:
         async with self._boxes.used(id, caller) as used:
+            self._boxes.make_room(id, caller)
             process = await used.box.start(command, cwd=cwd, pty=_TERMINAL if terminal else None)
             async with self._calls.waiting(ctx, _FIRST_OUTPUT_SECONDS):
                 await _news(process, 0)

@@ -13,6 +13,7 @@ from belljar.living import snapshots
 from belljar.protocol.living import ForkSandbox, MakeSnapshot, OpenSandbox, SandboxRecord
 from belljar.protocol.records import Caller, SessionRecord, new_id, now
 from belljar.sandbox import AsyncSandbox
+from belljar.service.auth.access import LOCAL_USER
 from belljar.service.sandboxes.ended import EndedSandboxes
 from belljar.service.sandboxes.held import HeldSandbox, over_lifetime
 from belljar.service.sandboxes.links import Links
@@ -33,6 +34,7 @@ class Sandboxes:
         self.attached: Places = Places("WebSockets of yours", each=256, total=2048)
         self.watchers: Places = Places("watchers of this sandbox", each=16, total=512)
         self.listings: Places = Places("listings of yours", each=4, total=8)  # each may be a hundred megabytes
+        self.changes: Places = Places("copies and removals of yours", each=4, total=8)  # each holds one of our threads
         self._copies: Places = Places("snapshots and forks of yours", each=2, total=4)
         self.uploads: Places = Places("uploads of yours", each=6, total=12)  # each holds one of our threads
 
@@ -80,14 +82,14 @@ class Sandboxes:
         return told
 
     async def snapshot(self, held: HeldSandbox, caller: Caller, body: MakeSnapshot) -> BoxSnapshot:
-        """Keeps the files of one that is open. One caller with a key leaves some room for others.
+        """Keeps the files of one that is open. A caller who may not be the only one leaves some room for others.
 
         Raises:
             Busy: the caller has as many as one may have.
         """
         most = self.service.settings.living.snapshots
         mine = await snapshots.listed(self.service.engine, owner=caller.name)
-        if caller.key and len(mine) >= max(1, most - most // 4):
+        if caller.name != LOCAL_USER and len(mine) >= max(1, most - most // 4):
             raise errors.Busy(f"you have {len(mine)} snapshots", retry_after=60, fix="remove some")
         with self._copies.taken(caller.name):
             return await held.box.snapshot(labels=body.labels, owner=caller.name)

@@ -36,6 +36,7 @@ from belljar.testing.escape.on_network import NETWORK, SIGNALS
 from belljar.testing.escape.on_outputs import NAMES, OUTPUTS, TERMINAL
 from belljar.testing.escape.on_repository import REPOSITORY
 from belljar.testing.escape.on_resources import RESOURCES
+from belljar.testing.escape.on_snapshots import SNAPSHOTS
 from belljar.testing.escape.on_wasm import WASM
 from belljar.testing.escape.scenarios import Range
 
@@ -46,7 +47,7 @@ __all__ = [
 
 ATTACKS: tuple[Attack, ...] = (
     *FILES, *SURROUNDINGS, *MOUNTS, *PRIVILEGES, *NAMESPACES, *KERNEL, *NETWORK, *SIGNALS, *RESOURCES, *KEPT_BOXES,
-    *REPOSITORY, *OUTPUTS, *NAMES, *NEIGHBOURS, *TERMINAL, *WASM, *LIVING,
+    *REPOSITORY, *OUTPUTS, *NAMES, *NEIGHBOURS, *TERMINAL, *WASM, *LIVING, *SNAPSHOTS,
 )  # fmt: skip
 
 _AT_ONCE = 4  # attacks measure time and memory: a crowd would blur the verdicts

@@ -20,11 +20,9 @@ from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers import inside, spec, typescript
 from belljar.backends.containers.box import ContainerHost, DockerBox
 from belljar.backends.containers.cleanup import Leftovers
-from belljar.backends.containers.living import from_host, user_entry
-from belljar.backends.containers.living.access import MachineAccess
-from belljar.backends.containers.living.by_programs import AccessByPrograms
+from belljar.backends.containers.living import user_entry
 from belljar.backends.containers.living.command import LivingCommand, LivingContainer
-from belljar.backends.containers.living.from_host import AccessFromHost
+from belljar.backends.containers.living.from_host import AccessFromHost, can_reach
 from belljar.backends.containers.living.inputs import Delivery
 from belljar.backends.containers.standby import Standby
 from belljar.backends.granted import GrantedCopy
@@ -44,7 +42,6 @@ from belljar.host.tree_copy import TreeNode
 if TYPE_CHECKING:
     from aiodocker.containers import DockerContainer
 
-_KERNEL_BYTES = 256 * MIB  # that a kernel in user space may take beside what its guests use
 _OWN_PIDS = 2  # for what is ours beside the commands: the engine's init and the keeper are counted by `spec`
 _STARTING_PIDS = 32  # for an engine that starts a program: its own threads count, too
 _RUN_BYTES = 64 * MIB
@@ -52,6 +49,7 @@ _LOOK_SECONDS = 1.0  # between looks whether the container lives
 _LAST_WORDS_SECONDS = 5.0  # that an engine has to say how a container ended
 _FIRST_LOOKS_SECONDS = (0.0, 0.1, 0.3)
 _LAST_LOOKS_SECONDS = (0.1, 0.4, 1.0, 1.0, 1.0)
+_PAUSE_TRIES_SECONDS = (0.2, 0.5, 1.0)
 _USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHIMS = f"{INPUTS}/.belljar/bin"
 _READY = shell_script("containers/ready")
@@ -70,7 +68,7 @@ class LivingBox(DockerBox):
         self._commands: set[LivingCommand] = set()
         self._path = _USUAL_PATH
         self._starts = 0  # programs that the engine is about to start
-        self._access: MachineAccess
+        self._access: AccessFromHost
         self._tasks: TaskGroup
 
     # --- its life ---
@@ -115,14 +113,13 @@ class LivingBox(DockerBox):
 
     def _facts(self, image: str, declared: tuple[str, ...]) -> spec.ContainerSpec:
         """What its files take is memory that its programs cannot have."""
-        own_kernel, limits, granted = self._host.own_kernel, self.plan.limits, self.plan.workspace
-        memory = limits.memory + (_KERNEL_BYTES if own_kernel else 0)
-        walls = limits.model_copy(update={"memory": memory, "disk": limits.kept_bytes, "pids": self._pids()})
+        limits, granted = self.plan.limits, self.plan.workspace
+        walls = limits.model_copy(update={"disk": limits.kept_bytes, "pids": self._pids()})
         return spec.ContainerSpec(
             self._host.flavour, image, ("/bin/sh", "-c", spec.HOLD), spec.KEEPER, walls, self._host.owner, self.id,
             runtime=self._host.runtime, env=spec.GUEST_ENV | {"PATH": self._path},
             workspace=None if self.copies else granted,
-            volumes=self._volumes, declared=declared, own_kernel=own_kernel,
+            volumes=self._volumes, declared=declared,
             small_buffers=self._host.small_buffers, options=self._host.options_for(self.plan.language),
             places=self._places(),
         )  # fmt: skip
@@ -149,8 +146,8 @@ class LivingBox(DockerBox):
             await inside.execute(self._keeper(), argv, self._grantee, data, what="the granted folder")
 
     async def _make_volumes(self) -> None:
-        """Where an engine cannot say whose a fresh folder is, or where it would lie in a kernel of the guest's own."""
-        if self._host.flavour.owned_folders and not self._host.own_kernel:
+        """Where an engine cannot say whose a fresh folder is, it is a volume."""
+        if self._host.flavour.owned_folders:
             return
         places = self._places()
         if self.plan.workspace and not self.copies:
@@ -170,30 +167,18 @@ class LivingBox(DockerBox):
         }  # fmt: skip
 
     async def _open_access(self, stack: AsyncExitStack) -> None:
-        """Comes to its files, processes and ports: by the host's own hand, as far as that reaches."""
-        first, group = self._standby.first, self._standby.group
-        if group is None or not from_host.can_reach(first, group, own_kernel=self._host.own_kernel):
-            raise errors.NotAvailable(
-                f"{self._host.flavour.name}: this host cannot come to what is in a container",
-                fix="run Belljar as root beside an engine that has root, or choose another backend",
-            )
+        """Comes to its files, processes and ports by the host's own hand."""
+        first, group = self._standby.first, self._machine.group
         try:
-            if self._host.own_kernel:
-                tree = stack.enter_context(from_host.shared_tree(group, self.uid, self._writable))
-                self._access = AccessByPrograms(self._standby.container, self.uid, tree)
-                return
-            access = stack.enter_context(AccessFromHost.opened(first, group, self.uid, self._writable))
+            self._access = stack.enter_context(AccessFromHost.opened(first, group, self.uid, self._writable))
         except OSError as error:
             raise errors.StartFailed(f"the container ended early: {error.strerror}") from None
-        self._access = access
         if self.plan.egress.mode == "listed":
             proxy = self._host.proxy(self.plan.egress, self._deny, self.plan.limits)
-            self._tasks.start_soon(proxy.serve, await access.network.listener(egress.PORT))
+            self._tasks.start_soon(proxy.serve, await self._access.network.listener(egress.PORT))
 
     async def _name_guest(self) -> None:
         """Puts the guest into the image's lists of users."""
-        if not isinstance(self._access, AccessFromHost):
-            return
         name = "root" if self.plan.user == "root" else "user"
         lists = await anyio.to_thread.run_sync(user_entry.entries, self._access.root, self.uid, name, self.plan.home)
         if lists:
@@ -224,7 +209,7 @@ class LivingBox(DockerBox):
             self._allow()
 
     def _allow(self) -> None:
-        if self._standby.group and not self._host.own_kernel:
+        if self._standby.group:
             with suppress(OSError):  # the container has ended
                 self._standby.group.allow(self._pids())
 
@@ -249,10 +234,14 @@ class LivingBox(DockerBox):
 
     def _as_machine(self, container: DockerContainer) -> LivingContainer:
         group = self._standby.group
+        if group is None or not can_reach(self._standby.first, group):
+            raise errors.NotAvailable(
+                f"{self._host.flavour.name}: this host cannot come to what is in a container",
+                fix="run Belljar as root beside an engine that has root, or choose another backend",
+            )
         return LivingContainer(
-            container, self.uid, self._ended, self.how_it_ended, self._look,
-            group=None if self._host.own_kernel else group,
-            oom_kills=lambda: group.usage().oom_kills if group else 0,
+            container, self.uid, self._ended, self.how_it_ended, self._look, group=group,
+            oom_kills=lambda: group.usage().oom_kills,
             full=lambda: self._state.get("OOMKilled") is True,
         )  # fmt: skip
 
@@ -335,8 +324,6 @@ class LivingBox(DockerBox):
         command = typescript.prepared(command, self.plan.inputs)
         argv, done = await self._deliveries.give(command)
         env = self._usual_env() | (egress.ENV if self.plan.egress.mode == "listed" else {}) | dict(command.env)
-        if self._host.own_kernel:
-            env.pop("PYTHONUNBUFFERED", None)
         limits = command.limits or self.plan.limits
         cwd = posixpath.join(WORKSPACE, command.cwd)
         living = LivingCommand(self.id, self._machine, command, limits, emit, control)
@@ -388,6 +375,16 @@ class LivingBox(DockerBox):
     async def pause(self) -> None:
         """Stops all processes of the box where they are."""
         self._require_life()
+        for pause in _PAUSE_TRIES_SECONDS:  # a runtime may give up on a process that was just being started
+            with suppress(errors.ExecutionFailed):
+                async with asking("the sandbox could not be paused"):
+                    await self._standby.container.pause()
+                return
+            await anyio.sleep(pause)
+            with suppress(errors.BelljarError):
+                async with asking("the container's state"):
+                    if (await self._standby.container.show())["State"].get("Paused") is True:
+                        return
         async with asking("the sandbox could not be paused"):
             await self._standby.container.pause()
 

@@ -6,11 +6,12 @@ Its exit code is what our launcher beside it tells, and where that was killed, w
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import signal as signals
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +19,6 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.base import Emit
-from belljar.backends.containers import inside
 from belljar.backends.containers.living.marks import Marks
 from belljar.backends.guest_text import shell_script
 from belljar.backends.outcome import KILLED_EXIT_CODE, Ending, Outcome
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 _START_SECONDS = 60.0  # for the launcher to say its first word
 _LAST_OUTPUT_SECONDS = 1.0  # after the end of what was heard last
 _KILL_SECONDS = 10.0  # for the launcher to tell the end of what was killed
-_LAUNCHER_LOOK_SECONDS = 0.05
+_LAUNCHER_LOOK_SECONDS = 0.02
+_LAST_SAID_SECONDS = 0.1  # for what was printed last, when all have ended
+_KILL_FAMILY_SECONDS = 5.0
 _LOOK_SECONDS = 2.0  # between questions to the engine whether the command still runs
 _RESIZE_TRIES = 20
 _RESIZE_PAUSE_SECONDS = 0.05
 _UNKNOWN_EXIT_CODE = 255
-_GONE = 3  # what the signalling program ends with if nobody is there
 _END_OF_INPUT = b"\x04"  # what Ctrl-D sends
 _BECOME_SECONDS = 5.0  # that the launcher's shell may take to become the command; the start is told then in any case
 _BECOME_LOOK_SECONDS = 0.002
 _OURS = (b'/bin/sh\0-c\0printf "%s runs', b"/usr/bin/env\0--\0", b"/bin/env\0--\0")  # before it is the command
 _LAUNCH = shell_script("containers/command")
-_SIGNAL = shell_script("containers/signal")
 
 
 class LivingContainer(NamedTuple):
@@ -64,7 +64,7 @@ class LivingContainer(NamedTuple):
     look: Callable[[], Awaitable[None]]  # whether it has, sooner than that would be noticed
     oom_kills: Callable[[], int]  # as far as the host's kernel tells
     full: Callable[[], bool]  # was it killed for memory, as a whole?
-    group: cgroups.Group | None = None  # where the host sees the guest's processes
+    group: cgroups.Group  # where the host sees the guest's processes
 
 
 class LivingCommand:
@@ -90,9 +90,11 @@ class LivingCommand:
         self._listening = anyio.CancelScope()
         self._silent_since = time.perf_counter()
         self._first = 0  # the launcher's number on the host, once it was looked for
+        self._kin: set[int] = set()  # the numbers on the host of all that it was seen to have started, and its own
+        self._stopping = self._ended = False  # is all that it started to end, and has it?
         self._call: Exec
         self._streams: ProgramStreams
-        self._room: Callable[[], AbstractAsyncContextManager[None]]
+        self._room = AsyncExitStack()  # what the engine needs beside the command while it starts it
 
     @property
     def launcher(self) -> int:
@@ -127,27 +129,24 @@ class LivingCommand:
                     tty=pty is not None, workdir="/",
                 )  # fmt: skip
         try:
-            stream, self._room = self._call.start(detach=False), room
+            await self._room.enter_async_context(room())
+            stream = self._call.start(detach=False)
             async with ProgramStreams.open(stream, "the command could not be started") as self._streams:
                 with lone_errors():
                     await self._attend()
             return await self._result(before)
         finally:
-            if not self._over.is_set():
+            await self._room.aclose()
+            if not self._over.is_set() or (self._stopping and not self._ended):
                 with anyio.move_on_after(_KILL_SECONDS, shield=True):
                     await self._kill()
 
     async def _attend(self) -> None:
         async with anyio.create_task_group() as watchers:
-            watchers.start_soon(self._take_room)
             for watch in (self._clock, self._obey, self._watch_start, self._watch_end, self._watch_machine):
                 watchers.start_soon(watch)
             await self._listen(watchers.start_soon)
             watchers.cancel_scope.cancel()
-
-    async def _take_room(self) -> None:
-        async with self._room():
-            await self._begun.wait()
 
     # --- streams ---
 
@@ -160,7 +159,9 @@ class LivingCommand:
                 await self._follow(start_soon)
                 self._silent_since = time.perf_counter()
                 if self._told_end():
-                    break
+                    self._over.set()
+                    if not self._stopping or self._ended:
+                        break
         self._over.set()
         with anyio.CancelScope(shield=False):
             for each in STREAMS:
@@ -189,7 +190,7 @@ class LivingCommand:
 
     async def _tell_start(self, number: int) -> None:
         """Somebody who waits for the start may signal the command right then: so what is ours must have become it."""
-        if self._control.hear and self._machine.group:
+        if self._control.hear:
             with anyio.move_on_after(_BECOME_SECONDS):
                 await anyio.to_thread.run_sync(_await_command, self._machine.group, number, abandon_on_cancel=True)
         self._control.begin(StartedGuest(number, self._signal, self._resize))
@@ -200,6 +201,7 @@ class LivingCommand:
 
     async def _feed(self) -> None:
         """Gives a terminal its size, lets the launcher start the command, and gives that its input."""
+        await self._room.aclose()  # the engine has started it, and the guest has not begun
         if self._command.pty:
             await self._resize(self._command.pty)
         if self.outcome.verdict is None:
@@ -261,61 +263,92 @@ class LivingCommand:
         self._listening.cancel()
 
     async def _stop(self, verdict: Status) -> None:
-        """Asks the command to end, and ends it when its grace is over; what it prints meanwhile is kept."""
+        """Asks the command and all that it started to end, and ends them when its grace is over.
+
+        What they print meanwhile is kept. The command itself may have ended long before the others.
+        """
         first, grace = self.outcome.end(verdict), self._limits.grace
+        self._stopping = True
         if first and grace and self._begun.is_set():
             with anyio.move_on_after(grace):
-                await self._tell_tree("TERM")
-                await self._over.wait()
+                await anyio.to_thread.run_sync(self._ask_family)
+                await anyio.to_thread.run_sync(self._await_family, grace)
         await self._end(verdict)
 
     async def _end(self, verdict: Status) -> None:
         self.outcome.end(verdict)
+        self._stopping = True
         await self._kill()
         self._listening.deadline = anyio.current_time() + _KILL_SECONDS
-        if self._machine.group and (self._begun.is_set() or self._fed):
+        if self._begun.is_set() or self._fed:
             while True:  # an engine may tell of its end late, or never
                 if not (self._first and number_inside(self._first)):
                     break
                 await anyio.sleep(_LAUNCHER_LOOK_SECONDS)
-            self._listening.deadline = anyio.current_time() + 2 * _LAST_OUTPUT_SECONDS
+            self._ended = True
+            rest = _LAST_SAID_SECONDS if self._told_end() else 2 * _LAST_OUTPUT_SECONDS
+            self._listening.deadline = anyio.current_time() + rest
 
     async def _kill(self) -> None:
         """Ends all that it started. What is not begun never will be: it waits for a line of ours."""
         if self._begun.is_set() or self._fed:
-            await self._tell_tree("KILL")
+            await anyio.to_thread.run_sync(self._kill_family)
         else:
             self._listening.cancel()
 
-    async def _tell_tree(self, name: str) -> None:
-        """By the host's own hand where it sees them: a box that is full of processes lets no other one start."""
-        if self._machine.group:
-            group, number = self._machine.group, signals.Signals[f"SIG{name}"]
-            if await anyio.to_thread.run_sync(self._tell_from_host, group, number):
-                return
-        with suppress(errors.BelljarError):
-            await self._send(name, "tree", str(self.launcher))
+    # By the host's own hand: a box that is full of processes lets no other one start.
 
-    def _tell_from_host(self, group: cgroups.Group, number: int) -> bool:
-        """Sends a signal to the family of our process beside the command; False: we have no right to."""
+    def _look_for_family(self) -> list[int]:
+        """All that was started by our process beside the command, which is not among them, as far back as was seen."""
+        group = self._machine.group
         if not self._first:
-            self._first = next((pid for pid in group.pids() if number_inside(pid) == self.launcher), 0)
-        return not self._first or procfs.signal_family(self._first, group.pids, number)
+            self._first = _seen_from_host(group, self.launcher)
+            self._kin = {self._first} if self._first else set()
+        here = group.pids()
+        found = procfs.family_of(self._kin, here) if self._first else []
+        before = self._kin & set(here) - {self._first}
+        self._kin |= set(found)
+        return [*found, *before]
+
+    def _has_family(self) -> bool:
+        return any(procfs.is_alive(pid) for pid in self._look_for_family())
+
+    def _ask_family(self) -> None:
+        """Asks all to end. Our own process has to wait for the last: Podman hears nobody else after its end."""
+        self._look_for_family()
+        self._tell_launcher(signals.SIGSTOP)
+        self._tell_family(signals.SIGTERM)
+
+    def _tell_launcher(self, number: int) -> None:
+        if self._first and number_inside(self._first) == self.launcher:
+            with suppress(ProcessLookupError):
+                os.kill(self._first, number)
+
+    def _await_family(self, seconds: float) -> None:
+        """Waits until none is left, or so many seconds."""
+        deadline = time.monotonic() + seconds
+        while self._has_family() and time.monotonic() < deadline:
+            time.sleep(_LAUNCHER_LOOK_SECONDS)
+
+    def _tell_family(self, number: int) -> None:
+        for pid in self._look_for_family():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _kill_family(self) -> None:
+        """Until none is left; then our own process may go on, and tell its last."""
+        deadline = time.monotonic() + _KILL_FAMILY_SECONDS
+        while time.monotonic() < deadline:
+            self._tell_family(signals.SIGKILL)
+            if not self._has_family():
+                break
+            time.sleep(_BECOME_LOOK_SECONDS)
+        self._tell_launcher(signals.SIGCONT)
 
     async def _signal(self, number: int) -> None:
         if self._over.is_set():
             raise ProcessLookupError(3, "it has ended")
-        name = signals.Signals(number).name.removeprefix("SIG")
-        try:
-            await self._send(name, str(self._teller.said[b"runs"]))
-        except inside.FailedInside as failure:
-            if failure.code == _GONE:
-                raise ProcessLookupError(3, "it has ended") from None
-            raise
-
-    async def _send(self, *words: str) -> None:
-        argv = ["/bin/sh", "-c", _SIGNAL, *words]
-        await inside.execute(self._machine.container, argv, self._machine.uid, b"", what="the signal")
+        await anyio.to_thread.run_sync(_send, self._machine.group, self._teller.said[b"runs"], number)
 
     # --- its result ---
 
@@ -353,8 +386,30 @@ class LivingCommand:
 
 def _await_command(group: cgroups.Group, number: int) -> None:
     """Waits until the process with a number inside is not the launcher's shell any more, nor `env`."""
-    pid = next((pid for pid in group.pids() if number_inside(pid) == number), 0)
+    pid = _seen_from_host(group, number)
     deadline = time.monotonic() + _BECOME_SECONDS
     with suppress(OSError):  # it has ended
-        while Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_OURS) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if line and not line.startswith(_OURS):  # it is empty for a moment
+                return
+            os.readlink(f"/proc/{pid}/exe")  # which what has ended has not
             time.sleep(_BECOME_LOOK_SECONDS)
+
+
+def _seen_from_host(group: cgroups.Group, number: int) -> int:
+    """The number on the host of the process that has a number inside; 0: it has ended."""
+    return next((pid for pid in group.pids() if number_inside(pid) == number), 0)
+
+
+def _send(group: cgroups.Group, number: int, signal: int) -> None:
+    """Signals the process with a number inside; raises ProcessLookupError if it has ended."""
+    if pid := _seen_from_host(group, number):
+        handle = os.pidfd_open(pid)
+        try:
+            if number_inside(pid) == number:  # else its number on the host is another process' by now
+                signals.pidfd_send_signal(handle, signal)
+                return
+        finally:
+            os.close(handle)
+    raise ProcessLookupError(3, "it has ended")

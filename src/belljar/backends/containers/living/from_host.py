@@ -6,7 +6,6 @@ Nothing runs inside for that, and nothing that a guest says is believed.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,6 @@ import anyio.to_thread
 from anyio.abc import ByteStream
 
 from belljar.backends.containers import spec
-from belljar.core import errors
 from belljar.core.process import BoxProcess
 from belljar.host import cgroups, files
 from belljar.host.box_network import BoxNetwork
@@ -26,7 +24,7 @@ _MOST = 10_000  # processes that are listed
 
 
 class AccessFromHost:
-    """A `MachineAccess` through the first process of a container that runs on this host's kernel."""
+    """Files, processes and ports of a container that runs on this host's kernel, through its first process."""
 
     def __init__(self, group: cgroups.Group, network: BoxNetwork, tree: HostTree, root: int) -> None:
         self.tree: HostTree = tree
@@ -78,44 +76,10 @@ class AccessFromHost:
         return await self.network.dial(port)
 
 
-@contextmanager
-def shared_tree(group: cgroups.Group, uid: int, writable: Sequence[str]) -> Iterator[HostTree]:
-    """Opens the files of a container whose kernel is none of the host's, but whose folders lie on the host.
-
-    Such a runtime has a process that comes to them for the guest, and sees them as the guest does: gVisor's gofer.
-
-    Args:
-        group: the container's control group.
-        uid: the guest's.
-        writable: the folders that the guest may write to.
-
-    Raises:
-        NotAvailable: no process of the runtime sees those folders.
-    """
-    with ExitStack() as stack:
-        for pid in group.pids()[:_MOST]:
-            with suppress(OSError):
-                root = stack.enter_context(files.opened(f"/proc/{pid}/root"))
-                if all(_is_folder_of(root, place, uid) for place in writable):
-                    yield HostTree(root, writable, owner=uid)
-                    return
-        raise errors.NotAvailable("the folders of this runtime's containers cannot be seen from the host")
-
-
-def _is_folder_of(root: int, place: str, uid: int) -> bool:
-    """Whether it is a folder of the guest's, mounted below this root."""
-    *above, name = place.strip("/").split("/")
-    with files.descended(root, above) as folder:
-        facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == uid and facts.st_dev != os.fstat(root).st_dev
-
-
-def can_reach(first: int, group: cgroups.Group | None, *, own_kernel: bool) -> bool:
+def can_reach(first: int, group: cgroups.Group | None) -> bool:
     """Whether this host's own hand reaches into a container: we are root, and a user has the same number there."""
-    if group is None or os.geteuid() != 0:
-        return False
     here = namespace(os.getpid(), "user")
-    return own_kernel or (here != "" and namespace(first, "user") == here)
+    return group is not None and os.geteuid() == 0 and here != "" and namespace(first, "user") == here
 
 
 def _owner(pid: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Annotated, cast
 
 from fastapi import Depends, Query
@@ -50,11 +50,15 @@ class AskedBox:
         async with self.held() as held:
             yield held.box
 
+    def uploading(self) -> AbstractContextManager[None]:
+        """Takes a place for something large that is written while it arrives: there are a few, as each has a thread."""
+        return self.sandboxes.uploads.taken(self.caller.name)
+
     @asynccontextmanager
-    async def uploading(self) -> AsyncIterator[AsyncSandbox]:
-        """Gives the sandbox for an upload, of which there may be a few at once."""
+    async def changing(self) -> AsyncIterator[AsyncSandbox]:
+        """Gives the sandbox for a change of whole folders, which may take long: there may be a few at once."""
         async with self.used() as box:
-            with self.sandboxes.uploads.taken(self.caller.name):
+            with self.sandboxes.changes.taken(self.caller.name):
                 yield box
 
     @asynccontextmanager

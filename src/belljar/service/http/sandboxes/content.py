@@ -12,8 +12,8 @@ from belljar.core import errors
 from belljar.core.values import MIB
 from belljar.living.files import AsyncFiles
 from belljar.protocol import file_errors
-from belljar.sandbox import AsyncSandbox
 from belljar.service.http.bodies import STREAMED
+from belljar.service.http.sandboxes.box import AskedBox
 from belljar.service.http.sessions import FileResponse
 from belljar.service.sandboxes import uploads
 
@@ -62,13 +62,40 @@ async def _part(pieces: AsyncIterator[bytes], start: int, stop: int | None) -> A
             return
 
 
-async def written(request: Request, box: AsyncSandbox, path: str, mode: int | None) -> None:
+async def written(request: Request, box: AskedBox, path: str, mode: int | None) -> None:
     """Makes the body of a request a file: when it is there, or while it arrives if it is known to be large."""
+    async with box.used() as sandbox:
+        with file_errors.refused(path):
+            if not _is_large(request):
+                await sandbox.files.write(path, await request.body(), mode)
+                return
+            size = int(request.headers["content-length"][:20])
+            with box.uploading():
+                await uploads.upload(sandbox, path, size, _arriving(request), mode)
+
+
+async def unpacked(request: Request, box: AskedBox, path: str) -> None:
+    """Lays the archive that is the body of a request below a folder: when it is there, or while it arrives."""
+    async with box.used() as sandbox:
+        with file_errors.refused(path):
+            if _is_small(request):
+                await sandbox.files.unpack(path, _whole(await request.body()))
+                return
+            with box.uploading():
+                await sandbox.files.unpack(path, _arriving(request))
+
+
+def _is_large(request: Request) -> bool:
     length = request.headers.get("content-length", "")
-    if not length.isdecimal() or int(length[:20]) <= _HELD_BYTES:
-        await box.files.write(path, await request.body(), mode)
-        return
-    await uploads.upload(box, path, int(length[:20]), arriving(request), mode)
+    return length.isdecimal() and int(length[:20]) > _HELD_BYTES
+
+
+def _is_small(request: Request) -> bool:
+    return "content-length" in request.headers and not _is_large(request)
+
+
+async def _whole(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
 async def packed(stack: AsyncExitStack, files: AsyncFiles, paths: list[str]) -> Response:
@@ -87,7 +114,7 @@ async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
         yield piece
 
 
-async def arriving(request: Request) -> AsyncIterator[bytes]:
+async def _arriving(request: Request) -> AsyncIterator[bytes]:
     """Gives the body of a request as it arrives. None of it is kept, so that it may be of any size."""
     request.scope[STREAMED] = True
     async for piece in request.stream():

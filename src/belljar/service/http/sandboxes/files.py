@@ -67,7 +67,7 @@ async def make_folder(body: MakeDir, box: TheFileBox) -> Made:
 @router.post("/{id}/files/move", status_code=204)
 async def move_file(body: MoveFile, box: TheFileBox, sent: TheRequest) -> None:
     """Renames a file or a folder; a file that was there is replaced."""
-    async with box.used() as sandbox:
+    async with box.changing() as sandbox:
         with file_errors.refused(body.path):
             await sent.once(lambda: sandbox.files.move(body.path, body.to), lambda _: box.id)
 
@@ -75,7 +75,7 @@ async def move_file(body: MoveFile, box: TheFileBox, sent: TheRequest) -> None:
 @router.post("/{id}/files/copy", status_code=204)
 async def copy_file(body: MoveFile, box: TheFileBox, sent: TheRequest) -> None:
     """Copies a file, a folder with all that it holds, or a link as such."""
-    async with box.used() as sandbox:
+    async with box.changing() as sandbox:
         with file_errors.refused(body.path):
             await sent.once(lambda: sandbox.files.copy(body.path, body.to), lambda _: box.id)
 
@@ -83,7 +83,7 @@ async def copy_file(body: MoveFile, box: TheFileBox, sent: TheRequest) -> None:
 @router.delete("/{id}/files", status_code=204)
 async def remove_file(box: TheFileBox, path: Path) -> None:
     """Removes a file, or a folder with all that it holds."""
-    async with box.used() as sandbox:
+    async with box.changing() as sandbox:
         with file_errors.refused(path):
             await sandbox.files.remove(path)
 
@@ -99,9 +99,7 @@ async def read_content(box: TheFileBox, path: Path, range: Range = None) -> Resp
 @raw.put("/{id}/files/content", status_code=204)
 async def write_content(request: Request, box: TheFileBox, path: Path, mode: Mode = None) -> None:
     """The request's body becomes the file, whole or not at all."""
-    async with box.uploading() as sandbox:
-        with file_errors.refused(path):
-            await content.written(request, sandbox, path, None if mode is None else int(mode, 8))
+    await content.written(request, box, path, None if mode is None else int(mode, 8))
 
 
 @raw.get("/{id}/files/archive", response_class=Response, responses=content.ARCHIVE)
@@ -115,9 +113,7 @@ async def pack_files(box: TheFileBox, paths: content.Paths = []) -> Response:  #
 @raw.put("/{id}/files/archive", status_code=204)
 async def unpack_files(request: Request, box: TheFileBox, path: Folder = ".") -> None:
     """Lays the files of a tar archive, the request's body, below a folder."""
-    async with box.uploading() as sandbox:
-        with file_errors.refused(path):
-            await sandbox.files.unpack(path, content.arriving(request))
+    await content.unpacked(request, box, path)
 
 
 @router.websocket("/{id}/files/watch")

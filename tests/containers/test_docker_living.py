@@ -54,6 +54,18 @@ async def test_ending_one_of_many_commands_ends_what_it_started_and_nothing_else
         assert int(looks.stdout) in [one.pid for one in await box.processes()]
 
 
+async def test_what_outlives_its_parent_and_ignores_the_signal_is_killed_with_the_command(engine: Engine) -> None:
+    async with living(engine) as box:
+        stubborn = "setsid sh -c 'trap \"\" TERM; echo up; while :; do sleep 1; done' & wait"
+        doomed = await box.start(stubborn)
+        with anyio.fail_after(30):
+            async for chunk in doomed.output():
+                if "up" in chunk.text:
+                    break
+        assert (await doomed.kill()).status == "aborted"
+        assert await box.processes() == ()
+
+
 async def test_what_is_ours_in_the_container_is_not_listed_and_cannot_be_ended_by_the_guest(engine: Engine) -> None:
     async with living(engine) as box:
         one = await box.start(["sleep", "1000"])
@@ -106,6 +118,15 @@ async def test_a_paused_box_stands_still_and_goes_on(engine: Engine) -> None:
             async for chunk in ticking.output(heard):
                 assert chunk.text
                 break
+
+
+async def test_a_runtime_with_a_kernel_of_its_own_says_why_it_has_no_living_sandboxes() -> None:
+    offer = await engines().engine("gvisor").capabilities("docker")
+    assert offer.living is None
+    assert any("no living sandboxes: runsc" in note for note in offer.notes)
+    with pytest.raises(errors.NotAvailable, match="no living sandboxes"):
+        async with living(engines().engine("docker"), runtime="runsc"):
+            pass
 
 
 # --- its end ---
