@@ -15,6 +15,7 @@ from belljar.core import errors
 from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.capabilities import Capabilities
 from belljar.core.options import CommandOptions, RunOptions, SandboxOptions, StrPath, request
+from belljar.core.process import words
 from belljar.core.request import Life, Limits, RunRequest
 from belljar.core.result import Entry, File, Result
 from belljar.core.values import guest_path
@@ -259,7 +260,7 @@ class AsyncSandbox(AsyncLivingPart):
         if self._machine is not None:
             return self._machine.lease
         if self._lease is None:
-            raise errors.InvalidRequest("this sandbox is not open", fix="use it in a `with` block, or .open() it")
+            raise self._not_open()
         return self._lease
 
     async def run(
@@ -283,12 +284,16 @@ class AsyncSandbox(AsyncLivingPart):
         return await self._run(asked, listening(on_event, on_stdout, on_stderr), cancel, id)
 
     async def exec(
-        self, command: Iterable[str], *, on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
-        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, id: str = "",
+        self, command: str | Iterable[str], *, on_event: Listener | None = None,
+        on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
+        cancel: Cancel | None = None, id: str = "",
         **options: Unpack[CommandOptions],
     ) -> Result:  # fmt: skip
-        """Runs a command with its arguments in this sandbox; otherwise as `run`."""
-        asked = self._asked(command=command, **options)
+        """Runs a command with its arguments in this sandbox; otherwise as `run`.
+
+        In a living sandbox it may be text as well: a line of shell.
+        """
+        asked = self._asked(command=words(command) if self.living else command, **options)
         return await self._run(asked, listening(on_event, on_stdout, on_stderr), cancel, id)
 
     async def _run(self, asked: RunRequest, listener: Listener | None, cancel: Cancel | None, id: str) -> Result:
@@ -368,7 +373,7 @@ class AsyncSandbox(AsyncLivingPart):
             try:
                 yield
             finally:
-                self._lease = None
+                self._lease, self._was_closed = None, True
 
     @asynccontextmanager
     async def _living_on(self, opening: AbstractAsyncContextManager[Lease], asked: Life) -> AsyncIterator[None]:
@@ -385,7 +390,7 @@ class AsyncSandbox(AsyncLivingPart):
             try:
                 yield
             finally:
-                self._machine = None
+                self._machine, self._was_closed = None, True
 
 
 def _name(path: str) -> str:
@@ -439,11 +444,12 @@ class Sandbox(LivingPart[AsyncSandbox]):
         )  # fmt: skip
 
     def exec(
-        self, command: Iterable[str], *, on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
-        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, id: str = "",
+        self, command: str | Iterable[str], *, on_event: Listener | None = None,
+        on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
+        cancel: Cancel | None = None, id: str = "",
         **options: Unpack[CommandOptions],
     ) -> Result:  # fmt: skip
-        """Runs a command with its arguments in this sandbox; otherwise as `run`."""
+        """Runs a command with its arguments, or a line of shell in a living one; otherwise as `run`."""
         return portal.call(
             lambda: self._core.exec(
                 command, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr, cancel=cancel, id=id, **options

@@ -302,7 +302,7 @@ def test_a_sandbox_that_is_not_living_says_how_to_get_one(fake: Fake) -> None:
         ({"home": "relative"}, "home: "),
         ({"home": "/proc/x"}, "is taken"),
         ({"on_expire": "pause"}, "goes with expires or idle"),
-        ({"snapshot": "latest"}, "snapshot: "),
+        ({"snapshot": "latest"}, "snapshot: 'latest' is no id of a snapshot"),
         ({"labels": {"a b": "c"}}, "labels"),
         ({"expires": -1}, "expires: "),
     ],
@@ -310,6 +310,36 @@ def test_a_sandbox_that_is_not_living_says_how_to_get_one(fake: Fake) -> None:
 def test_what_makes_no_sense_is_refused_by_its_name(options: dict[str, Any], words: str) -> None:
     with pytest.raises(errors.InvalidRequest, match=words):
         belljar.Sandbox(**options)
+
+
+async def test_a_command_is_a_line_of_shell_or_a_list_of_words(box: belljar.AsyncSandbox) -> None:
+    assert (await box.exec("echo hi")).stdout == (await box.exec(["echo", "hi"])).stdout == "hi\n"
+
+
+async def test_a_closed_sandbox_says_that_it_was_closed(fake: Fake) -> None:
+    box = belljar.AsyncSandbox(backend=fake, living=True)
+    with pytest.raises(errors.InvalidRequest, match=r"is not open — use it in a `with` block"):
+        await box.exec("echo hi")
+    async with box:
+        pass
+    for call in (lambda: box.exec("echo hi"), lambda: box.start("echo hi")):
+        with pytest.raises(errors.InvalidRequest, match=r"was closed — open another"):
+            await call()
+
+
+async def test_refusals_say_what_to_write_instead(box: belljar.AsyncSandbox, fake: Fake) -> None:
+    with pytest.raises(errors.InvalidRequest, match=r"cwd: .* — write workdir"):
+        await box.exec("pwd", cwd="app")  # type: ignore[call-arg]
+    with pytest.raises(errors.InvalidRequest, match=r"id: '../x' is no name of a process"):
+        await box.start("cat", id="../x")
+    with pytest.raises(errors.InvalidRequest, match=r'write command=\["bash", "-c", .echo hi.\]'):
+        async with belljar.AsyncSandbox(backend=fake) as other:
+            await other.exec("echo hi")
+    with pytest.raises(errors.InvalidRequest, match=r"'cobol' is not known — choose from: (?!.*rust)"):
+        await box.interpreter("cobol")
+    process = await box.start("forever", id="dev-1")
+    with pytest.raises(TimeoutError, match=r"process dev-1 has not ended after 0.01 seconds"):
+        await process.wait(0.01)
 
 
 async def test_limits_of_the_whole_sandbox_are_not_those_of_a_command(box: belljar.AsyncSandbox) -> None:

@@ -119,6 +119,8 @@ def doctor(found: Iterable[Capabilities]) -> None:
             say(f"  walls    {', '.join(promise.walls)}")
             say(f"  limits   {', '.join(f'{name}: {how}' for name, how in promise.limits.items())}")
             say(f"  network  {promise.network}")
+            living = None if backend.living is None else ", ".join(("processes", *sorted(backend.living)))
+            say(f"  living   {living or 'no living sandboxes'}")
             for weakness in promise.weaker:
                 say(f"  [yellow]weaker   {escape(weakness)}[/]")
             for note in backend.notes:

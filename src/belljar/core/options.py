@@ -221,12 +221,16 @@ def _check_shapes(given: Mapping[str, Any]) -> None:
     """Refuses unknown names, and the mistakes whose message pydantic would make a riddle."""
     known = AllOptions.__annotations__.keys()
     if unknown := sorted(given.keys() - known):
+        if unknown[0] == "cwd":  # what `start` calls it, which has nothing else to be in a folder
+            raise errors.InvalidRequest("cwd: there is no such option; did you mean workdir?", fix="write workdir")
         message, fix = errors.unknown_name(unknown[0], known | _ARGUMENTS, "option")
         raise errors.InvalidRequest(message, fix=fix)
     for field in ("command", "net", "args"):
         value = given.get(field, ())
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-            raise errors.InvalidRequest(f"{field}: must be a list of words", fix=f"write {field}=[{value!r}]")
+            shell = field == "command" and isinstance(value, str) and len(value.split()) > 1
+            listed = f'["bash", "-c", {value!r}]' if shell else f"[{value!r}]"
+            raise errors.InvalidRequest(f"{field}: must be a list of words", fix=f"write {field}={listed}")
     libraries = given.get("require_libraries", False)
     if isinstance(libraries, str | bytes) or not isinstance(libraries, bool | Iterable):
         raise errors.InvalidRequest(

@@ -1,5 +1,7 @@
 """What a living sandbox tells of itself: its processes, their output, and its files."""
 
+import re
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field
@@ -11,6 +13,7 @@ from belljar.core.values import Bytes, Moment
 HOME = "/home/user"  # the guest's, in a living sandbox
 Feature = Literal["pty", "dial", "pause", "watch", "snapshot", "root"]  # "root": its user may be called root inside
 User = Literal["user", "root"]  # who a living sandbox' programs are inside; to the host it is the same uid
+PROCESS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a process that was started from outside
 
 _SHELL = 'exec "$(command -v bash || echo sh)" -c "$1"'  # not every image has a bash
 
@@ -18,6 +21,11 @@ _SHELL = 'exec "$(command -v bash || echo sh)" -c "$1"'  # not every image has a
 def shell(text: str) -> tuple[str, ...]:
     """Returns the command that runs a line of shell in a sandbox: by bash, or by sh where there is none."""
     return ("sh", "-c", _SHELL, "sh", text)
+
+
+def words(command: str | Iterable[str]) -> tuple[str, ...]:
+    """Returns the command of what somebody typed: text is a line of shell, a list a program with its arguments."""
+    return shell(command) if isinstance(command, str) else tuple(command)
 
 
 def shell_text(argv: tuple[str, ...]) -> str | None:

@@ -1,6 +1,7 @@
 """What a caller asks for: one run, its limits, its network and the folder it is granted."""
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
@@ -69,7 +70,15 @@ ProfileName = Annotated[str, Field(max_length=64)]
 
 LabelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")]
 LabelText = Annotated[Text, Field(max_length=256)]
-SnapshotName = Annotated[str, Field(pattern=r"^(snap-[0-9a-f]{16})?$")]
+
+
+def _snapshot_name(value: str) -> str:
+    if value and not re.fullmatch(r"snap-[0-9a-f]{16}", value):
+        raise ValueError(f"{value[:80]!r} is no id of a snapshot: they look like snap-0123456789abcdef")
+    return value
+
+
+SnapshotName = Annotated[str, AfterValidator(_snapshot_name)]
 
 
 class Limits(Model):

@@ -46,6 +46,8 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
      'make it first: run_command("mkdir -p ...")'),
     ("`started` lists those that it has", "`belljar ps` lists those that it has", "list its processes",
      "list_processes lists those that it has"),
+    ("client.sandboxes() lists yours", "`belljar ps` lists yours", "GET /api/sandboxes lists yours",
+     "list_processes lists your sandboxes, session_open opens one"),
     ("list the files first", "list the files first", "list the files first", "call file_list first"),
     ("resume() it first", "`belljar resume` it first", "resume it first", "ask the user to resume it"),
     ("give it when you open the sandbox", "give it when you open the sandbox", "give it when you open the sandbox",

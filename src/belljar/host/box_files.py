@@ -98,21 +98,23 @@ def _overwrite(fd: int, content: bytes) -> None:
     os.ftruncate(fd, len(content))
 
 
-def open_file(root: int, path: str, *, owner: int | None = None) -> int:
+def open_file(root: int, path: str, *, owner: int | None = None, named: str = "") -> int:
     """Opens a regular file below an open folder for reading, and returns its descriptor.
 
     Raises:
         OSError: as the guest would get it: FileNotFoundError, PermissionError, IsADirectoryError; ELOOP for a link.
     """
     *folders, name = path.split("/")
-    with files.acting_as(owner), _named(path), files.descended(root, folders) as folder:
+    with files.acting_as(owner), _named(named or path), files.descended(root, folders) as folder:
         return _open_regular(folder, name, os.O_RDONLY)
 
 
 @asynccontextmanager
-async def reading(root: int, path: str, *, owner: int | None = None) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Opens a file as `open_file` does, and gives its content piece by piece."""
-    fd = await anyio.to_thread.run_sync(lambda: open_file(root, path, owner=owner))
+async def reading(
+    root: int, path: str, *, owner: int | None = None, named: str = ""
+) -> AsyncIterator[AsyncIterator[bytes]]:  # fmt: skip
+    """Opens a file as `open_file` does, and gives its content piece by piece. Errors call it as `named` does."""
+    fd = await anyio.to_thread.run_sync(lambda: open_file(root, path, owner=owner, named=named))
     try:
         yield _pieces(fd)
     finally:

@@ -90,7 +90,7 @@ class HostTree:
 
     def reading(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Opens a regular file, and gives its content piece by piece."""
-        return box_files.reading(self._root, "/".join(self._parts(path)), owner=self._owner)
+        return box_files.reading(self._root, "/".join(self._parts(path)), owner=self._owner, named=path)
 
     async def write(self, path: str, content: bytes, mode: int | None = None) -> None:
         """Writes a file whole, and makes the folders above it."""

@@ -92,9 +92,12 @@ class AsyncBoxInterpreter(InterpreterHandle):
     async def _living(self) -> AsyncIterator[None]:
         machine = self._machine()
         box, lease = machine.box, machine.lease
-        language = lease.engine.languages.get(self.language)
+        known = ", ".join(sorted(lease.capabilities.sessions)) or "none"
+        try:
+            language = lease.engine.languages.get(self.language)
+        except errors.InvalidRequest as error:
+            raise errors.InvalidRequest(error.message, fix=f"choose from: {known}") from None
         if language.name not in lease.capabilities.sessions or not isinstance(box, Interpreting):
-            known = ", ".join(sorted(lease.capabilities.sessions)) or "none"
             raise errors.NotAvailable(
                 f"{lease.capabilities.backend} has no interpreter of {language.name}", fix=f"choose from: {known}"
             )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from belljar.core import errors
 from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.options import check_seconds
-from belljar.core.process import BoxProcess, PtySize, shell
+from belljar.core.process import PROCESS_NAME, BoxProcess, PtySize, words
 from belljar.core.request import Life, RunRequest
 from belljar.living.handles import LivingHandle
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from belljar.living.machine import Beginning, LivingMachine
     from belljar.living.process import AsyncProcess
 
+_NAME_FIX = "write letters, digits, dots, dashes and underscores, such as dev-1"
+
 PartT = TypeVar("PartT", bound="AsyncLivingPart")
 
 
@@ -32,6 +34,7 @@ class AsyncLivingPart(LivingHandle):
 
     _request: RunRequest
     _machine: LivingMachine | None = None
+    _was_closed: bool = False
 
     _beginning: Beginning | None = None
 
@@ -75,8 +78,9 @@ class AsyncLivingPart(LivingHandle):
         machine.box  # noqa: B018  (which raises where nothing can be started)
         if size is not None:
             machine.require("pty", "has no terminals")
-        words = shell(command) if isinstance(command, str) else tuple(command)
-        asked = self._asked(command=words, workdir=cwd, env=env or {}, timeout=timeout)
+        if id and not PROCESS_NAME.fullmatch(id):
+            raise errors.InvalidRequest(f"id: {id[:80]!r} is no name of a process", fix=_NAME_FIX)
+        asked = self._asked(command=words(command), workdir=cwd, env=env or {}, timeout=timeout)
         await machine.check_folder(asked.workdir)
         process = AsyncProcess(id or machine.next_id(), asked, size, labels or {})
         try:
@@ -245,9 +249,14 @@ class AsyncLivingPart(LivingHandle):
         self._request = self._request.model_copy(update={"living": asked})
         self._beginning = beginning
 
+    def _not_open(self) -> errors.InvalidRequest:
+        if self._was_closed:
+            return errors.InvalidRequest("this sandbox was closed", fix="open another")
+        return errors.InvalidRequest("this sandbox is not open", fix="use it in a `with` block, or .open() it")
+
     def _alive(self) -> LivingMachine:
         if self._request.living is None:
             raise errors.InvalidRequest("this is not a living sandbox", fix="open it with living=True")
         if self._machine is None:
-            raise errors.InvalidRequest("this sandbox is not open", fix="use it in a `with` block, or .open() it")
+            raise self._not_open()
         return self._machine

@@ -149,8 +149,10 @@ class AsyncProcess:
             TimeoutError: it has not ended after so many seconds. It goes on.
             BackendError: Belljar lost it.
         """
-        with anyio.fail_after(timeout):
+        with anyio.move_on_after(timeout):
             await self._over.wait()
+        if self.running:
+            raise TimeoutError(f"process {self.id} has not ended after {timeout:g} seconds; it goes on")
         if self._error is not None:
             raise self._error
         assert self._result is not None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal as signals
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StrictBool, StrictFloat, StrictInt
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt
 
 from belljar.core import errors
 from belljar.core.model import Model
 from belljar.core.package_names import Packages
-from belljar.core.process import HOME, Chunk, FileStat, PtySize, User
+from belljar.core.process import HOME, PROCESS_NAME, Chunk, FileStat, PtySize, User, words
 from belljar.core.request import (
     MAX_LABELS,
     MAX_LIFE_SECONDS,
@@ -49,7 +49,11 @@ def _known_signal(value: str | int) -> str | int:
     return value
 
 
-ProcessName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"), AfterValidator(_no_id_of_ours)]
+ProcessName = Annotated[str, Field(pattern=rf"^({PROCESS_NAME.pattern})?$"), AfterValidator(_no_id_of_ours)]
+Line = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(lambda value: words(value) if isinstance(value, str) else value, Text | tuple[Text, ...]),
+]
 Characters = Annotated[int, Field(ge=1, le=4096, strict=True)]
 Signal = Annotated[
     Annotated[str, Field(pattern=r"^(SIG)?[A-Z][A-Z0-9]{1,9}$")] | Annotated[StrictInt, Field(ge=1, le=64)],
@@ -96,6 +100,7 @@ class Extend(RequestBody):
 class SandboxTurn(Turn):
     """One command or snippet in a living sandbox, beside whatever runs there."""
 
+    command: Line | None = Field(None, description="a line of shell, or a program with its arguments")
     cwd: PathInside | None = None
     environment: Environment = Field(default_factory=dict)
     context_files: Files | None = None

@@ -39,6 +39,8 @@ def test_a_fork_has_the_files_of_its_original_and_a_life_of_its_own(box: OpenBox
     assert not any("sleep" in one["command"] for one in fork.get("ps").json()), "processes are not copied"
     fork.sh("echo two > file")
     assert box.sh("cat file") == "one\n"
+    third = box.http.post(f"{box.path}/fork")  # without a body
+    assert (third.status_code, OpenBox(box.http, box.url, third.json()["id"]).sh("cat file")) == (201, "one\n")
     assert box.delete().status_code == 204 and fork.sh("cat file") == "two\n"
     assert box.post("fork", {}).status_code == 410
 

@@ -43,6 +43,12 @@ def test_what_a_command_leaves_running_goes_on_and_files_stay(box: OpenBox) -> N
     assert box.post("run", {"command": ["pwd"], "cwd": "/nowhere"}).status_code == 422
 
 
+def test_a_command_may_be_a_line_of_shell_and_a_body_that_is_no_json_says_what_to_send(box: OpenBox) -> None:
+    assert box.post("run", {"command": "echo $((6 * 7)) | cat"}).json()["stdout"] == "42\n"
+    told = box.http.post(f"{box.path}/run", content=b'{"code": "1"}').json()
+    assert told["detail"] == "body: is no JSON object" and "content-type: application/json" in told["fix"]
+
+
 def test_a_paused_one_does_nothing_until_it_goes_on(box: OpenBox) -> None:
     ticking = box.start("while true; do echo tick; sleep 0.02; done")
     box.said(ticking, "tick")

@@ -59,7 +59,10 @@ def shell(
         raise errors.InvalidRequest("these options are for a new sandbox", fix=f"belljar shell {id}")
     with own_terminal() as own:
         if own is None:
-            raise errors.InvalidRequest("a shell needs a terminal on stdin and stdout", fix="belljar exec -- COMMAND")
+            instead = (
+                f"belljar start {id} -- COMMAND, and belljar attach {id} PROCESS" if id else "belljar exec -- COMMAND"
+            )
+            raise errors.InvalidRequest("a shell needs a terminal on stdin and stdout", fix=instead)
         result = process.run_async(lambda: _converse(own, id, command, backend, options))
     _finish(result)
 

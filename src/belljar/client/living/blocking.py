@@ -56,10 +56,11 @@ class RemoteLivingSandbox(LivingPart[AsyncRemoteLivingSandbox]):
         )
 
     def exec(
-        self, command: Iterable[str], *, on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
-        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, **options: Unpack[CommandOptions],
+        self, command: str | Iterable[str], *, on_event: Listener | None = None,
+        on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
+        cancel: Cancel | None = None, **options: Unpack[CommandOptions],
     ) -> Result:  # fmt: skip
-        """Runs a command with its arguments; otherwise as `run`."""
+        """Runs a command with its arguments, or a line of shell; otherwise as `run`."""
         return portal.call(
             lambda: self._core.exec(
                 command, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr, cancel=cancel, **options

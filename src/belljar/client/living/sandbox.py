@@ -21,7 +21,7 @@ from belljar.core import errors
 from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.languages import Languages
 from belljar.core.options import CommandOptions, StrPath, check_port, check_seconds, request
-from belljar.core.process import BoxProcess, Feature, PtySize
+from belljar.core.process import BoxProcess, Feature, PtySize, words
 from belljar.core.request import RunRequest
 from belljar.core.result import Entry, Result
 from belljar.core.values import GIB, WORKSPACE, guest_path
@@ -218,11 +218,14 @@ class AsyncRemoteLivingSandbox(LivingHandle):
         return await self._run(body, listening(on_event, on_stdout, on_stderr), cancel)
 
     async def exec(
-        self, command: Iterable[str], *, on_event: Listener | None = None, on_stdout: OutputCallback | None = None,
-        on_stderr: OutputCallback | None = None, cancel: Cancel | None = None, **options: Unpack[CommandOptions],
+        self, command: str | Iterable[str], *, on_event: Listener | None = None,
+        on_stdout: OutputCallback | None = None, on_stderr: OutputCallback | None = None,
+        cancel: Cancel | None = None, **options: Unpack[CommandOptions],
     ) -> Result:  # fmt: skip
-        """Runs a command with its arguments; otherwise as `run`."""
-        return await self._run(_turn(command=command, **options), listening(on_event, on_stdout, on_stderr), cancel)
+        """Runs a command with its arguments, or a line of shell; otherwise as `run`."""
+        return await self._run(
+            _turn(command=words(command), **options), listening(on_event, on_stdout, on_stderr), cancel
+        )
 
     async def _run(self, body: dict[str, Any], listener: Listener | None, cancel: Cancel | None) -> Result:
         control = control_for(cancel) if cancel else None

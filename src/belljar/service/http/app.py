@@ -162,6 +162,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
         message = f"{where}: {str(item['msg']).removeprefix('Value error, ')}"
         if item["type"] == "extra_forbidden" and model:
             message, fix = errors.unknown_name(where, fields_at(model, steps[:-1]))
+        if steps == ["body"] and item["type"] == "model_attributes_type":
+            message, fix = "body: is no JSON object", "send one, with the header content-type: application/json"
         told.append(message)
     fields = [".".join(map(str, item["loc"])) for item in found]
     return _answer(errors.InvalidRequest("; ".join(told), fix=fix, context={"fields": fields}))

@@ -12,17 +12,18 @@ from belljar.service.http.sandboxes.box import PREFIX, Labels, TheBox, TheSandbo
 from belljar.service.sandboxes.sandboxes import labelled, owner_for
 
 router: APIRouter = APIRouter(tags=["sandboxes"], route_class=BoundedRoute)
+_NO_LABELS, _AS_IT_IS = MakeSnapshot(), ForkSandbox()  # without a body
 
 
 @router.post(PREFIX + "/{id}/snapshots", status_code=201)
-async def make_snapshot(body: MakeSnapshot, box: TheBox, sent: TheRequest) -> BoxSnapshot:
+async def make_snapshot(box: TheBox, sent: TheRequest, body: MakeSnapshot = _NO_LABELS) -> BoxSnapshot:
     """Keeps its files, for another sandbox to begin with."""
     async with box.held() as held:
         return await sent.once(lambda: box.sandboxes.snapshot(held, box.caller, body), lambda _: box.id)
 
 
 @router.post(PREFIX + "/{id}/fork", status_code=201)
-async def fork_sandbox(body: ForkSandbox, box: TheBox, sent: TheRequest) -> SandboxRecord:
+async def fork_sandbox(box: TheBox, sent: TheRequest, body: ForkSandbox = _AS_IT_IS) -> SandboxRecord:
     """A second one with its files as they are now, and none of its processes."""
     async with box.held() as held:
         return await sent.once(lambda: box.sandboxes.fork(held, box.caller, body), lambda record: record.id)
