@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -22,6 +23,12 @@ _BEGINS_TO_READ = b"\x1b[?2004h"  # a line editor asks for pastes to be marked w
 CTRL_C, CTRL_D, TAB, ENTER, UP = "\x03", "\x04", "\t", "\r", "\x1b[A"
 
 
+def _as_in_a_window() -> None:
+    """Gives a program a controlling terminal, for Ctrl-C, and lets it hear hang-ups though whoever runs it may not."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Terminal:
     """One program that has a terminal of its own."""
 
@@ -32,7 +39,7 @@ class Terminal:
             argv, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, cwd=cwd,
             # The program never answers where the cursor is, since nobody is behind this terminal.
             env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **env},
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 (Ctrl-C needs a controlling one)
+            preexec_fn=_as_in_a_window,  # noqa: PLW1509
         )  # fmt: skip
         os.close(theirs)
         self._shown = bytearray()
