@@ -83,9 +83,14 @@ def test_every_conformance_check_passes_without_root(as_nobody: Run) -> None:
 def test_every_attack_holds_without_root(as_nobody: Run) -> None:
     done = as_nobody("-m", "belljar", "attack", "--backend", "native", "--json")
     attacks = json.loads(done.stdout)["attacks"]
-    assert [attack for attack in attacks if attack["status"] != "held"] == []
+    through = [attack for attack in attacks if attack["status"] != "held"]
+    assert [attack for attack in through if attack["name"] != _BURST] == []
     assert len(attacks) >= 60
-    assert done.returncode == 0
+    if through:  # beside other attacks memory is looked at more rarely; alone it has to hold
+        assert as_nobody("-c", _ONE_ATTACK, _BURST).stdout == "held\n"
+
+
+_BURST = "memory by many"  # where no control group limits memory, it is sampled
 
 
 # Bursts that pass before memory is sampled, where no control group limits it: `guarantees.weaker` says so.
@@ -105,13 +110,13 @@ def test_a_guest_that_goes_for_process_1_does_not_outlive_a_killed_belljar_witho
     assert done.stdout.splitlines() == ["process 1 is as before", "0 left"], done.stderr
 
 
-_REPOSITORY = """
-import anyio
+_ONE_ATTACK = """
+import anyio, sys
 from belljar.engine.engine import Engine
 from belljar.testing import escape
 
 async def main():
-    (one,) = [one for one in escape.ATTACKS if one.name == "repository's hooks"]
+    (one,) = [one for one in escape.ATTACKS if one.name == sys.argv[1]]
     with escape.lay() as bait:
         print((await escape.carry_out(one, bait, "native", Engine())).status)
 
@@ -120,7 +125,7 @@ anyio.run(main)
 
 
 def test_what_git_runs_in_a_repository_stays_as_it_was_without_root(as_nobody: Run) -> None:
-    done = as_nobody("-c", _REPOSITORY)
+    done = as_nobody("-c", _ONE_ATTACK, "repository's hooks")
     assert done.stdout == "held\n", done.stdout + done.stderr
 
 

@@ -251,7 +251,7 @@ class AsyncLivingPart(LivingHandle):
 
     def _not_open(self) -> errors.InvalidRequest:
         if self._was_closed:
-            return errors.InvalidRequest("this sandbox was closed", fix="open another")
+            return errors.InvalidRequest("this sandbox is not open: it was closed", fix="open another")
         return errors.InvalidRequest("this sandbox is not open", fix="use it in a `with` block, or .open() it")
 
     def _alive(self) -> LivingMachine:

@@ -82,7 +82,8 @@ def test_interpreters_keep_their_own_state_and_share_files(box: OpenBox) -> None
 def test_a_turn_is_interrupted_and_its_interpreter_lives_on(box: OpenBox) -> None:
     id = box.post("interpreters", {}).json()["id"]
     path = f"interpreters/{id}"
-    code = "kept = 7\nimport time\nwhile True: time.sleep(0.01)"
+    assert box.post(f"{path}/run", {"code": "kept = 7"}).json()["status"] == "success"
+    code = "import time\nwhile True: time.sleep(0.01)"
     run = box.post(f"{path}/run", {"code": code, "wait": False}).json()["id"]
     assert eventually(lambda: box.get("interpreters").json()[0]["busy"], 30)
     assert eventually(lambda: box.post(f"{path}/interrupt").json()["interrupted"], 30)
