@@ -113,6 +113,7 @@ class TurnRecord:
         self.interrupted: bool = False  # whoever asked for it wanted it to end
         self.settled: bool = False  # all that it wrote to stderr has come
         self.names: tuple[str, ...] = ()
+        self.fuel: int | None = None  # that it used, where that is counted
         self._box = box
         self._emit = emit
         self._streams: dict[StreamName, Capture] = {name: Capture(request.limits.output) for name in STREAMS}
@@ -189,7 +190,7 @@ class TurnRecord:
         return Result(
             status=interrupted, exit_code=exit_code, stdout=out.text, stderr=err.text, truncated=cut,
             duration_ms=round((time.perf_counter() - self._started) * 1000, 3), results=tuple(self._results),
-            container_id=self._box, denied=tuple(self._denied), error=self._failure(),
+            container_id=self._box, denied=tuple(self._denied), error=self._failure(), fuel_consumed=self.fuel,
         )  # fmt: skip
 
     def _failure(self) -> Failure | None:

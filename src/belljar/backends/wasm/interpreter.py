@@ -78,6 +78,8 @@ class WasmInterpreter:
         done: dict[str, Any] = {}
         try:
             async for frame in worker.ask(asked, timeout + GRACE, payload=request.message()):
+                if type(frame.get("fuel")) is int:
+                    record.fuel = frame["fuel"]
                 if "done" in frame:
                     done = frame
                 else:

@@ -25,6 +25,7 @@ class WasmRun:
         self.limits = limits
         self._outcome = Outcome(box, limits, emit)
         self._done: dict[str, Any] = {}  # the worker's last answer
+        self._fuel: int | None = None  # that it had used when its time was up, if it could not be interrupted at once
 
     async def go(self, request: Request, control: Control, fds: Sequence[int]) -> Result:
         """Runs the program to its end, or until it is ended; then the worker is gone too."""
@@ -36,6 +37,8 @@ class WasmRun:
                     self._done = frame
                 elif "stream" in frame:
                     await self._hear(frame)
+                elif type(fuel := frame.get("fuel")) is int:
+                    self._fuel = fuel
         except TimeoutError:
             self._end(Status.TIMEOUT)
         await self._outcome.close_streams()
@@ -64,7 +67,8 @@ class WasmRun:
         trap = str(self._done.get("trap", ""))
         if trap and judge_trap(trap) is Status.ERROR:
             self._outcome.complain(f"the interpreter was stopped: {trap.splitlines()[-1].strip()}")
-        code, fuel, cpu = (self._done.get(name) for name in ("exit_code", "fuel", "cpu_ms"))
+        code, cpu = self._done.get("exit_code"), self._done.get("cpu_ms")
+        fuel = self._done.get("fuel", self._fuel)
         status = None if self._outcome.verdict else self._status(code, trap)
         peak = self._done.get("memory") or None
         return self._outcome.result(Ending(code, status=status, memory_peak=peak, cpu_ms=cpu, fuel=fuel))

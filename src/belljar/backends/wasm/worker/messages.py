@@ -6,6 +6,7 @@ JSON, which the worker passes on without reading it.
 
     in   {"run": 1, "do": "run", "main": "/workspace/main.py", "env": {...}, "memory": 536870912, ...}
     out  {"stream": "stdout", "data": "<base64>"}        as the guest writes it
+    out  {"fuel": 1370386}         if its time is up and it seems to wait for something: it may have to be ended with us
     out  {"done": 1, "exit_code": 0, "trap": "", "memory": 41943040, "fuel": 1370386, "cpu_ms": 3.1}
 
     do: run       runs a program in a fresh instance

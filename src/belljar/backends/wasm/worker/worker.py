@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,10 @@ import wasmtime
 
 from . import memory as pages
 from .frames import FrameWriter
+from .fuel import FuelCount, find_breaker
 from .python import Python, PythonInstance
 from .stdout_pipe import StdoutPipe
+from .wasmtime_adapter import base_address
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     Answer = dict[str, Any]
 
 _UNLIMITED_FUEL = 2**63 - 1
-_FUEL_PER_MS = 4_000_000  # that CPython uses in a loop of Python, measured on a server of 2026
 _USUAL_FOLDERS = 2  # of a guest that was granted none
 _MAX_PAYLOAD_BYTES = 16 << 20  # of what a session's agent says at once
 
@@ -46,7 +48,7 @@ class Worker:
         self._engine = wasmtime.Engine(config)
         self.frames: FrameWriter = FrameWriter()
         self._stdout = StdoutPipe(facts["private"], lambda data: self.frames.print("stdout", data))
-        self._watchdog = Watchdog(self._engine, self._flush)
+        self._watchdog = Watchdog(self._engine, self._flush, lambda fuel: self.frames.send(fuel=fuel))
         module = wasmtime.Module.deserialize_file(self._engine, facts["python"])
         self._python = Python(self._engine, module, facts)
         self._facts = facts
@@ -55,6 +57,7 @@ class Worker:
         self._scripts: dict[bool, tuple[JavaScript, DeterministicWasi | None]] = {}
         self._spare: PythonInstance | None = None
         self._session: PythonInstance | None = None
+        self._breaker = 0  # where CPython is asked from outside to call a function, if that is known
         self._profiles: dict[str, pages.MemoryCopy] = {}  # which came with their first use
         self._written: list[int] = []
         self._unclean = ""  # why no other guest may come here
@@ -77,6 +80,7 @@ class Worker:
         if self._spare is None and self._session is None:
             with contextlib.suppress(wasmtime.WasmtimeError):  # too little memory: whoever runs here will be told
                 self._spare = self._python.fresh(self._store(self._facts["memory"]))
+                self._breaker = self._breaker or find_breaker(self._spare.memory, self._spare.store)
 
     # --- instances ---
 
@@ -138,7 +142,7 @@ class Worker:
         instance = self._instance(request, received.fds)
         self._leftovers.append(instance.close)
         self._surround(instance.store, request)
-        return self._watched(instance.store, request, lambda: self._python.start(instance, request), instance.size)
+        return self._watched(instance.store, request, lambda: self._python.start(instance, request), instance)
 
     def _run_script(self, request: Request) -> Answer:
         store = self._store(request["memory"])
@@ -215,7 +219,7 @@ class Worker:
 
     def _in_session(self, instance: PythonInstance, request: Request, go: Callable[[], int]) -> Answer:
         """An instance that trapped, or left by `os._exit`, is in the middle of something, for good."""
-        answer = self._watched(instance.store, request, go, instance.size)
+        answer = self._watched(instance.store, request, go, instance)
         if answer["ended"]:
             self._leftovers.append(instance.close)
             self._session = None
@@ -261,13 +265,14 @@ class Worker:
     # --- one call into a guest ---
 
     def _watched(
-        self, store: wasmtime.Store, request: Request, go: Callable[[], int], size: Callable[[], int] = lambda: 0
+        self, store: wasmtime.Store, request: Request, go: Callable[[], int], python: PythonInstance | None = None
     ) -> Answer:
         """Calls into a guest under its limits, and says how it ended and what it used."""
-        fuel = _UNLIMITED_FUEL if (given := request["fuel"]) is None else given
-        self._limit(store, request["memory"], fuel)
+        given = _UNLIMITED_FUEL if (limit := request["fuel"]) is None else limit
+        self._limit(store, request["memory"], given)
         exit_code, trap, ended, cpu = None, "", False, time.process_time()
-        self._watchdog.set(time.monotonic() + request["timeout"])
+        fuel = FuelCount(store, given, self._breaker_of(python))
+        self._watchdog.begin(fuel, time.monotonic() + request["timeout"])
         try:
             exit_code = go()
         except wasmtime.ExitTrap as end:
@@ -275,23 +280,19 @@ class Worker:
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
             trap = str(error)[:2000]
         finally:
-            self._watchdog.set()
+            self._watchdog.end()
             self._stdout.drain()
         spent_ms = (time.process_time() - cpu) * 1000
         return {
-            "exit_code": exit_code, "trap": trap, "ended": ended or bool(trap), "memory": size(),
-            "fuel": _fuel_used(fuel, store.get_fuel(), trap, spent_ms), "cpu_ms": round(spent_ms, 3),
+            "exit_code": exit_code, "trap": trap, "ended": ended or bool(trap),
+            "memory": python.size() if python else 0, "fuel": fuel.used("interrupt" in trap),
+            "cpu_ms": round(spent_ms, 3),
         }  # fmt: skip
 
-
-def _fuel_used(given: int, left: int, trap: str, cpu_ms: float) -> int:
-    """The fuel that a guest used; of one that was interrupted, about: by the CPU time that it took.
-
-    Compiled code counts in a register, and writes that down at its next call. An interpreter that is interrupted in the
-    middle of a loop has not done so for as long as the loop has run, so what is written down is only the least it used.
-    """
-    known = given - left
-    return min(given, max(known, int(cpu_ms * _FUEL_PER_MS))) if "interrupt" in trap else known
+    def _breaker_of(self, python: PythonInstance | None) -> ctypes.c_ubyte | None:
+        if python is None or not self._breaker:
+            return None
+        return ctypes.c_ubyte.from_address(base_address(python.memory, python.store) + self._breaker)
 
 
 def _remove(folder: str) -> None:
