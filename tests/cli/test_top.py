@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from belljar.cli import remote
 from belljar.cli import top as cli_top
 from belljar.core import errors
 from belljar.protocol.records import Alert, RunRecord, Sample, SandboxMetrics
@@ -87,6 +88,11 @@ class _Server(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *words: object) -> None:
         return None
+
+
+@pytest.fixture(autouse=True)
+def _nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_place", remote.ChosenServer())
 
 
 @pytest.fixture

@@ -139,6 +139,9 @@ def _call() -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
+        if getattr(error, "option_name", "") == "--server":
+            _fail(refused := remote.refusal(_command()))
+            return refused.exit_code
         _fail(errors.InvalidRequest(str(error), fix="belljar --help")) if _wants_json() else error.show()  # type: ignore[attr-defined]
     except errors.BelljarError as error:
         _fail(error)
@@ -156,6 +159,12 @@ def _fail(error: errors.BelljarError) -> None:
 
     with suppress(OSError):  # nobody may be there to be told
         terminal.print_json({"error": error.as_dict()}) if _wants_json() else terminal.problem(error)
+
+
+def _command() -> str:
+    """Returns the command that was typed."""
+    words = [word for word in sys.argv[1:] if word in COMMANDS]
+    return words[0] if words else "this"
 
 
 def _wants_json() -> bool:

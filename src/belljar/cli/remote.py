@@ -5,6 +5,7 @@ The options that say where may stand before the command or after it; what stands
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -27,9 +28,8 @@ LIVING = (
     "shell", "open", "close", "ps", "start", "attach", "cp", "port", "pause", "resume", "extend", "snapshot",
     "snapshots", "fork",
 )  # fmt: skip
-COMMANDS = frozenset(("run", "exec", "session", "languages", "doctor", "version", *LIVING))
+COMMANDS = frozenset(("run", "exec", "session", "languages", "doctor", "top", *LIVING))
 SERVER = "http://127.0.0.1:8080"  # where `belljar serve` serves
-_OWN_SERVER = frozenset(("top",))  # commands whose --server has a default of its own
 
 
 class ChosenServer(NamedTuple):
@@ -75,17 +75,28 @@ def choose(
     global _place
     _place = ChosenServer(server, key, insecure)
     if server is not None and context.invoked_subcommand not in COMMANDS:
-        after = context.invoked_subcommand in _OWN_SERVER
-        raise errors.InvalidRequest(
-            f"{context.invoked_subcommand} does not work with --server before it",
-            fix=f"belljar {context.invoked_subcommand} --server URL" if after else f"it goes with {_listed()}",
-        )
+        raise refusal(str(context.invoked_subcommand))
+
+
+def refusal(command: str) -> errors.InvalidRequest:
+    """Says that a command is done on this machine only, and which are done on servers."""
+    return errors.InvalidRequest(f"{command} does not work with --server", fix=f"it goes with {_listed()}")
 
 
 def use(server: str | None, key: str | None, insecure: bool) -> None:
-    """Takes what stands after the command: it counts more than what stands before it."""
+    """Takes what stands after the command: it counts more than what stands before it, and the variables least."""
     global _place
-    _place = ChosenServer(server or _place.server, key or _place.key, insecure or _place.insecure)
+    server = _what_counts(server, _place.server, "BELLJAR_SERVER")
+    _place = ChosenServer(server, _what_counts(key, _place.key, "BELLJAR_KEY"), insecure or _place.insecure)
+
+
+def _what_counts(after: str | None, before: str | None, variable: str) -> str | None:
+    return before if before and after == os.environ.get(variable) else after or before
+
+
+def the_server() -> ChosenServer:
+    """Returns the server that was named, or the usual one, for what only a server can do."""
+    return _place._replace(server=_place.server or SERVER)
 
 
 def client() -> AsyncClient | None:

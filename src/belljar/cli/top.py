@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from belljar.client.async_client import AsyncClient
     from belljar.protocol.records import RunRecord, Sample, SandboxMetrics
 
-SERVER = remote.SERVER
 _SECONDS = 10.0  # for the server to answer
 _SHOWN = 100  # rows at most: a terminal has no more
 _AT_ONCE = 8  # requests
@@ -31,21 +30,22 @@ _LEAST = {"id": 19, "state": 7, "seconds": 7, "cpu %": 5, "memory": 6, "network"
 _STATES = {"running": "green", "queued": "yellow"}
 
 # Typer reads BELLJAR_SERVER and BELLJAR_KEY: they say whom to ask and are no settings of the engine here.
-Server = Annotated[str, typer.Option("--server", envvar="BELLJAR_SERVER", metavar="URL", help="The server to ask.")]
-ApiKey = Annotated[str, typer.Option("--key", envvar="BELLJAR_KEY", help="An API key with the scope read.")]
+ApiKey = Annotated[str | None, typer.Option("--key", envvar="BELLJAR_KEY", help="An API key with the scope read.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for each look instead of a table.")]
 Once = Annotated[bool, typer.Option("--once", help="Look once, and end.")]
 Interval = Annotated[float, typer.Option("--interval", min=0.2, max=3600, help="Seconds between two looks.")]
 
 
 def top(
-    server: Server = SERVER, key: ApiKey = "", once: Once = False, as_json: Json = False, interval: Interval = 1.0,
-    insecure: remote.Insecure = False,
+    server: remote.LivingServer = None, key: ApiKey = None, once: Once = False, as_json: Json = False,
+    interval: Interval = 1.0, insecure: remote.Insecure = False,
 ) -> None:  # fmt: skip
     """Show what runs on a server now: who, what, for how long, and what it uses. Ctrl-C ends it."""
     from belljar.client.async_client import AsyncClient
 
-    client = AsyncClient(server, key or None, timeout=_SECONDS, retries=2, insecure=insecure)
+    remote.use(server, key, insecure)
+    asked = remote.the_server()
+    client = AsyncClient(str(asked.server), asked.key or None, timeout=_SECONDS, retries=2, insecure=asked.insecure)
     live = not once and not as_json and sys.stdout.isatty()
     once = once or not (live or as_json)  # a pipe gets one table, not an endless one
     anyio.run(_watch, client, once, as_json, interval)
