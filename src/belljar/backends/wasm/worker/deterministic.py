@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import wasmtime
 
+from .listing import FolderListing
 from .wasmtime_adapter import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _WASI = "wasi_snapshot_preview1"
-_WIDE = {"clock_time_get": 1, "fd_readdir": 3}  # which argument has 64 bits
+_WIDE = {"clock_time_get": 1}  # which argument has 64 bits
 _ARGUMENTS = {
     "clock_time_get": 3, "random_get": 2, "poll_oneoff": 4, "fd_filestat_get": 2, "path_filestat_get": 5,
-    "fd_readdir": 5,
 }  # fmt: skip
 _TICK_NANOSECONDS = 1_000  # that pass between one look at the clock and the next
-_SUBSCRIPTION_BYTES, _EVENT_BYTES, _DIRENT_BYTES = 48, 32, 24
+_SUBSCRIPTION_BYTES, _EVENT_BYTES = 48, 32
 _CLOCK = 0  # a kind of event
 _FOLDER = 3  # a kind of file
 _ABSOLUTE = 1  # a flag of a clock's subscription
@@ -38,15 +38,12 @@ _FORWARDING = """
 (module
   (import "wasi_snapshot_preview1" "fd_filestat_get" (func $fd (param i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "path_filestat_get" (func $path (param i32 i32 i32 i32 i32) (result i32)))
-  (import "wasi_snapshot_preview1" "fd_readdir" (func $list (param i32 i32 i32 i64 i32) (result i32)))
   (import "guest" "memory" (memory 0))
   (export "memory" (memory 0))
   (func (export "fd_filestat_get") (param i32 i32) (result i32)
     (call $fd (local.get 0) (local.get 1)))
   (func (export "path_filestat_get") (param i32 i32 i32 i32 i32) (result i32)
-    (call $path (local.get 0) (local.get 1) (local.get 2) (local.get 3) (local.get 4)))
-  (func (export "fd_readdir") (param i32 i32 i32 i64 i32) (result i32)
-    (call $list (local.get 0) (local.get 1) (local.get 2) (local.get 3) (local.get 4))))
+    (call $path (local.get 0) (local.get 1) (local.get 2) (local.get 3) (local.get 4))))
 """
 
 
@@ -93,10 +90,13 @@ class DeterministicWasi:
             "clock_time_get": self._clock_time_get, "random_get": self._random_get, "poll_oneoff": self._poll_oneoff,
             "fd_filestat_get": self._patched("fd_filestat_get", self._patch_stat),
             "path_filestat_get": self._patched("path_filestat_get", self._patch_stat),
-            "fd_readdir": self._patched("fd_readdir", self._patch_entries),
         }  # fmt: skip
         for name, function in functions.items():
             linker.define_func(_WASI, name, _function_type(name), function, access_caller=True)
+        FolderListing(engine, self._inode).join(linker)
+
+    def _inode(self, real: int) -> int:
+        return self.state.inode(real)
 
     def _patched(self, name: str, patch: Callable[..., None]) -> Callable[..., int]:
         """Returns WASI's own function with what it wrote made the same in every run."""
@@ -152,16 +152,6 @@ class DeterministicWasi:
         _write(caller, at, struct.pack("<QQ", 1, self.state.inode(inode)))
         size = 0 if kind == _FOLDER else size  # a folder's size and links depend on the file system
         _write(caller, at + 24, struct.pack("<QQQQQ", 1, size, *[self.state.start] * 3))
-
-    def _patch_entries(self, caller: wasmtime.Caller, fd: int, at: int, size: int, cookie: int, used_at: int) -> None:
-        """A dirent is the next one's cookie, inode, length of the name, type; then the name."""
-        at &= _U32
-        (used,) = struct.unpack("<I", _read(caller, used_at & _U32, 4))
-        end = at + min(used, size & _U32)
-        while at + _DIRENT_BYTES <= end:
-            inode, length = struct.unpack("<8xQI", _read(caller, at, 20))
-            _write(caller, at + 8, struct.pack("<Q", self.state.inode(inode)))
-            at += _DIRENT_BYTES + length
 
 
 def _function_type(name: str) -> wasmtime.FuncType:

@@ -37,6 +37,12 @@ def function_of(exports: Exports, name: str) -> wasmtime.Func:
     return function
 
 
+def store_number(caller: wasmtime.Caller) -> int:
+    """Returns the number of the store that a caller lives in; no other store ever has it."""
+    number: int = memory_of(caller)._memory._anon_1.store_id
+    return number
+
+
 def base_address(memory: wasmtime.Memory, store: Storelike) -> int:
     """Returns where a linear memory lies in this process."""
     return ctypes.addressof(memory.data_ptr(store).contents)
