@@ -421,9 +421,11 @@ async def test_a_guest_neither_hears_nor_locks_the_files_of_another_of_the_same_
 
 async def test_a_guest_stays_on_the_cpus_and_the_account_that_were_set(flavour: str) -> None:
     container = {"images": {"execution": IMAGE}, "cpu_affinity": "0", "kernel_memory": "64M"}
-    engine = engines().engine(flavour, user_uid=4321, user_uids=1, container=container)
-    one, other = [await run(engine, "import os\nprint(os.sched_getaffinity(0), os.getuid())") for _ in range(2)]
-    assert (one.stdout, other.stdout) == ("{0} 4321\n", "{0} 4321\n")
+    engine = engines().engine(flavour, user_uid=4321, user_uids=1, user_gid=5678, container=container)
+    code = "import os\nopen('f', 'w').close()\n"
+    code += "print(os.sched_getaffinity(0), os.getuid(), os.getgid(), os.stat('f').st_gid)"
+    one, other = [await run(engine, code) for _ in range(2)]
+    assert (one.stdout, other.stdout) == ("{0} 4321 5678 5678\n", "{0} 4321 5678 5678\n")
     assert one.guarantees
     assert any("kernel_memory is left out" in line for line in one.guarantees.weaker)
 

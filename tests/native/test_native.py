@@ -371,3 +371,24 @@ async def test_the_limit_that_ended_a_run_is_in_the_log(
     assert [line["kind"] for line in lines] == ["created", "requested", "limit", "finished", "destroyed"]
     assert lines[2]["message"].startswith(told)
     assert lines[2]["run"] == lines[3]["run"]
+
+
+@as_root
+async def test_guests_have_the_group_that_was_set_for_all_of_them(state_dir: Path, open_folder: Path) -> None:
+    mine, of_root = open_folder / "mine", open_folder / "root"
+    for folder in (mine, of_root):
+        folder.mkdir()
+    os.chown(mine, 4321, 5678)
+    engine = Engine(load(state_dir=str(state_dir), user_uid=70_000, user_uids=1, user_gid=5678))
+    code = "import os\nopen('made', 'w').close()\nos.chown('made', -1, os.getgid())\n"
+    code += "print({os.stat(name).st_gid for name in ('given', 'made')})"
+    for folder, owner in (
+        (mine, (4321, 5678)),
+        (of_root, (0, 0)),
+    ):  # root's folder is lent: what is made there is root's
+        async with belljar.AsyncSandbox(backend=engine.backend("native"), workspace=str(folder), write=True) as box:
+            await box.write("given", "text")
+            done = await box.run(code)
+            assert done.stdout == "{1000}\n", done
+        found = [os.stat(folder / name) for name in ("given", "made")]
+        assert [(one.st_uid, one.st_gid) for one in found] == [owner] * 2

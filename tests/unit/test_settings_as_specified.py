@@ -347,6 +347,12 @@ def test_the_user_of_guests_is_taken_as_uid_and_gid(home: Path, text: str, first
     assert (found.user_uid, found.user_uids) == (first, many)
 
 
+def test_a_group_with_another_number_than_the_user_is_that_of_all_guests(home: Path) -> None:
+    for text, uid, gid in (("1000:100", 1000, 100), ("70000:1000", 70000, 1000), ("1000:1000", 1000, None)):
+        found = load(home, env={"SANDBOX_DEFAULT_USER_UID_GID": text})
+        assert (found.user_uid, found.user_gid) == (uid, gid)
+
+
 @pytest.mark.skipif(NOBODY is None, reason="SKIPPED: no account here has a group of its own number")
 def test_the_user_of_guests_is_taken_by_name(home: Path) -> None:
     import grp
@@ -363,7 +369,7 @@ def test_the_user_of_guests_is_taken_by_name(home: Path) -> None:
     [
         ("no-such-account", "there is no account or group 'no-such-account' here"),
         ("1000:no-such-group", "there is no account or group 'no-such-group' here"),
-        ("1000:100", "the group '100' is not 1000"),
+        ("1000:0", "user_gid"),
         ("0:0", "user_uid"),
         ("root", "user_uid"),
     ],

@@ -313,6 +313,7 @@ class Settings(Model):
     state_dir: str = ""
     cache_dir: str = ""
     user_uid: int = Field(UNPRIVILEGED_UIDS, ge=1, le=2**31 - 70_000, description="first uid of the private range")
+    user_gid: int | None = Field(None, ge=1, le=2**31 - 1, description="the group of all guests; none: each one's own")
     user_uids: int = Field(
         PRIVATE_UIDS, ge=1, le=PRIVATE_UIDS, description="how many, each for one sandbox; 1: all guests share that one"
     )

@@ -56,9 +56,9 @@ def _native(facts: BackendFacts) -> Native:
 
     settings = facts.settings
     return Native(
-        Path(settings.state_dir), first_uid=settings.user_uid, uids=settings.user_uids, path=settings.path,
-        spoken=tuple(facts.languages), private=_private(settings), packages=package_store(settings, facts.told),
-        disk_backing=settings.living.disk_backing,
+        Path(settings.state_dir), first_uid=settings.user_uid, uids=settings.user_uids, gid=settings.user_gid,
+        path=settings.path, spoken=tuple(facts.languages), private=_private(settings),
+        packages=package_store(settings, facts.told), disk_backing=settings.living.disk_backing,
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def containers(
     chosen = ImagesFor(settings.container, settings.images, images, languages, told)
     return Containers(
         address, settings.container, chosen, Path(settings.state_dir), first_uid=settings.user_uid,
-        uids=settings.user_uids, private=_private(settings), **network,
+        uids=settings.user_uids, gid=settings.user_gid, private=_private(settings), **network,
     )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def _apple(facts: BackendFacts) -> Apple:
     images = LANGUAGE_IMAGES | {name: container.image_of(name) for name in container.types} | dict(container.images)
     return Apple(
         Path(settings.state_dir), path=settings.path, images=images, spoken=tuple(facts.languages),
-        first_uid=settings.user_uid, uids=settings.user_uids,
+        first_uid=settings.user_uid, uids=settings.user_uids, gid=settings.user_gid,
     )  # fmt: skip
 
 

@@ -11,16 +11,17 @@ def guest_user(text: str) -> dict[str, int]:
     """Returns the settings that `uid`, `uid:gid` or the names of an account and its group stand for.
 
     A number from 65536 on is the first of as many uids, of which each sandbox gets its own. A lower number or a name is
-    an account of this host, beside which there are others: all guests share it.
+    an account of this host, beside which there are others: all guests share it. A group with another number than the
+    user is that of all guests.
 
     Raises:
-        ValueError: There is no such account, or its group is another number: a guest's group is its own, too.
+        ValueError: There is no such account or group.
     """
     user, colon, group = text.strip().partition(":")
     uid, named = _number(user, _user_id)
-    if colon and _number(group, _group_id)[0] != uid:
-        raise ValueError(f"the group {group!r} is not {uid}: a guest's group has the number of its user; leave it out")
-    return {"user_uid": uid, "user_uids": 1 if named or uid < PRIVATE_UIDS else PRIVATE_UIDS}
+    gid = _number(group, _group_id)[0] if colon else uid
+    found = {"user_uid": uid, "user_uids": 1 if named or uid < PRIVATE_UIDS else PRIVATE_UIDS}
+    return found if gid == uid else found | {"user_gid": gid}
 
 
 def _number(text: str, named: Callable[[str], int]) -> tuple[int, bool]:

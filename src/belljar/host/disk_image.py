@@ -23,6 +23,7 @@ import anyio.to_thread
 from belljar.core import errors
 from belljar.core.values import MIB, format_size
 from belljar.host import process, syscalls
+from belljar.host.guest_uid import group_of
 
 _FSOPEN, _FSCONFIG, _FSMOUNT, _OPEN_TREE, _MOVE_MOUNT = 430, 431, 432, 428, 429  # the same on every architecture
 _SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6
@@ -115,7 +116,7 @@ def _mount(holder: int, file: int, folders: Mapping[str, int], uid: int | None) 
         for number, place in enumerate(places):
             os.mkdir(str(number), 0o700, dir_fd=whole)
             if uid is not None:
-                os.chown(str(number), uid, uid, dir_fd=whole)
+                os.chown(str(number), uid, group_of(uid), dir_fd=whole)
             os.chmod(str(number), folders[place], dir_fd=whole)
         found: list[OSError] = []
         # A thread of its own: it leaves our mount namespace for good.

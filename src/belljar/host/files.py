@@ -20,6 +20,7 @@ from belljar.core import errors
 from belljar.core.result import Collected, Entry, File
 from belljar.core.values import MIB, format_size, guest_path
 from belljar.host import syscalls
+from belljar.host.guest_uid import group_of
 
 MAX_DEPTH = 32  # folders
 MAX_ENTRIES = 10_000
@@ -241,7 +242,7 @@ def acting_as(owner: int | None) -> Iterator[None]:
     libc = ctypes.CDLL(None)
     groups = os.getgroups()
     _set_groups([])
-    libc.setfsgid(owner)
+    libc.setfsgid(group_of(owner))
     libc.setfsuid(owner)
     try:
         yield

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from belljar.core import errors
 from belljar.host import files, process, syscalls
+from belljar.host.guest_uid import group_of
 
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same numbers on every architecture
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
@@ -78,7 +79,7 @@ def lend(path: str, uid: int, place: str) -> LentFolder:
 
     Args:
         path: the folder.
-        uid: who may use it as root could; its group has the same number.
+        uid: who may use it as root could, and whose group has what root's group has.
         place: where it is mounted, in a namespace of its own.
 
     Returns:
@@ -123,9 +124,8 @@ def _mount(path: str, uid: int, place: str) -> LentFolder | OSError:
 
 
 def _swapped_ids(uid: int) -> int:
-    """Returns a user namespace in which root and this uid have changed places, and all others have kept theirs."""
-    rows = ((0, uid, 1), (1, 1, uid - 1), (uid, 0, 1), (uid + 1, uid + 1, _LAST_ID - uid))
-    table = "".join(f"{inside} {outside} {count}\n" for inside, outside, count in rows).encode()
+    """Returns a user namespace in which root and this uid have changed places, and all others have kept theirs; and so
+    have their groups."""
     with ExitStack() as fds:
         (stdin, end), (ready, stdout) = os.pipe(), os.pipe()
         for fd in (end, ready):
@@ -139,12 +139,17 @@ def _swapped_ids(uid: int) -> int:
             os.write(end, b"\n")
             if os.read(ready, 1) != b"\n":  # else it is a complaint: `cat` repeats the line once it is in there
                 raise OSError(errno.EPERM, "no user namespace can be made here")
-            for name in ("uid_map", "gid_map"):
-                _write(f"/proc/{child.pid}/{name}", table)
+            for name, number in (("uid_map", int(uid)), ("gid_map", group_of(uid))):
+                _write(f"/proc/{child.pid}/{name}", _swapped_with_root(number))
             return os.open(f"/proc/{child.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)  # it outlives the process
         finally:
             child.kill()
             child.reap(_END_SECONDS)
+
+
+def _swapped_with_root(number: int) -> bytes:
+    rows = ((0, number, 1), (1, 1, number - 1), (number, 0, 1), (number + 1, number + 1, _LAST_ID - number))
+    return "".join(f"{inside} {outside} {count}\n" for inside, outside, count in rows if count).encode()
 
 
 def _write(path: str, data: bytes) -> None:

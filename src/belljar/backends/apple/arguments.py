@@ -11,6 +11,7 @@ from belljar.backends.guest_text import python_program, shell_script
 from belljar.core.plan import INPUTS
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import MIB, WORKSPACE
+from belljar.host.guest_uid import group_of
 
 LABEL = "belljar"
 OWNER = "belljar.owner"
@@ -72,7 +73,7 @@ def run(machine: AppleMachine) -> list[str]:
 def inside(name: str, uid: int, script: str, *words: str, stdin: bool = False) -> list[str]:
     """A small program of ours in a running machine."""
     flags = ["--interactive"] if stdin else []
-    return ["exec", *flags, "--user", f"{uid}:{uid}", "--workdir", "/", name, "/bin/sh", "-c", script, *words]
+    return ["exec", *flags, "--user", f"{uid}:{group_of(uid)}", "--workdir", "/", name, "/bin/sh", "-c", script, *words]
 
 
 class GuestLaunch(NamedTuple):

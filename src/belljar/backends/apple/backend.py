@@ -58,6 +58,7 @@ class Apple:
         spoken: Sequence[Language] | None = None,
         first_uid: int = UNPRIVILEGED_UIDS,
         uids: int = PRIVATE_UIDS,
+        gid: int | None = None,
         platform: str = sys.platform,
         binary: str = "",
     ) -> None:
@@ -65,6 +66,7 @@ class Apple:
         self._images = _IMAGES | dict(images or {})
         self._languages = tuple(BUILTIN.values() if spoken is None else spoken)
         self._uids = range(first_uid, first_uid + uids)
+        self._gid = gid
         self._platform = platform
         self._binary = binary
         self._path = path
@@ -298,7 +300,7 @@ class Apple:
         if not await self._has(cli, image):  # `run` would fetch it, whatever the policy on that is
             raise errors.ImageNotFound(f"the image {image} is not here", fix=f"container image pull {image}")
         owner = (await self._prepare(cli)).name
-        host = AppleHost(cli, owner, self._uids, self._own_kernel, self._sure, self._filter, self.image_for)
+        host = AppleHost(cli, owner, self._uids, self._own_kernel, self._sure, self._filter, self.image_for, self._gid)
         box = AppleBox(host, plan, image)
         async with box.running():
             yield box

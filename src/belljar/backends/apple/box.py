@@ -35,6 +35,7 @@ from belljar.core.plan import Command, Plan
 from belljar.core.result import Collected, Entry, File, Result
 from belljar.core.values import WORKSPACE
 from belljar.host import files, process
+from belljar.host.guest_uid import GuestUid
 from belljar.host.tree_copy import CopiedTree, TreeNode
 
 _BOOT_SECONDS = 120.0
@@ -52,6 +53,7 @@ class AppleHost(NamedTuple):
     sure: bool  # were "no new privileges" promised?
     filter: str
     image_for: Callable[[Plan], str]
+    gid: int | None = None  # of all guests; None: each one's own
 
 
 class AppleBox:
@@ -63,7 +65,7 @@ class AppleBox:
         self.machine: AppleMachine = AppleMachine(plan.id, image, plan.limits, host.owner, plan.workspace)
         self._host = host
         self._cli = host.cli
-        self._uid = random.choice(host.uids)
+        self._uid = GuestUid.of(random.choice(host.uids), host.gid)
         self._one_at_a_time = anyio.Lock()
         self._seen = MachineFigures()
         self._granted = self._copy_of_grant()

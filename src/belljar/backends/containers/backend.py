@@ -41,6 +41,7 @@ from belljar.host import git_settings, ownership
 from belljar.host.docker_api import connected
 from belljar.host.egress import Proxy, Resolve, Told, resolve
 from belljar.host.engine_address import EngineAddress
+from belljar.host.guest_uid import GuestUid
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -65,6 +66,7 @@ class Containers:
         *,
         first_uid: int,
         uids: int = PRIVATE_UIDS,
+        gid: int | None = None,
         resolver: Resolve = resolve,
         private: Sequence[Endpoint] = (),
     ) -> None:
@@ -77,6 +79,7 @@ class Containers:
             state_dir: Where the sockets of egress relays go.
             first_uid: The first uid of guests.
             uids: How many there are; 1: all guests share it.
+            gid: The group of all of them; None: each one's own.
             resolver: Looks up the names of listed hosts.
             private: Addresses of private networks that those names may lead to.
         """
@@ -87,6 +90,7 @@ class Containers:
         self.pool: Pool | None = None
         self._options = options
         self._uids = range(first_uid, first_uid + uids)
+        self._gid = gid
         self._network = (resolver, private)
         self._state_dir = state_dir
         self._knowledge: Knowledge | None = None
@@ -226,7 +230,7 @@ class Containers:
     def _open_pool(self, facts: EngineFacts) -> Pool:
         if self.pool is None:
             uids = range(0) if facts.maps_uids else self._uids
-            self.pool = Pool(facts.address, self.cleanup, self._options.pool, self._options.pool_idle, uids)
+            self.pool = Pool(facts.address, self.cleanup, self._options.pool, self._options.pool_idle, uids, self._gid)
             finalize(self, self.pool.close)
         return self.pool
 
@@ -248,12 +252,12 @@ class Containers:
         if plan.workspace and not foreign and not git_settings.guarded(plan.workspace):
             folder_owner = os.stat(plan.workspace.path).st_uid
             if folder_owner != 0:
-                return folder_owner, False
+                return GuestUid.of(folder_owner, self._gid), False
         if facts.maps_uids:
             return spec.PLAIN_GUEST, True
         uid, claim = ownership.claim_uid(self._uids)
         on_close(claim.close)
-        return uid, True
+        return GuestUid.of(uid, self._gid), True
 
     # --- what is left behind ---
 

@@ -13,6 +13,7 @@ import anyio
 from belljar.backends.containers import file_stream
 from belljar.core import errors
 from belljar.host.docker_api import ProgramStreams, asking
+from belljar.host.guest_uid import group_of
 from belljar.host.loops import lone_errors
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ async def execute(
     """Runs a program of ours in a container and returns what it printed; over the limit is a failure."""
     out, complaint = bytearray(), bytearray()
     async with asking(what, seconds=_MOVING_SECONDS):
-        call = await container.exec(list(argv), user=f"{uid}:{uid}", stdin=True, workdir="/")
+        call = await container.exec(list(argv), user=f"{uid}:{group_of(uid)}", stdin=True, workdir="/")
         with lone_errors():
             async with (
                 ProgramStreams.open(call.start(detach=False), what) as streams,
@@ -80,7 +81,7 @@ async def reading(
     """Opens a file by a program that tells its content (see `file_stream`), and ends the program with the block."""
     async with AsyncExitStack() as stack:
         async with asking("the file", seconds=_MOVING_SECONDS):
-            call = await container.exec(list(argv), user=f"{uid}:{uid}", workdir="/")
+            call = await container.exec(list(argv), user=f"{uid}:{group_of(uid)}", workdir="/")
             streams = await stack.enter_async_context(ProgramStreams.open(call.start(detach=False), "the file"))
         parts = streams.parts()
 

@@ -31,6 +31,7 @@ from belljar.core.values import WORKSPACE
 from belljar.host import ownership
 from belljar.host.docker_api import asking, connected, list_containers
 from belljar.host.engine_address import EngineAddress
+from belljar.host.guest_uid import GuestUid, group_of
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -56,12 +57,15 @@ class PoolTemplate:
 class Pool:
     """Started containers for runs to come; a run gets one by `claim`."""
 
-    def __init__(self, address: EngineAddress, cleanup: Cleanup, size: int, idle: float, uids: range) -> None:
+    def __init__(
+        self, address: EngineAddress, cleanup: Cleanup, size: int, idle: float, uids: range, gid: int | None = None
+    ) -> None:
         self.address = address
         self.cleanup = cleanup
         self.size = size
         self.idle = idle
         self.uids = uids  # empty: the engine maps uids itself
+        self.gid = gid  # of all of them; None: each one's own
         self.closed: bool = False
         self.names: set[str] = set()  # of all that wait, in whatever loop
         self._pid = os.getpid()
@@ -205,7 +209,7 @@ class LoopPool:
         if self._pool.uids:
             uid, claim = ownership.claim_uid(self._pool.uids)
             claimed.callback(claim.close)
-            body["User"] = f"{uid}:{uid}"
+            body["User"] = f"{uid}:{group_of(GuestUid.of(uid, self._pool.gid))}"
         return body
 
     async def _evict(self, client: Docker) -> None:

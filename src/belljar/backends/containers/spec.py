@@ -17,6 +17,7 @@ from belljar.core.plan import INPUTS
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import MIB, WORKSPACE
 from belljar.host.engine_address import Flavour
+from belljar.host.guest_uid import group_of
 from belljar.host.seccomp.guest_profile import PROFILE_PATH, profile_text
 from belljar.host.seccomp.profiles import read_profile
 
@@ -104,7 +105,7 @@ def container(guest: ContainerSpec) -> dict[str, Any]:
         "Image": guest.image,
         "Entrypoint": [],
         "Cmd": list(guest.argv),
-        "User": f"{guest.uid}:{guest.uid}",
+        "User": f"{guest.uid}:{group_of(guest.uid)}",
         "WorkingDir": "/",
         **({} if guest.beside else {"Hostname": "belljar"}),
         "Env": [f"{name}={value}" for name, value in guest.env.items()],
@@ -216,7 +217,7 @@ def _folders(guest: ContainerSpec) -> dict[str, str]:
 
 def _tmpfs(guest: ContainerSpec, place: GuestFolder) -> str:
     options = f"rw,nosuid,nodev,exec,mode={place.mode:o},size={place.size}"
-    options += f",uid={place.uid},gid={place.uid}" if guest.flavour.owned_folders else ""
+    options += f",uid={place.uid},gid={group_of(place.uid)}" if guest.flavour.owned_folders else ""
     return options + (f",nr_inodes={guest.limits.kept_inodes}" if guest.flavour.counts_files else "")
 
 
@@ -235,7 +236,8 @@ def volume(
     place = place or GuestFolder(KEEPER, limits.kept_bytes, 0o1777)
     # Podman takes `size` for a quota of its own, which hardly any disk has; the kernel counts blocks just as well.
     blocks = -(-place.size // os.sysconf("SC_PAGE_SIZE"))
-    options = f"nr_blocks={blocks},nr_inodes={limits.kept_inodes},mode={place.mode:o},uid={place.uid},gid={place.uid}"
+    options = f"nr_blocks={blocks},nr_inodes={limits.kept_inodes},mode={place.mode:o},uid={place.uid}"
+    options += f",gid={group_of(place.uid)}"
     return {
         "Name": name, "Driver": "local",
         "DriverOpts": {"type": "tmpfs", "device": "tmpfs", "o": f"{options},nosuid,nodev"},

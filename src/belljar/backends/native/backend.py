@@ -30,6 +30,7 @@ from belljar.core.settings import PRIVATE_UIDS, DiskBacking
 from belljar.core.values import MIB
 from belljar.host import cgroups, egress, ownership, process
 from belljar.host.egress import Resolve
+from belljar.host.guest_uid import GuestUid
 
 if TYPE_CHECKING:
     from belljar.host.packages.store import PackageStore
@@ -49,6 +50,7 @@ class Native:
         *,
         first_uid: int,
         uids: int = PRIVATE_UIDS,
+        gid: int | None = None,
         path: str,
         spoken: Sequence[Language] | None = None,
         use_cgroups: bool = True,
@@ -63,6 +65,7 @@ class Native:
             state_dir: a private folder for records of ours.
             first_uid: of the range that guests run as, if we are root.
             uids: how many that are; 1: all guests share it.
+            gid: the group of all of them; None: each one's own.
             path: where interpreters are looked for, as in $PATH.
             spoken: the languages to run; None: the built-in ones.
             use_cgroups: False: limits are kept without control groups.
@@ -74,6 +77,7 @@ class Native:
         self.state_dir = state_dir
         as_root = sys.platform == "linux" and os.geteuid() == 0
         self.uids: range = ownership.private_uids(first_uid, most=uids) if as_root else range(0)
+        self._gid = gid
         known = BUILTIN.values() if spoken is None else spoken
         self.toolchains: Toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
         self.bubblewrap: str = ""
@@ -216,6 +220,8 @@ class Native:
         if self.uids:
             own = f"a uid from {self.uids[0]} on, never root"
             walls.append(own if len(self.uids) > 1 else f"the uid {self.uids[0]}, which all guests share")
+            if self._gid is not None:
+                walls.append(f"the group {self._gid}, which all guests share")
         return self._promise(tuple(walls))
 
     def _promise(self, walls: tuple[str, ...]) -> Guarantees:
@@ -308,9 +314,9 @@ class Native:
         if workspace:
             folder_owner = os.stat(workspace.path).st_uid
             if folder_owner != 0:
-                return folder_owner, lambda: None
+                return GuestUid.of(folder_owner, self._gid), lambda: None
         uid, claim = ownership.claim_uid(self.uids)
-        return uid, claim.close
+        return GuestUid.of(uid, self._gid), claim.close
 
     def group_for(self, limits: Limits, around: cgroups.Group | None = None) -> cgroups.Group | None:
         """Makes a control group for a command or a worker; `around`: of the box that it is in."""

@@ -15,6 +15,7 @@ from belljar.core import errors
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import MIB, WORKSPACE
 from belljar.host import git_settings
+from belljar.host.guest_uid import group_of
 from belljar.host.seccomp import PROFILES
 
 GUEST_ID = 1000
@@ -90,7 +91,7 @@ def launcher(join_files: Sequence[Path], uid: int | None, holder: int, namespace
         argv += ["nsenter", f"--mount={namespace}", "--"]
     if uid is not None:
         # coreutils' chroot to / only changes the uid, in half the time that setpriv takes.
-        argv += ["chroot", f"--userspec=+{uid}:+{uid}", "--groups=", "/"]
+        argv += ["chroot", f"--userspec=+{uid}:+{group_of(uid)}", "--groups=", "/"]
     if holder:
         argv += ["nsenter", "--target", str(holder), "--user", "--mount", "--preserve-credentials", "--"]
     return argv

@@ -26,6 +26,7 @@ from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, StreamName, Usage
 from belljar.host import cgroups, process, procfs
 from belljar.host.egress import PORT, Proxy, Told
+from belljar.host.guest_uid import group_of
 from belljar.host.loops import lone_errors
 
 _MEMORY_CHECK_SECONDS = 0.02
@@ -147,8 +148,8 @@ class NativeRun:
         """Makes the guest's stdin, stdout and stderr."""
         stdout, stderr = (self._pipe(name, ours, child_side) for name in STREAMS)
         if self._job.uid is not None:  # so that the guest may open /dev/stdout again
-            os.fchown(stdout, self._job.uid, self._job.uid)
-            os.fchown(stderr, self._job.uid, self._job.uid)
+            for stream in (stdout, stderr):
+                os.fchown(stream, self._job.uid, group_of(self._job.uid))
         return self._stdin(ours, child_side), stdout, stderr
 
     def _pipe(self, name: str, ours: dict[str, int], child_side: ExitStack) -> int:

@@ -30,6 +30,7 @@ from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, StreamName
 from belljar.host import cgroups, process, procfs
 from belljar.host.docker_api import EngineRefusal, ProgramStreams, asking, refusals
+from belljar.host.guest_uid import group_of
 from belljar.host.loops import lone_errors
 from belljar.host.process_table import number_inside
 
@@ -125,7 +126,7 @@ class LivingCommand:
         with anyio.CancelScope(shield=True):
             async with asking("the command could not be started", errors.StartFailed):
                 self._call = await self._machine.container.exec(
-                    words, user=f"{self._machine.uid}:{self._machine.uid}", environment=env, stdin=True,
+                    words, user=f"{self._machine.uid}:{group_of(self._machine.uid)}", environment=env, stdin=True,
                     tty=pty is not None, workdir="/",
                 )  # fmt: skip
         try:

@@ -16,9 +16,10 @@ import anyio.to_thread
 from belljar.core import errors
 from belljar.core.plan import INPUTS
 from belljar.host import files, process
+from belljar.host.guest_uid import group_of
 
 FOLDER = ".belljar/etc"
-_FIELDS = {"passwd": "{name}:x:{uid}:{uid}:{name}:{home}:{shell}", "group": "{name}:x:{uid}:"}
+_FIELDS = {"passwd": "{name}:x:{uid}:{gid}:{name}:{home}:{shell}", "group": "{name}:x:{gid}:"}
 _MAX_BYTES = 1 << 20
 _SECONDS = 20.0
 _MOUNT = """
@@ -49,7 +50,7 @@ def entries(root: int, uid: int, name: str, home: str) -> Mapping[str, bytes]:
             continue
         kept = [line for line in said.splitlines() if line.split(b":")[:1] != [name.encode()]]
         shell = "/bin/bash" if _has_bash(root) else "/bin/sh"
-        own = form.format(name=name, uid=uid, home=home, shell=shell).encode()
+        own = form.format(name=name, uid=uid, gid=group_of(uid), home=home, shell=shell).encode()
         found[kind] = b"\n".join([*kept, own, b""])
     return found
 
