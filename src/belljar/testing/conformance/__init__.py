@@ -12,7 +12,7 @@ sandbox installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, NamedTuple
 
 import anyio
@@ -37,6 +37,7 @@ from belljar.testing.conformance import (
     walls,
 )
 from belljar.testing.conformance.bench import CHECKS, SCRIPTS, Bench, Check, CheckFailed, check, guest
+from belljar.testing.conformance.machines import UsedMachines
 
 __all__ = ["AREAS", "Bench", "Check", "CheckFailed", "CheckVerdict", "check", "checks", "conform", "guest", "scripts"]
 
@@ -81,7 +82,8 @@ async def conform(
         only: names of checks or areas; all checks if it is not given.
         on_verdict: called with each verdict as soon as it is known.
         engine: the engine to run on; the default engine if it is not given.
-        at_once: how many checks run at the same time. Those that measure time run alone, after the others.
+        at_once: how many checks run at the same time. Those that share living sandboxes come after the others, and
+            those that measure time run alone, last.
 
     Returns:
         The verdicts, one for each check.
@@ -94,17 +96,25 @@ async def conform(
     bench = await _bench(backend, engine)
     verdicts: dict[str, CheckVerdict] = {}
     turns = anyio.CapacityLimiter(at_once)
+    machines = UsedMachines()
 
     async def work(item: Check) -> None:
         async with turns:
-            verdict = verdicts[item.name] = await _judge(item, bench)
+            verdict = verdicts[item.name] = await _judge(item, bench, machines)
         if on_verdict:
             on_verdict(verdict)
 
-    async with anyio.create_task_group() as tasks:
-        for item in wanted:
-            if not item.alone:
+    async def work_on(items: Iterable[Check]) -> None:
+        async with anyio.create_task_group() as tasks:
+            for item in items:
                 tasks.start_soon(work, item)
+
+    at_a_time = [item for item in wanted if not item.alone]
+    await work_on(item for item in at_a_time if not item.shared)
+    try:  # afterwards, since sandboxes that are kept open take places which others need
+        await work_on(item for item in at_a_time if item.shared)
+    finally:
+        await machines.close()
     for item in wanted:
         if item.alone:
             await work(item)
@@ -133,10 +143,19 @@ async def _bench(backend: str | Backend, engine: Engine | None) -> Bench:
     return Bench(base, offer.backend, offer, await base.languages_of(offer.backend))
 
 
-async def _judge(item: Check, bench: Bench) -> CheckVerdict:
+async def _judge(item: Check, bench: Bench, machines: UsedMachines) -> CheckVerdict:
+    """Judges it, and once more in new sandboxes if it failed in one where another check had been."""
     for need in item.needs:
         if lack := bench.lacks(need):
             return CheckVerdict(item.name, item.area, "skipped", lack)
+    if item.alone or not item.shared:
+        return await _tried(item, bench)
+    sharing = bench.sharing(machines)
+    verdict = await _tried(item, sharing)
+    return await _tried(item, bench) if verdict.status == "failed" and sharing.had_used else verdict
+
+
+async def _tried(item: Check, bench: Bench) -> CheckVerdict:
     try:
         with anyio.fail_after(_DEADLINE_SECONDS):
             await item.body(bench)

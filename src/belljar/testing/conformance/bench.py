@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 from belljar.backends.base import Backend
 from belljar.backends.fake import FakeProcess, Program
@@ -14,6 +17,7 @@ from belljar.core.result import Event, Result
 from belljar.core.routing import LACKS
 from belljar.engine.engine import Engine
 from belljar.sandbox import AsyncSandbox, arun
+from belljar.testing.conformance.machines import UsedMachines
 
 if TYPE_CHECKING:
     from belljar.session.session import AsyncSession
@@ -36,6 +40,14 @@ class Bench:
         self.backend = backend
         self.capabilities = capabilities
         self.languages: frozenset[str] = frozenset(support.name for support in languages if support.available)
+        self._machines: UsedMachines | None = None
+        self.had_used = False  # did a check get a living sandbox in which another check had been?
+
+    def sharing(self, machines: UsedMachines) -> Self:
+        """Returns a bench for one check, whose living sandboxes may have served other checks."""
+        other = copy.copy(self)
+        other._machines = machines
+        return other
 
     async def run(self, guest: str | Sequence[str], **options: Any) -> Result:
         """A snippet (a string) or a command (a sequence) in a sandbox of its own."""
@@ -53,9 +65,14 @@ class Bench:
     def sandbox(self, **options: Any) -> AsyncSandbox:
         return AsyncSandbox(backend=self.backend, engine=self.engine, **options)
 
-    def machine(self, **options: Any) -> AsyncSandbox:
-        """A living sandbox, not yet open."""
-        return self.sandbox(living=True, **options)
+    def machine(self, **options: Any) -> AbstractAsyncContextManager[AsyncSandbox]:
+        """A living sandbox; for a check that is `shared` and names no options, one that may have served others."""
+        if self._machines is None or options:
+            return self.sandbox(living=True, **options)
+        return self._machines.one(partial(self.sandbox, living=True), self._note_used)
+
+    def _note_used(self) -> None:
+        self.had_used = True
 
     def session(self, **options: Any) -> AsyncSession:
         from belljar.session.session import AsyncSession
@@ -104,7 +121,8 @@ CheckBody = Callable[[Bench], Awaitable[None]]
 class Check(NamedTuple):
     """One promise of a backend: a sentence, the code that tries it, and what that code cannot do without.
 
-    A check that is `alone` measures time or crowds the machine, so no other check runs beside it.
+    A check that is `alone` measures time or crowds the machine, so no other check runs beside it. The living sandboxes
+    of one that is `shared` may have served others before: it claims nothing that only a new one could show.
     """
 
     area: str
@@ -112,13 +130,16 @@ class Check(NamedTuple):
     body: CheckBody
     needs: tuple[str, ...] = ()
     alone: bool = False
+    shared: bool = False
 
 
 CHECKS: dict[str, Check] = {}
 SCRIPTS: dict[str, Program] = {}
 
 
-def check(area: str, name: str, *needs: str, alone: bool = False) -> Callable[[CheckBody], CheckBody]:
+def check(
+    area: str, name: str, *needs: str, alone: bool = False, shared: bool = False
+) -> Callable[[CheckBody], CheckBody]:
     """Registers a check.
 
     Args:
@@ -126,6 +147,7 @@ def check(area: str, name: str, *needs: str, alone: bool = False) -> Callable[[C
         name: a sentence that is true of every backend that conforms.
         needs: what a backend must offer for the check to be run, as `Bench.lacks` knows it.
         alone: whether no other check may run beside it, because it measures time or crowds the machine.
+        shared: whether its living sandboxes may have served other checks, and been emptied since.
 
     Returns:
         A decorator that registers an async function and leaves it as it is.
@@ -137,7 +159,7 @@ def check(area: str, name: str, *needs: str, alone: bool = False) -> Callable[[C
     def register(body: CheckBody) -> CheckBody:
         if name in CHECKS:
             raise ValueError(f"there are two checks named {name!r}")
-        CHECKS[name] = Check(area, name, body, needs, alone)
+        CHECKS[name] = Check(area, name, body, needs, alone, shared)
         return body
 
     return register

@@ -49,7 +49,7 @@ def _whole(box: AsyncSandbox, path: str) -> str:
     return path if path.startswith("/") else f"/workspace/{path}"
 
 
-@check(_AREA, "a file is read back byte for byte, wherever its programs may write", "living")
+@check(_AREA, "a file is read back byte for byte, wherever its programs may write", "living", shared=True)
 async def _roundtrip(bench: Bench) -> None:
     data = bytes(range(256))
     async with bench.machine() as box:
@@ -68,7 +68,7 @@ _SHOW = guest('cat "$FILE"', lambda p: p.out(p.read(p.env["FILE"])))
 _APPEND = guest('echo more >> "$FILE"', _play_append)
 
 
-@check(_AREA, "files are those of its programs, which may change what was written from outside", "living")
+@check(_AREA, "files are those of its programs, which may change what was written from outside", "living", shared=True)
 async def _shared(bench: Bench) -> None:
     async with bench.machine() as box:
         for path in _EVERYWHERE:
@@ -82,7 +82,12 @@ async def _shared(bench: Bench) -> None:
 _TOOL = guest(("./tool",), says("ran\n"))
 
 
-@check(_AREA, "a file has the permissions that it was given, and keeps them when it is written again", "living")
+@check(
+    _AREA,
+    "a file has the permissions that it was given, and keeps them when it is written again",
+    "living",
+    shared=True,
+)
 async def _permissions(bench: Bench) -> None:
     async with bench.machine() as box:
         await box.files.write("tool", "#!/bin/sh\necho nothing\n", mode=0o755)
@@ -94,7 +99,7 @@ async def _permissions(bench: Bench) -> None:
         await refused(InvalidRequest, box.files.write("tool", "", mode=0o4755))
 
 
-@check(_AREA, "a list goes as deep as it was asked to, sorted by whole path", "living")
+@check(_AREA, "a list goes as deep as it was asked to, sorted by whole path", "living", shared=True)
 async def _listed(bench: Bench) -> None:
     async with bench.machine() as box:
         for name in ("b/c/deep", "b/near", "a"):
@@ -116,7 +121,7 @@ def _play_kinds(p: FakeProcess) -> None:
 _KINDS = guest("mkdir folder; printf 12345 > folder/five; ln -s /etc/passwd link; mkfifo pipe", _play_kinds)
 
 
-@check(_AREA, "stat tells kind and size, and of a link where it leads", "living")
+@check(_AREA, "stat tells kind and size, and of a link where it leads", "living", shared=True)
 async def _kinds(bench: Bench) -> None:
     async with bench.machine() as box:
         succeeded(await done(box, _KINDS))
@@ -125,7 +130,7 @@ async def _kinds(bench: Bench) -> None:
         equal((seen[1].size, seen[2].target), (5, "/etc/passwd"), "(size, target)")
 
 
-@check(_AREA, "a pipe is not waited for, and is no file", "living")
+@check(_AREA, "a pipe is not waited for, and is no file", "living", shared=True)
 async def _pipe(bench: Bench) -> None:
     async with bench.machine() as box:
         succeeded(await done(box, _KINDS))
@@ -133,7 +138,7 @@ async def _pipe(bench: Bench) -> None:
         await _denied(box.files.write("pipe", "x"), "writing to a pipe")
 
 
-@check(_AREA, "what is there exists, and nothing else does", "living")
+@check(_AREA, "what is there exists, and nothing else does", "living", shared=True)
 async def _exists(bench: Bench) -> None:
     async with bench.machine() as box:
         succeeded(await done(box, _KINDS))
@@ -142,7 +147,7 @@ async def _exists(bench: Bench) -> None:
         equal(list(seen.values()), [True] * 5 + [False] * 3, f"what of {names} exists")
 
 
-@check(_AREA, "a folder is made with those above it, and one that is there is left", "living")
+@check(_AREA, "a folder is made with those above it, and one that is there is left", "living", shared=True)
 async def _make_dir(bench: Bench) -> None:
     async with bench.machine() as box:
         equal([await box.files.make_dir("~/a/b/c") for _ in range(2)], [True, False], "whether it was made")
@@ -152,7 +157,9 @@ async def _make_dir(bench: Bench) -> None:
         await refused(FileExistsError, box.files.make_dir("~/a/b/c/file"))
 
 
-@check(_AREA, "files and folders are moved, also from one place to another, and a file gives way", "living")
+@check(
+    _AREA, "files and folders are moved, also from one place to another, and a file gives way", "living", shared=True
+)
 async def _move(bench: Bench) -> None:
     async with bench.machine() as box:
         await box.files.write("from/one", "1", mode=0o640)
@@ -166,7 +173,7 @@ async def _move(bench: Bench) -> None:
         await refused(FileNotFoundError, box.files.move("gone", "else"))
 
 
-@check(_AREA, "a folder is copied with all that it holds, its links as links", "living")
+@check(_AREA, "a folder is copied with all that it holds, its links as links", "living", shared=True)
 async def _copy(bench: Bench) -> None:
     async with bench.machine() as box:
         succeeded(await done(box, _KINDS))
@@ -181,7 +188,7 @@ async def _copy(bench: Bench) -> None:
         equal(await box.files.read("folder/five"), b"12345", "what was copied")
 
 
-@check(_AREA, "a file or a folder with all that it holds is removed", "living")
+@check(_AREA, "a file or a folder with all that it holds is removed", "living", shared=True)
 async def _remove(bench: Bench) -> None:
     async with bench.machine() as box:
         for name in ("folder/deep/file", "other"):
@@ -194,7 +201,7 @@ async def _remove(bench: Bench) -> None:
         await box.files.write("after", "x")
 
 
-@check(_AREA, "what goes wrong is the error that a program would get", "living")
+@check(_AREA, "what goes wrong is the error that a program would get", "living", shared=True)
 async def _errors(bench: Bench) -> None:
     async with bench.machine() as box:
         await box.files.write("folder/file", "x")
@@ -217,7 +224,7 @@ def _play_forbid(p: FakeProcess) -> None:
 _FORBID = guest("printf hidden > secret; chmod 0 secret; printf kept > fixed; chmod 444 fixed", _play_forbid)
 
 
-@check(_AREA, "files are touched with its programs' rights, and no more", "living")
+@check(_AREA, "files are touched with its programs' rights, and no more", "living", shared=True)
 async def _rights(bench: Bench) -> None:
     async with bench.machine() as box:
         succeeded(await done(box, _FORBID))
@@ -229,7 +236,7 @@ async def _rights(bench: Bench) -> None:
 _SYSTEM = guest("head -c 4 /etc/passwd; ls -d /etc/new /usr/new 2>/dev/null; true", says("root"))
 
 
-@check(_AREA, "the system's own files can be read and not be changed", "living")
+@check(_AREA, "the system's own files can be read and not be changed", "living", shared=True)
 async def _system(bench: Bench) -> None:
     async with bench.machine() as box:
         expect((await box.files.stat("/etc")).kind == "folder", "there is no /etc")
@@ -241,7 +248,7 @@ async def _system(bench: Bench) -> None:
         printed(await done(box, _SYSTEM), "root")
 
 
-@check(_AREA, "the kernel's files are no files of the sandbox", "living")
+@check(_AREA, "the kernel's files are no files of the sandbox", "living", shared=True)
 async def _kernels(bench: Bench) -> None:
     async with bench.machine() as box:
         for path in ("/proc/self/environ", "/proc/1/environ", "/proc/self/root/etc/passwd", "/dev/zero"):
@@ -262,7 +269,7 @@ _TRAPS = guest(
 )
 
 
-@check(_AREA, "no link is followed, neither to read nor to write nor to remove", "living")
+@check(_AREA, "no link is followed, neither to read nor to write nor to remove", "living", shared=True)
 async def _links(bench: Bench) -> None:
     async with bench.machine() as box:
         succeeded(await done(box, _TRAPS))
@@ -282,7 +289,7 @@ def _play_large(p: FakeProcess) -> None:
 _LARGE = guest(("sh", "-c", "yes 0123456789abcde | head -n 320000 | tr '\\n' f > large"), _play_large)
 
 
-@check(_AREA, "a large file is read piece by piece, and can be left in the middle", "living")
+@check(_AREA, "a large file is read piece by piece, and can be left in the middle", "living", shared=True)
 async def _large(bench: Bench) -> None:
     async with bench.machine() as box:
         succeeded(await box.exec(_LARGE))
@@ -296,7 +303,7 @@ async def _large(bench: Bench) -> None:
         equal(digest.hexdigest(), hashlib.sha256(b"0123456789abcdef" * 320_000).hexdigest(), "the digest of it")
 
 
-@check(_AREA, "any name is a name, and what is none is refused", "living")
+@check(_AREA, "any name is a name, and what is none is refused", "living", shared=True)
 async def _names(bench: Bench) -> None:
     names = ("a b", "ü.txt", "-rf", "quote'\"s", "line\nend", "*", "$HOME", ".hidden")
     async with bench.machine() as box:
@@ -317,7 +324,7 @@ def _play_bytes(p: FakeProcess) -> None:
 _BAD_NAME = python("open(b'bad\\xff', 'w').close()\nopen('good', 'w').close()", _play_bytes)
 
 
-@check(_AREA, "a name that is not UTF-8 spoils no list", "living")
+@check(_AREA, "a name that is not UTF-8 spoils no list", "living", shared=True)
 async def _bad_name(bench: Bench) -> None:
     async with bench.machine() as box:
         succeeded(await (await box.start(_BAD_NAME)).wait(SECONDS))
@@ -335,7 +342,7 @@ async def _full(bench: Bench) -> None:
         await box.files.write("~/small", "x" * 1000)
 
 
-@check(_AREA, "many files are written at once, each whole", "living")
+@check(_AREA, "many files are written at once, each whole", "living", shared=True)
 async def _at_once(bench: Bench) -> None:
     async with bench.machine() as box:
         async with anyio.create_task_group() as tasks:

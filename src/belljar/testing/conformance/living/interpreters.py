@@ -14,7 +14,7 @@ _PYTHON = ("living", "session:python")
 _READ = guest("cat shared.txt", says("from a turn\n"))
 
 
-@check(_AREA, "an interpreter keeps its variables, and shares files with everything else", *_PYTHON)
+@check(_AREA, "an interpreter keeps its variables, and shares files with everything else", *_PYTHON, shared=True)
 async def _shares(bench: Bench) -> None:
     async with bench.machine() as box, box.interpreter() as python:
         succeeded(await python.run("x = 20"))
@@ -25,7 +25,7 @@ async def _shares(bench: Bench) -> None:
         printed(await python.run("import os\nprint(open(os.path.expanduser('~/given.txt')).read())"), "given\n")
 
 
-@check(_AREA, "two interpreters have variables of their own", *_PYTHON)
+@check(_AREA, "two interpreters have variables of their own", *_PYTHON, shared=True)
 async def _two(bench: Bench) -> None:
     async with bench.machine() as box, box.interpreter() as one, box.interpreter(env={"WHO": "other"}) as other:
         succeeded(await one.run("x = 1"))
@@ -37,7 +37,7 @@ async def _two(bench: Bench) -> None:
 _WAIT = "import time\nkept = 'kept'\nprint('waiting', flush=True)\nwhile True:\n    time.sleep(0.05)"
 
 
-@check(_AREA, "an interrupted turn ends, and the interpreter keeps what it had", *_PYTHON)
+@check(_AREA, "an interrupted turn ends, and the interpreter keeps what it had", *_PYTHON, shared=True)
 async def _interrupted(bench: Bench) -> None:
     async with bench.machine() as box, box.interpreter() as python:
         begun, results = anyio.Event(), list[Result]()
@@ -55,7 +55,7 @@ async def _interrupted(bench: Bench) -> None:
         equal(python.interrupt(), False, "whether nothing was interrupted")
 
 
-@check(_AREA, "a turn over its time is ended, and the interpreter keeps what it had", *_PYTHON)
+@check(_AREA, "a turn over its time is ended, and the interpreter keeps what it had", *_PYTHON, shared=True)
 async def _late(bench: Bench) -> None:
     async with bench.machine() as box, box.interpreter() as python:
         result = await python.run(_WAIT, timeout=1)
@@ -63,7 +63,7 @@ async def _late(bench: Bench) -> None:
         printed(await python.run("print(kept)"), "kept\n")
 
 
-@check(_AREA, "an exception is its turn's error, by name, and the next turn goes on", *_PYTHON)
+@check(_AREA, "an exception is its turn's error, by name, and the next turn goes on", *_PYTHON, shared=True)
 async def _exception(bench: Bench) -> None:
     async with bench.machine() as box, box.interpreter() as python:
         result = await python.run("x = 1\n1 / 0")
@@ -71,7 +71,7 @@ async def _exception(bench: Bench) -> None:
         printed(await python.run("print(x)"), "1\n")
 
 
-@check(_AREA, "code of an interpreter reaches the ports of the sandbox", *_PYTHON)
+@check(_AREA, "code of an interpreter reaches the ports of the sandbox", *_PYTHON, shared=True)
 async def _ports(bench: Bench) -> None:
     async with bench.machine() as box, box.interpreter() as python:
         await box.start(SERVER)
@@ -83,7 +83,7 @@ async def _ports(bench: Bench) -> None:
         printed(await python.run(asked), "HELLO\n")
 
 
-@check(_AREA, "closing an interpreter ends it, and nothing else", *_PYTHON)
+@check(_AREA, "closing an interpreter ends it, and nothing else", *_PYTHON, shared=True)
 async def _closed(bench: Bench) -> None:
     async with bench.machine() as box, box.interpreter() as stays:
         succeeded(await stays.run("x = 1"))
@@ -98,7 +98,9 @@ async def _closed(bench: Bench) -> None:
         printed(await stays.run("print(x)"), "1\n")
 
 
-@check(_AREA, "JavaScript keeps its variables beside Python", "living", "session:python", "session:javascript")
+@check(
+    _AREA, "JavaScript keeps its variables beside Python", "living", "session:python", "session:javascript", shared=True
+)
 async def _javascript(bench: Bench) -> None:
     async with bench.machine() as box, box.interpreter("javascript") as javascript, box.interpreter() as python:
         succeeded(await javascript.run("let x = 20; require('fs').writeFileSync('js.txt', 'from js');"))
@@ -106,7 +108,7 @@ async def _javascript(bench: Bench) -> None:
         printed(await python.run("print(open('js.txt').read())"), "from js\n")
 
 
-@check(_AREA, "a shell keeps its variables and its folder", "living", "session:bash")
+@check(_AREA, "a shell keeps its variables and its folder", "living", "session:bash", shared=True)
 async def _bash(bench: Bench) -> None:
     async with bench.machine() as box, box.interpreter("bash") as bash:
         succeeded(await bash.run("x=20; mkdir -p deep; cd deep"))

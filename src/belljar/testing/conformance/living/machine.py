@@ -29,7 +29,7 @@ _HOME = guest(
 )
 
 
-@check(_AREA, "HOME, ~ and the user's entry are one folder, which can be written to", "living")
+@check(_AREA, "HOME, ~ and the user's entry are one folder, which can be written to", "living", shared=True)
 async def _home(bench: Bench) -> None:
     async with bench.machine() as box:
         printed(await done(box, _HOME), f"{box.home} {box.home} {box.home}\n")
@@ -47,7 +47,7 @@ async def _other_home(bench: Bench) -> None:
 _USER = guest('echo "$(id -un)" "$USER"; test "$(id -u)" -gt 0 && grep -q "^$USER:" /etc/passwd', says("user user\n"))
 
 
-@check(_AREA, "its user has a name, and is not root", "living")
+@check(_AREA, "its user has a name, and is not root", "living", shared=True)
 async def _user(bench: Bench) -> None:
     async with bench.machine() as box:
         names = succeeded(await done(box, _USER)).stdout.split()
@@ -57,7 +57,7 @@ async def _user(bench: Bench) -> None:
 _PYTHONS = guest('python -c "print(1)"; python3 -c "print(3)"; bash -c "python3 -c \'print(4)\'"', says("1\n3\n4\n"))
 
 
-@check(_AREA, "python is there under both of its names, also in a shell of its own", "living")
+@check(_AREA, "python is there under both of its names, also in a shell of its own", "living", shared=True)
 async def _pythons(bench: Bench) -> None:
     async with bench.machine() as box:
         printed(await done(box, _PYTHONS), "1\n3\n4\n")
@@ -66,7 +66,7 @@ async def _pythons(bench: Bench) -> None:
 _SYSTEM = guest('. /etc/os-release && test -n "$ID" && grep -q "^root:" /etc/passwd && echo known', says("known\n"))
 
 
-@check(_AREA, "a program can tell which system it is on", "living")
+@check(_AREA, "a program can tell which system it is on", "living", shared=True)
 async def _system(bench: Bench) -> None:
     async with bench.machine() as box:
         printed(await done(box, _SYSTEM), "known\n")
@@ -83,7 +83,7 @@ _INSTALL = guest(
 _GREET, _GREET_BY_NAME = guest("greet", says("greeted\n")), guest(("bash", "-c", "greet"), says("greeted\n"))
 
 
-@check(_AREA, "what is installed into ~/.local/bin is found by its name", "living")
+@check(_AREA, "what is installed into ~/.local/bin is found by its name", "living", shared=True)
 async def _local_bin(bench: Bench) -> None:
     async with bench.machine() as box:
         succeeded(await done(box, _INSTALL))
@@ -98,7 +98,7 @@ _LIBRARY = guest(
 _IMPORTED = guest("import installed\nprint(installed.WORD)", says("42\n"))
 
 
-@check(_AREA, "what is installed for Python's user is imported", "living")
+@check(_AREA, "what is installed for Python's user is imported", "living", shared=True)
 async def _user_site(bench: Bench) -> None:
     async with bench.machine() as box:
         succeeded(await done(box, _LIBRARY))
@@ -111,7 +111,7 @@ _LOCALE = guest(
 )
 
 
-@check(_AREA, "text is UTF-8", "living")
+@check(_AREA, "text is UTF-8", "living", shared=True)
 async def _locale(bench: Bench) -> None:
     async with bench.machine() as box:
         printed(await box.run(_LOCALE), "utf-8 utf-8 ü\n")
@@ -166,7 +166,9 @@ _IDENTITY = guest(
 )
 
 
-@check(_AREA, "its programs have no capability, gain none, and cannot change the system", "living", "posix")
+@check(
+    _AREA, "its programs have no capability, gain none, and cannot change the system", "living", "posix", shared=True
+)
 async def _identity(bench: Bench) -> None:
     async with bench.machine() as box:
         printed(await box.run(_IDENTITY), "True 0 1\n")
@@ -188,7 +190,7 @@ async def _hang_up(connection: SocketStream) -> None:
     await connection.aclose()
 
 
-@check(_AREA, "it reaches neither the host's ports nor the internet", "living")
+@check(_AREA, "it reaches neither the host's ports nor the internet", "living", shared=True)
 async def _no_network(bench: Bench) -> None:
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, _hang_up)

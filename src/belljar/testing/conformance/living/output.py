@@ -29,7 +29,7 @@ _TURNS = python(
 )
 
 
-@check(_AREA, "output is numbered from one, both streams in the order in which it came", "living")
+@check(_AREA, "output is numbered from one, both streams in the order in which it came", "living", shared=True)
 async def _numbered(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(_TURNS)
@@ -46,7 +46,9 @@ async def _numbered(bench: Bench) -> None:
         equal((result.stdout, result.stderr), ("a\nb\n", "e\ne\n"), "(stdout, stderr)")
 
 
-@check(_AREA, "a second reader gets all of the output, and one that comes back what is new to it", "living")
+@check(
+    _AREA, "a second reader gets all of the output, and one that comes back what is new to it", "living", shared=True
+)
 async def _replay(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(CAT)
@@ -79,7 +81,7 @@ _FLOOD = python(
 )
 
 
-@check(_AREA, "a reader that stands still slows nobody", "living")
+@check(_AREA, "a reader that stands still slows nobody", "living", shared=True)
 async def _hung_reader(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(_FLOOD)
@@ -92,7 +94,7 @@ async def _hung_reader(bench: Bench) -> None:
         expect(rest[-1].text.endswith("the end\n"), f"it then reads {rest[-1].text[-20:]!r} last")
 
 
-@check(_AREA, "of more output than is kept the head and the tail are there, and the gap is told", "living")
+@check(_AREA, "of more output than is kept the head and the tail are there, and the gap is told", "living", shared=True)
 async def _bounded(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(_FLOOD)
@@ -116,7 +118,7 @@ async def _play_bytes(p: FakeProcess) -> None:
 _BYTES = python("import os\nos.write(1, bytes(range(256)))", _play_bytes)
 
 
-@check(_AREA, "output is bytes, and what is not UTF-8 is kept as it is", "living")
+@check(_AREA, "output is bytes, and what is not UTF-8 is kept as it is", "living", shared=True)
 async def _bytes(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(_BYTES)
@@ -136,7 +138,7 @@ _DIGEST = python(
 )
 
 
-@check(_AREA, "two megabytes of input arrive whole, and the end of input is told", "living")
+@check(_AREA, "two megabytes of input arrive whole, and the end of input is told", "living", shared=True)
 async def _much_input(bench: Bench) -> None:
     data = bytes(range(256)) * 8192
     async with bench.machine() as box:
@@ -148,7 +150,7 @@ async def _much_input(bench: Bench) -> None:
         equal(result.stdout, hashlib.sha256(data).hexdigest(), "the digest of what arrived")
 
 
-@check(_AREA, "input is read while the process runs, and closing it ends it", "living")
+@check(_AREA, "input is read while the process runs, and closing it ends it", "living", shared=True)
 async def _live_input(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(CAT)
@@ -159,7 +161,9 @@ async def _live_input(bench: Bench) -> None:
         equal((await process.wait(SECONDS)).stdout, "one\ntwo\n", "the output")
 
 
-@check(_AREA, "writing to a process that has ended, or whose input is closed, is BrokenPipeError", "living")
+@check(
+    _AREA, "writing to a process that has ended, or whose input is closed, is BrokenPipeError", "living", shared=True
+)
 async def _broken_pipe(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(LASTING)

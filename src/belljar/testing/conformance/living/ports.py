@@ -29,7 +29,7 @@ async def _asked(box: AsyncSandbox, words: bytes) -> bytes:
         return answer
 
 
-@check(_AREA, "a port is waited for until something listens on it", "living")
+@check(_AREA, "a port is waited for until something listens on it", "living", shared=True)
 async def _waited(bench: Bench) -> None:
     async with bench.machine() as box:
         await refused(TimeoutError, box.wait_for_port(PORT, timeout=0.3))
@@ -40,7 +40,7 @@ async def _waited(bench: Bench) -> None:
         await refused(TimeoutError, box.wait_for_port(PORT, timeout=0.3))
 
 
-@check(_AREA, "a dialled port is a stream in both directions", *_DIAL)
+@check(_AREA, "a dialled port is a stream in both directions", *_DIAL, shared=True)
 async def _dialled(bench: Bench) -> None:
     async with bench.machine() as box:
         await box.start(SERVER, env={"NAME": "echo: "})
@@ -49,7 +49,7 @@ async def _dialled(bench: Bench) -> None:
             equal(await _asked(box, words), b"echo: " + words.upper(), "the answer")
 
 
-@check(_AREA, "dialling a port that nobody listens on is refused, as a program would see it", *_DIAL)
+@check(_AREA, "dialling a port that nobody listens on is refused, as a program would see it", *_DIAL, shared=True)
 async def _refused(bench: Bench) -> None:
     async with bench.machine() as box:
         await refused(ConnectionRefusedError, box.dial(PORT))
@@ -74,7 +74,7 @@ _CLIENT = python(
 )
 
 
-@check(_AREA, "commands of one sandbox reach each other's ports", "living")
+@check(_AREA, "commands of one sandbox reach each other's ports", "living", shared=True)
 async def _inside(bench: Bench) -> None:
     async with bench.machine() as box:
         await box.start(SERVER, env={"NAME": "served: "})
@@ -82,7 +82,7 @@ async def _inside(bench: Bench) -> None:
         printed(await (await box.start(_CLIENT)).wait(SECONDS), "served: HELLO\n")
 
 
-@check(_AREA, "sandboxes have the same port side by side, each its own", *_DIAL)
+@check(_AREA, "sandboxes have the same port side by side, each its own", *_DIAL, shared=True)
 async def _apart(bench: Bench) -> None:
     async with bench.machine() as one, bench.machine() as other, bench.machine() as third:
         for box, name in ((one, "one "), (other, "other ")):
@@ -119,7 +119,7 @@ _COUNTING = python(
 )
 
 
-@check(_AREA, "a megabyte goes through a dialled port, and the end of what is sent is told", *_DIAL)
+@check(_AREA, "a megabyte goes through a dialled port, and the end of what is sent is told", *_DIAL, shared=True)
 async def _much(bench: Bench) -> None:
     async with bench.machine() as box:
         await box.start(_COUNTING)
@@ -132,7 +132,7 @@ async def _much(bench: Bench) -> None:
                 equal(await stream.receive(), b"1048576\n", "bytes that arrived")
 
 
-@check(_AREA, "what is no TCP port is refused", "living")
+@check(_AREA, "what is no TCP port is refused", "living", shared=True)
 async def _no_port(bench: Bench) -> None:
     async with bench.machine() as box:
         for port in (0, -1, 65536, True):

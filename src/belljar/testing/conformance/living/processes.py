@@ -29,7 +29,7 @@ _MEETING = guest(
 )
 
 
-@check(_AREA, "commands of one sandbox run side by side", "living")
+@check(_AREA, "commands of one sandbox run side by side", "living", shared=True)
 async def _side_by_side(bench: Bench) -> None:
     async with bench.machine() as box:
         first = await box.start(_MEETING, env={"MINE": "a", "OTHER": "b"})
@@ -40,7 +40,7 @@ async def _side_by_side(bench: Bench) -> None:
 _HELLO = guest("echo hello", says("hello\n"))
 
 
-@check(_AREA, "a process goes on while commands come and go, until it is ended", "living")
+@check(_AREA, "a process goes on while commands come and go, until it is ended", "living", shared=True)
 async def _goes_on(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(LASTING)
@@ -97,7 +97,7 @@ def _play_exit(p: FakeProcess) -> int:
 _EXIT = guest('exit "$CODE"', _play_exit)
 
 
-@check(_AREA, "an exit code is the one that the process ended with", "living")
+@check(_AREA, "an exit code is the one that the process ended with", "living", shared=True)
 async def _exit_codes(bench: Bench) -> None:
     async with bench.machine() as box:
         for code in (0, 3, 255):
@@ -108,14 +108,14 @@ async def _exit_codes(bench: Bench) -> None:
 _MISSING = guest(("no-such-program-anywhere",), says(err="no such program", code=127))
 
 
-@check(_AREA, "starting a program that does not exist is a result with exit code 127", "living")
+@check(_AREA, "starting a program that does not exist is a result with exit code 127", "living", shared=True)
 async def _no_program(bench: Bench) -> None:
     async with bench.machine() as box:
         equal((await (await box.start(_MISSING)).wait(SECONDS)).exit_code, 127, "the exit code")
         printed(await done(box, _HELLO), "hello\n")
 
 
-@check(_AREA, "a signal reaches its process, and no other", "living")
+@check(_AREA, "a signal reaches its process, and no other", "living", shared=True)
 async def _signal(bench: Bench) -> None:
     async with bench.machine() as box:
         one, other = await box.start(TRAP), await box.start(TRAP)
@@ -128,7 +128,7 @@ async def _signal(bench: Bench) -> None:
         equal(other.result, None, "its result")
 
 
-@check(_AREA, "the exit code of a process that dies of a signal tells which", "living")
+@check(_AREA, "the exit code of a process that dies of a signal tells which", "living", shared=True)
 async def _dies(bench: Bench) -> None:
     async with bench.machine() as box:
         for name, code in (("KILL", 137), ("TERM", 143)):
@@ -137,7 +137,9 @@ async def _dies(bench: Bench) -> None:
             equal((await process.wait(SECONDS)).exit_code, code, f"the exit code after SIG{name}")
 
 
-@check(_AREA, "a signal to what has ended is told as not sent, and one of no known name is refused", "living")
+@check(
+    _AREA, "a signal to what has ended is told as not sent, and one of no known name is refused", "living", shared=True
+)
 async def _no_signal(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(_HELLO)
@@ -154,7 +156,7 @@ async def _play_family(p: FakeProcess) -> None:
 _FAMILY = guest("sleep 3604 & (trap '' TERM; echo ready; exec sleep 3607) & wait", _play_family)
 
 
-@check(_AREA, "killing a process ends what it started, and nothing else", "living")
+@check(_AREA, "killing a process ends what it started, and nothing else", "living", shared=True)
 async def _kill(bench: Bench) -> None:
     async with bench.machine() as box:
         family, other = await box.start(_FAMILY), await box.start(LASTING)
@@ -195,7 +197,7 @@ async def _grace(bench: Bench) -> None:
         equal(await box.processes(), (), "what runs")
 
 
-@check(_AREA, "a process' timeout ends it alone, and its output is returned", "living")
+@check(_AREA, "a process' timeout ends it alone, and its output is returned", "living", shared=True)
 async def _timeout(bench: Bench) -> None:
     async with bench.machine() as box:
         late, other = await box.start(READY, timeout=3), await box.start(LASTING)
@@ -204,14 +206,14 @@ async def _timeout(bench: Bench) -> None:
         expect(other.running, f"the other one is {other!r}")
 
 
-@check(_AREA, "a command in a living sandbox has the timeout that it was given", "living")
+@check(_AREA, "a command in a living sandbox has the timeout that it was given", "living", shared=True)
 async def _exec_timeout(bench: Bench) -> None:
     async with bench.machine() as box:
         equal((await box.exec(LASTING, timeout=1)).status, "timeout", "the status")
         printed(await done(box, _HELLO), "hello\n")
 
 
-@check(_AREA, "waiting for a process ends with the time that one has, and the process goes on", "living")
+@check(_AREA, "waiting for a process ends with the time that one has, and the process goes on", "living", shared=True)
 async def _wait(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(LASTING)
@@ -222,7 +224,7 @@ async def _wait(bench: Bench) -> None:
 _PWD = guest("pwd", lambda p: p.out(f"{p.cwd}\n"))
 
 
-@check(_AREA, "a process starts in /workspace, or in the folder that was named", "living")
+@check(_AREA, "a process starts in /workspace, or in the folder that was named", "living", shared=True)
 async def _cwd(bench: Bench) -> None:
     async with bench.machine() as box:
         await box.files.make_dir("app/src")
@@ -230,7 +232,7 @@ async def _cwd(bench: Bench) -> None:
             printed(await done(box, _PWD, cwd=named), f"{there}\n")
 
 
-@check(_AREA, "a folder that is missing is refused as the place to start in, and is not made", "living")
+@check(_AREA, "a folder that is missing is refused as the place to start in, and is not made", "living", shared=True)
 async def _no_cwd(bench: Bench) -> None:
     async with bench.machine() as box:
         await refused(InvalidRequest, box.start(_PWD, cwd="gone"))
@@ -257,7 +259,7 @@ guest(_SUM, says("21 *\n"))
 _WORDS = guest(("echo", _SUM), says(f"{_SUM}\n"))
 
 
-@check(_AREA, "a line goes through a shell, and a list of words does not", "living")
+@check(_AREA, "a line goes through a shell, and a list of words does not", "living", shared=True)
 async def _shell(bench: Bench) -> None:
     async with bench.machine() as box:
         printed(await done(box, _SUM), "21 *\n")
@@ -323,7 +325,7 @@ async def _orphans(bench: Bench) -> None:
         await until(nothing, "something still runs")
 
 
-@check(_AREA, "many processes run at once, and each ends with its own result", "living")
+@check(_AREA, "many processes run at once, and each ends with its own result", "living", shared=True)
 async def _many(bench: Bench) -> None:
     async with bench.machine() as box:
         results: dict[int, Result] = {}

@@ -25,7 +25,7 @@ _SIZE = python(
 )
 
 
-@check(_AREA, "a process has a terminal of the size that was asked for, or none", *_NEEDS)
+@check(_AREA, "a process has a terminal of the size that was asked for, or none", *_NEEDS, shared=True)
 async def _has_one(bench: Bench) -> None:
     async with bench.machine() as box:
         for pty, said in (
@@ -55,7 +55,7 @@ _RESIZED = python(
 )
 
 
-@check(_AREA, "a program hears of another size of its terminal", *_NEEDS)
+@check(_AREA, "a program hears of another size of its terminal", *_NEEDS, shared=True)
 async def _resized(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(_RESIZED, pty=(80, 24))
@@ -80,7 +80,7 @@ async def _play_typed(p: FakeProcess) -> int:
 _TYPED = guest("echo ready; exec cat", _play_typed)
 
 
-@check(_AREA, "what is typed is echoed and read, and Ctrl-C interrupts", *_NEEDS)
+@check(_AREA, "what is typed is echoed and read, and Ctrl-C interrupts", *_NEEDS, shared=True)
 async def _interrupt(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(_TYPED, pty=(80, 24))
@@ -91,7 +91,7 @@ async def _interrupt(bench: Bench) -> None:
         equal((await process.wait(SECONDS)).exit_code, 130, "the exit code")
 
 
-@check(_AREA, "Ctrl-D ends the input of a terminal, and so does closing it", *_NEEDS)
+@check(_AREA, "Ctrl-D ends the input of a terminal, and so does closing it", *_NEEDS, shared=True)
 async def _end_of_input(bench: Bench) -> None:
     async with bench.machine() as box:
         one, other = await box.start(_TYPED, pty=(80, 24)), await box.start(_TYPED, pty=(80, 24))
@@ -109,7 +109,7 @@ _FOREGROUND = python(
 )
 
 
-@check(_AREA, "a terminal is its program's own: it can control jobs, and /dev/tty is it", *_NEEDS)
+@check(_AREA, "a terminal is its program's own: it can control jobs, and /dev/tty is it", *_NEEDS, shared=True)
 async def _controlling(bench: Bench) -> None:
     async with bench.machine() as box:
         printed(await (await box.start(_FOREGROUND, pty=(80, 24))).wait(SECONDS), "True True True\r\n")
@@ -127,7 +127,7 @@ async def _play_shell(p: FakeProcess) -> int:
 _SHELL = guest(("sh", "-i"), _play_shell)
 
 
-@check(_AREA, "a shell can be talked to, line by line", *_NEEDS)
+@check(_AREA, "a shell can be talked to, line by line", *_NEEDS, shared=True)
 async def _shell(bench: Bench) -> None:
     async with bench.machine() as box:
         shell = await box.start(_SHELL, pty=(80, 24))
@@ -137,7 +137,7 @@ async def _shell(bench: Bench) -> None:
         equal((await shell.wait(SECONDS)).exit_code, 5, "the exit code")
 
 
-@check(_AREA, "two terminals are kept apart, and both are ended with what runs in them", *_NEEDS)
+@check(_AREA, "two terminals are kept apart, and both are ended with what runs in them", *_NEEDS, shared=True)
 async def _apart(bench: Bench) -> None:
     async with bench.machine() as box:
         one, other = await box.start(_TYPED, pty=(80, 24)), await box.start(_TYPED, pty=(80, 24))
@@ -153,7 +153,7 @@ async def _apart(bench: Bench) -> None:
         equal(await box.processes(), (), "what runs then")
 
 
-@check(_AREA, "what has no terminal cannot be resized, and no terminal has no size", *_NEEDS)
+@check(_AREA, "what has no terminal cannot be resized, and no terminal has no size", *_NEEDS, shared=True)
 async def _no_terminal(bench: Bench) -> None:
     async with bench.machine() as box:
         process = await box.start(_TYPED)

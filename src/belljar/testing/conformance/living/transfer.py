@@ -45,7 +45,7 @@ def _lay(folder: Path) -> Path:
 _RUN = guest("./run.sh; cat link", lambda p: p.out("ran\nprint(1)\n"))
 
 
-@check(_AREA, "a folder of this machine is there with all that it holds, and is brought back", "living")
+@check(_AREA, "a folder of this machine is there with all that it holds, and is brought back", "living", shared=True)
 async def _folders(bench: Bench) -> None:
     async with bench.machine() as box:
         with tempfile.TemporaryDirectory() as name:
@@ -60,7 +60,7 @@ async def _folders(bench: Bench) -> None:
             expect(not (back / "link").exists() and "link" in "".join(left_out), f"left out is {left_out}")
 
 
-@check(_AREA, "one file goes in and out, under its name or another", "living")
+@check(_AREA, "one file goes in and out, under its name or another", "living", shared=True)
 async def _one_file(bench: Bench) -> None:
     async with bench.machine() as box:
         with tempfile.TemporaryDirectory() as name:
@@ -87,7 +87,7 @@ _TREE = guest(
 )
 
 
-@check(_AREA, "a folder is packed with permissions and links, and unpacked as it was", "living")
+@check(_AREA, "a folder is packed with permissions and links, and unpacked as it was", "living", shared=True)
 async def _packed(bench: Bench) -> None:
     async with bench.machine() as one, bench.machine() as other:
         succeeded(await done(one, _TREE))
@@ -116,7 +116,7 @@ def _archive(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
     return whole.getvalue()
 
 
-@check(_AREA, "an archive that leads out of its folder, or holds a device, is refused", "living")
+@check(_AREA, "an archive that leads out of its folder, or holds a device, is refused", "living", shared=True)
 async def _bad_archives(bench: Bench) -> None:
     hostile = [_archive("../out"), _archive("a/../../out"), _archive("device", tarfile.CHRTYPE), b"no archive" * 100]
     async with bench.machine() as box:
@@ -133,7 +133,7 @@ async def _bad_archives(bench: Bench) -> None:
 _LINKED = guest("mkdir in; ln -s /tmp in/way", lambda p: p.link("in/way", "/tmp"))
 
 
-@check(_AREA, "an archive is not unpacked through a link", "living")
+@check(_AREA, "an archive is not unpacked through a link", "living", shared=True)
 async def _through_link(bench: Bench) -> None:
     async with bench.machine() as box:
         succeeded(await done(box, _LINKED))
@@ -159,7 +159,7 @@ async def _told(changes: AsyncIterator[FileChange], kind: str, path: str) -> Non
 _TOUCH = guest('echo x > "$FILE"', lambda p: p.write(p.env["FILE"], b"x\n"))
 
 
-@check(_AREA, "what programs and callers change in a folder is told", *_WATCH)
+@check(_AREA, "what programs and callers change in a folder is told", *_WATCH, shared=True)
 async def _watched(bench: Bench) -> None:
     async with bench.machine() as box:
         await box.files.make_dir("~/seen")
@@ -175,7 +175,7 @@ async def _watched(bench: Bench) -> None:
             await _told(changes, "removed", f"{seen}/other")
 
 
-@check(_AREA, "folders below are watched if that was asked for, also new ones", *_WATCH)
+@check(_AREA, "folders below are watched if that was asked for, also new ones", *_WATCH, shared=True)
 async def _watched_below(bench: Bench) -> None:
     async with bench.machine() as box:
         await box.files.make_dir("top/old")
@@ -191,7 +191,7 @@ async def _watched_below(bench: Bench) -> None:
         expect("/workspace/top/old/a" not in shallow, f"told was {shallow}")
 
 
-@check(_AREA, "only a folder can be watched", *_WATCH)
+@check(_AREA, "only a folder can be watched", *_WATCH, shared=True)
 async def _not_watched(bench: Bench) -> None:
     async with bench.machine() as box:
         await box.files.write("file", "x")
