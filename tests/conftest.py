@@ -15,6 +15,7 @@ import pytest
 
 import failures
 import lanes
+import timing
 from belljar.client.client import Client
 from belljar.engine.engine import Engine
 from belljar.settings import load
@@ -35,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("full" if config.getoption("--exhaustive") else "small")
     failures.write_down(config)
+    timing.tell(config)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -149,7 +149,7 @@ def backend_of(engine: Engine) -> Containers:
 async def left_behind(engine: Engine) -> list[str]:
     """The names of our containers and volumes, whoever made them."""
     wanted = f"{LABEL}=1"
-    async with connected(backend_of(engine).address) as client:
+    async with connected(backend_of(engine).known_address) as client:
         found = await list_containers(client, label=wanted)
         volumes = await list_volumes(client, label=wanted)
     return [*(each["Names"][0] for each in found), *(each["Name"] for each in volumes)]
