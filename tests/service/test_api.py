@@ -14,6 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
+import belljar
+from belljar.core import errors
 from serving import Server, served
 from witness import eventually
 
@@ -121,6 +123,14 @@ def test_a_body_that_is_not_called_json_and_a_key_that_is_too_long_are_refused(
 ) -> None:
     answer = http.post("/api/sandbox/execute", content=b'{"code": "print(1)"}', headers=headers)
     assert (answer.status_code, answer.json()["kind"]) == (422, "invalid_request")
+
+
+def test_a_refusal_s_remedy_is_in_the_words_of_the_surface(http: httpx2.Client, server: Server) -> None:
+    refused = execute(http, code="1", language="python", backend="none").json()
+    assert "(GET /api/backends shows which work here)" in refused["fix"], refused
+    with belljar.Client(server.url) as client, pytest.raises(errors.PolicyDenied) as heard:
+        client.run("1", backend="none")
+    assert "(`belljar doctor` shows which work here)" in (heard.value.fix or ""), heard.value.fix
 
 
 def test_a_command_is_run(http: httpx2.Client) -> None:

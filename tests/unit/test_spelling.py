@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from belljar.core import signs
+from belljar.core import errors, signs
 from belljar.core.result import ErrorType, Failure, Result, Status
-from belljar.core.spelling import _ROWS, Surface, respell, respelled
+from belljar.core.spelling import _ROWS, Surface, heard, respell, respelled, told
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,14 @@ def test_no_advice_is_left_in_pythons_words_on_the_command_line() -> None:
     for text in advice:
         shown = respell(text.replace("{{", "{").replace("}}", "}"), "cli")
         assert not re.search(r"(?<!-)\b(?:net|files|env|packages|memory|disk|pids|stdin|backend|write)=", shown), shown
+
+
+def test_a_refusal_is_told_in_a_surface_s_words_and_heard_in_python_s() -> None:
+    refused = errors.PolicyDenied("it is only read", fix="grant it with write=True", context={"backend": "native"})
+    said = told(refused, "http")
+    assert said == {**refused.as_dict(), "fix": 'grant it with "write": true'}
+    back = heard(said)
+    assert (type(back), back.fix, back.context) == (errors.PolicyDenied, refused.fix, refused.context)
 
 
 def test_of_a_result_only_the_suggestion_is_respelled() -> None:

@@ -311,3 +311,10 @@ async def test_a_kept_sandbox_does_not_find_the_full_disk_of_the_guest_before_it
         async with belljar.AsyncSandbox(backend="wasm", engine=engine, disk="4M") as box:
             result = await box.run("print(1)")
         assert (full.status, result.stdout) == ("disk_limit", "1\n")
+
+
+async def test_a_guest_is_stopped_at_once_whatever_its_grace_and_its_capabilities_say_so(wasm: Wasm) -> None:
+    assert (await wasm.probe()).grace is False
+    code = "try:\n    while True: pass\nfinally: print('saved')"
+    result = await belljar.arun(code, backend=wasm, timeout=0.5, grace=10)
+    assert (result.status, result.stdout) == ("timeout", "") and result.duration_ms < 5000

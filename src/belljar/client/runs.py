@@ -20,7 +20,7 @@ from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.request import RunRequest
 from belljar.core.result import Event, Result, Status
-from belljar.core.spelling import respelled
+from belljar.core.spelling import heard, respelled
 from belljar.core.values import WORKSPACE
 from belljar.host.loops import lone_errors
 from belljar.protocol.records import LogLine, RunRecord
@@ -244,7 +244,7 @@ def outcome(record: RunRecord, *, cancelled: bool = False) -> Result:
         raise errors.ExecutionFailed(
             f"{record.id} is {record.state}: the server ended while it was under way", fix="run it again"
         )
-    error = errors.from_dict(record.problem)
+    error = heard(record.problem)
     if cancelled and isinstance(error, errors.Aborted):  # it never ran, which is what was wanted
         return Result(status=Status.ABORTED, container_id=record.id, warnings=(error.message,))
     raise error

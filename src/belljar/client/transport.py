@@ -17,6 +17,7 @@ import anyio.lowlevel
 from belljar.client.address import CONNECT_SECONDS, Address, Headers
 from belljar.client.connections import Answer, Connections, Question, Unanswered
 from belljar.core import errors
+from belljar.core.spelling import heard, respell
 
 if TYPE_CHECKING:
     import httpx2
@@ -249,8 +250,10 @@ def refusal(answer: Answer, url: str) -> errors.BelljarError:
     context = context if isinstance(context, dict) else {}
     if told["kind"] == errors.Busy.kind:
         after = _seconds(answer.headers) or _number(context.get("retry_after")) or 1.0
-        return errors.Busy(message, retry_after=after, status=answer.status, fix=str(told.get("fix", "")))
-    return errors.from_dict({**told, "message": message, "context": context}, answer.status)
+        return errors.Busy(
+            message, retry_after=after, status=answer.status, fix=respell(str(told.get("fix", "")), "python")
+        )
+    return heard({**told, "message": message, "context": context}, answer.status)
 
 
 def _foreign(answer: Answer, url: str) -> errors.BelljarError:

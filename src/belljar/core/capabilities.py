@@ -85,6 +85,7 @@ class Capabilities(Model):
     )
     commands: bool = Field(True, description="can it run programs, or only code?")
     processes: bool = Field(True, description="can a guest start processes and threads, get signals, open sockets?")
+    grace: bool = Field(True, description="is a guest sent SIGTERM, and given `grace` seconds, before it is killed?")
     fuel: bool = Field(False, description="can it count instructions, and fix clock and seed?")
     living: frozenset[str] | None = Field(
         None, description="what its living sandboxes can do beside starting processes; None: it has none"

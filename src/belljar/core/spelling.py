@@ -7,9 +7,11 @@ from either, so that whoever reads it can type it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
+from belljar.core import errors
 from belljar.core.result import Result
 
 Surface = Literal["python", "cli", "http", "mcp"]
@@ -54,6 +56,14 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
      "the operator sets it"),
     ("`sessions` lists yours", "list yours first", "GET /api/sandbox/sessions lists yours",
      "list_processes lists your sandboxes, session_open opens one"),
+    ("open one: Sandbox(living=True)", "`belljar shell` opens one", "open one: POST /api/sandboxes",
+     'open one with session_open(kind="sandbox")'),
+    ("pty=(80, 24)", "--pty", '"pty": {"columns": 80, "rows": 24}', "a terminal, which the operator's shell has"),
+    ('require_libraries=["@"]', "--require-library @", '"require_libraries": ["@"]', 'require_libraries=["@"]'),
+    ("`belljar doctor` shows", "`belljar doctor` shows", "GET /api/backends shows",
+     "the operator's `belljar doctor` shows"),
+    ("run `belljar doctor`", "run `belljar doctor`", "look at GET /api/backends",
+     "have the operator run `belljar doctor`"),
     ("write=True", "--rw", '"write": true', "the operator's consent"),
 )  # fmt: skip
 _COLUMNS: dict[Surface, int] = {"python": 0, "cli": 1, "http": 2, "mcp": 3}
@@ -73,6 +83,16 @@ def respelled(result: Result, surface: Surface) -> Result:
         return result
     failure = result.error.model_copy(update={"suggestion": respell(result.error.suggestion, surface)})
     return result.model_copy(update={"error": failure})
+
+
+def told(error: errors.BelljarError, surface: Surface) -> dict[str, Any]:
+    """Returns an error as JSON whose remedy is in the words of a surface."""
+    return error.as_dict() | {"fix": respell(error.fix, surface)}
+
+
+def heard(told: Mapping[str, Any], status: int = 500) -> errors.BelljarError:
+    """Returns the error that a server told, with its remedy in Python's words."""
+    return errors.from_dict({**told, "fix": respell(str(told.get("fix", "")), "python")}, status)
 
 
 @cache

@@ -23,7 +23,7 @@ from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.result import STREAMS, Event, Result, Status
 from belljar.core.settings import ServiceSettings
-from belljar.core.spelling import respelled
+from belljar.core.spelling import respelled, told
 from belljar.engine import audit
 from belljar.engine.tracing import span
 from belljar.protocol.records import Alert, Caller, RunRecord, now
@@ -108,7 +108,7 @@ class Run:
         """It has no result, but an error."""
         self.error = error
         state = "refused" if isinstance(error, errors.PolicyDenied) else "failed"
-        self.change(state=state, problem=error.as_dict(), position=None)
+        self.change(state=state, problem=told(error, "http"), position=None)
 
     def turn_away(self, refusal: errors.Busy) -> None:
         """There is no place. If it waited in the queue, it was a run, and fails."""
@@ -334,7 +334,7 @@ class RunLifecycle:
         """Records that there was an end, where how it was cannot be told."""
         with suppress(errors.NotFound):
             await self._store.change(
-                record.id, state="failed", started=record.started, ended=record.ended, problem=error.as_dict(),
+                record.id, state="failed", started=record.started, ended=record.ended, problem=told(error, "http"),
                 patience=math.inf,
             )  # fmt: skip
 

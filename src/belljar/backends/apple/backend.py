@@ -97,7 +97,7 @@ class Apple:
             return Capabilities(backend=self.name, available=False, why_not=str(error), fix="run `belljar doctor`")
         return Capabilities(
             backend=self.name, available=True, version=f"container {version}", guarantees=guarantees,
-            sessions=frozenset({"python"} if python else ()), workspace=True, images=True,
+            sessions=frozenset({"python"} if python else ()), workspace=True, images=True, grace=False,
             notes=(
                 "granted folders are copied in, and what changed is copied back",
                 "in images that have Python our seccomp profile is added, unpromised",

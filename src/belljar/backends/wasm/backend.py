@@ -89,7 +89,7 @@ class Wasm:
             backend=self.name, available=True, version=version, commands=False, processes=False,
             languages=frozenset({"python", *_SCRIPTS}), partly=dict.fromkeys(_SCRIPTS, _QUICKJS), modules=bundled(),
             distributions=distributions(),
-            workspace=True, fuel=True, figures=True,
+            workspace=True, fuel=True, figures=True, grace=False,
             sessions=frozenset({"python"}), checkpoints=True, least_memory=48 * MIB, memory=4 * GIB,
             profiles=frozenset(wasm_profiles.PROFILES).intersection(self._store.profiles()),
             guarantees=_in_jail(outer.guarantees) if outer.guarantees else _alone(outer.why_not),

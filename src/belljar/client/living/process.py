@@ -12,7 +12,7 @@ from belljar.client.transport import Transport
 from belljar.core import errors
 from belljar.core.process import Chunk, PtySize
 from belljar.core.result import Result
-from belljar.core.spelling import respelled
+from belljar.core.spelling import heard, respelled
 from belljar.core.values import MIB
 from belljar.protocol import file_errors
 from belljar.protocol.living import MAX_STDIN_BYTES, OutputPage, ProcessRecord, SignalSent, StdinWritten
@@ -82,7 +82,7 @@ class AsyncRemoteProcess:
     @property
     def error(self) -> errors.BelljarError | None:
         """Why the server lost it; None while it runs, as far as is known, and where it has a result."""
-        return errors.from_dict(self._record.problem) if self._record.problem else None
+        return heard(self._record.problem) if self._record.problem else None
 
     @property
     def record(self) -> ProcessRecord:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from belljar.core import errors
+from belljar.core import errors, spelling
 from belljar.core.settings import Settings
 from belljar.service.http.bodies import GONE, AsgiMessage, Bodies, Body, Receive
 from belljar.service.http.request_log import note_error
@@ -253,7 +253,7 @@ class _Answer:
 
 def problem(error: errors.BelljarError) -> dict[str, Any]:
     """An error as `application/problem+json`."""
-    told = error.as_dict()
+    told = spelling.told(error, "http")
     return {
         "type": "about:blank", "title": error.kind.replace("_", " "), "status": error.http_status,
         "detail": told.pop("message"), **told,

@@ -11,6 +11,7 @@ import anyio
 
 from belljar.core import errors
 from belljar.core.process import Chunk
+from belljar.core.spelling import told
 from belljar.living.process import AsyncProcess
 from belljar.protocol.living import (
     MAX_STDIN_BYTES,
@@ -40,7 +41,7 @@ def record_of(process: AsyncProcess, *, whole: bool = True) -> ProcessRecord:
         state="running" if process.running else "lost" if error else "ended", started=process.started,
         last=process.log.last, exit_code=result.exit_code if result else None,
         status=result.status if result else None, result=result if whole else None,
-        problem=error.as_dict() if error else None,
+        problem=told(error, "http") if error else None,
     )  # fmt: skip
 
 
