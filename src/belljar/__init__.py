@@ -22,6 +22,8 @@ _MODULES: dict[str, str] = {
     "living.process": "AsyncProcess",
     "living.files": "Files AsyncFiles",
     "living.interpreter": "AsyncBoxInterpreter",
+    "project_tests": "test atest",
+    "core.test_results.model": "TestReport TestCase TestFailure FlakyTest Coverage FileCoverage",
     "session.session": "Session AsyncSession Checkpoint",
     "client.client": "Client",
     "client.async_client": "AsyncClient",
@@ -39,7 +41,7 @@ _MODULES: dict[str, str] = {
         "is_container_available ais_container_available"
     ),
     "images.build_log": "BuildReport",
-    "core.options": "RunOptions SandboxOptions SessionOptions CommandOptions",
+    "core.options": "RunOptions SandboxOptions SessionOptions CommandOptions TestRunOptions",
     "core.request": "Limits Egress Workspace Deterministic",
     "core.result": "Result SandboxHealth Status ErrorType Failure GuestException File Entry Event",
     "core.box_snapshot": "BoxSnapshot",
@@ -85,6 +87,7 @@ __all__ = [
     "Client",
     "CommandOptions",
     "Connection",
+    "Coverage",
     "Detected",
     "Detection",
     "Deterministic",
@@ -98,8 +101,10 @@ __all__ = [
     "Failure",
     "File",
     "FileChange",
+    "FileCoverage",
     "FileStat",
     "Files",
+    "FlakyTest",
     "Guarantees",
     "GuestException",
     "ImageNotFound",
@@ -135,6 +140,10 @@ __all__ = [
     "StartFailed",
     "Status",
     "Stream",
+    "TestCase",
+    "TestFailure",
+    "TestReport",
+    "TestRunOptions",
     "Unauthorized",
     "Workspace",
     "__version__",
@@ -151,6 +160,7 @@ __all__ = [
     "arun_in_container",
     "astream",
     "asupported_languages",
+    "atest",
     "build_image",
     "check_sandbox_health",
     "detect",
@@ -164,6 +174,7 @@ __all__ = [
     "run_in_container",
     "stream",
     "supported_languages",
+    "test",
 ]
 
 if TYPE_CHECKING:
@@ -224,6 +235,7 @@ if TYPE_CHECKING:
     from belljar.core.options import RunOptions as RunOptions
     from belljar.core.options import SandboxOptions as SandboxOptions
     from belljar.core.options import SessionOptions as SessionOptions
+    from belljar.core.options import TestRunOptions as TestRunOptions
     from belljar.core.process import BoxProcess as BoxProcess
     from belljar.core.process import Chunk as Chunk
     from belljar.core.process import FileChange as FileChange
@@ -242,6 +254,12 @@ if TYPE_CHECKING:
     from belljar.core.result import Result as Result
     from belljar.core.result import SandboxHealth as SandboxHealth
     from belljar.core.result import Status as Status
+    from belljar.core.test_results.model import Coverage as Coverage
+    from belljar.core.test_results.model import FileCoverage as FileCoverage
+    from belljar.core.test_results.model import FlakyTest as FlakyTest
+    from belljar.core.test_results.model import TestCase as TestCase
+    from belljar.core.test_results.model import TestFailure as TestFailure
+    from belljar.core.test_results.model import TestReport as TestReport
     from belljar.engine.engine import Engine as Engine
     from belljar.images.build_log import BuildReport as BuildReport
     from belljar.living.blocking import BoxInterpreter as BoxInterpreter
@@ -251,6 +269,8 @@ if TYPE_CHECKING:
     from belljar.living.files import Files as Files
     from belljar.living.interpreter import AsyncBoxInterpreter as AsyncBoxInterpreter
     from belljar.living.process import AsyncProcess as AsyncProcess
+    from belljar.project_tests import atest as atest
+    from belljar.project_tests import test as test
     from belljar.protocol.living import ProcessRecord as ProcessRecord
     from belljar.protocol.living import SandboxRecord as SandboxRecord
     from belljar.protocol.records import LogLine as LogLine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 from weakref import WeakKeyDictionary
 
 from belljar.backends.base import Backend
@@ -14,7 +14,7 @@ from belljar.control.stream import AsyncStream, Stream, blocking, streaming
 from belljar.core import errors
 from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.capabilities import Capabilities
-from belljar.core.options import CommandOptions, RunOptions, SandboxOptions, StrPath, request
+from belljar.core.options import CommandOptions, RunOptions, SandboxOptions, StrPath, TestRunOptions, request
 from belljar.core.process import words
 from belljar.core.request import Life, Limits, RunRequest
 from belljar.core.result import Entry, File, Result
@@ -25,6 +25,10 @@ from belljar.host import portal
 from belljar.host.source import with_code, with_named_files
 from belljar.living.blocking import LivingPart
 from belljar.living.part import AsyncLivingPart
+
+if TYPE_CHECKING:
+    from belljar.core.test_results.model import TestReport
+    from belljar.test_runs.runs import TestListener
 
 _OF_THE_MACHINE = frozenset(Limits.model_fields) - {"timeout", "grace", "output"}  # limits of a living sandbox
 _engine: Engine | None = None
@@ -303,6 +307,26 @@ class AsyncSandbox(AsyncLivingPart):
             await self._machine.check_folder(asked.workdir)
             return await self.lease.run(asked, listener=listener, control=control_for(cancel), id=id)
 
+    async def test(
+        self, command: str | Iterable[str] | None = None, *, on_event: Listener | None = None,
+        on_test: TestListener | None = None, cancel: Cancel | None = None, **options: Unpack[TestRunOptions],
+    ) -> TestReport:  # fmt: skip
+        """Runs the tests of the project in /workspace of a living sandbox, and returns their report.
+
+        Args:
+            command: a line of shell, or a program with its arguments; found by the project's files unless given.
+            on_event: called with each event; what is printed, and each test as one of kind "display".
+            on_test: called with each test when it has ended.
+            cancel: a handle that stops them.
+            **options: see `TestRunOptions`.
+        """
+        from belljar.core.test_results.asked import test_options
+        from belljar.test_runs.runs import run_tests
+
+        self._alive()
+        asked = test_options(command=command, **options)
+        return (await run_tests(self, asked, on_event=on_event, on_test=on_test, cancel=cancel))[0]
+
     async def write(self, path: str, content: bytes | str, *, executable: bool = False) -> None:
         """Writes a file of the sandbox, with the guest's rights. One that was there keeps its permissions.
 
@@ -454,6 +478,15 @@ class Sandbox(LivingPart[AsyncSandbox]):
             lambda: self._core.exec(
                 command, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr, cancel=cancel, id=id, **options
             )
+        )
+
+    def test(
+        self, command: str | Iterable[str] | None = None, *, on_event: Listener | None = None,
+        on_test: TestListener | None = None, cancel: Cancel | None = None, **options: Unpack[TestRunOptions],
+    ) -> TestReport:  # fmt: skip
+        """Runs the tests of the project in /workspace of a living sandbox: see `AsyncSandbox.test`."""
+        return portal.call(
+            lambda: self._core.test(command, on_event=on_event, on_test=on_test, cancel=cancel, **options)
         )
 
     def snapshot(self, *, labels: Mapping[str, str] | None = None, owner: str = "") -> BoxSnapshot:

@@ -21,6 +21,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "belljar exec --workspace . --rw -- sh -c 'make && make check'",
         "belljar exec --backend docker --image alpine:3.22 -- uname -a",
     ),
+    "test": (
+        "belljar test",
+        "belljar test . --packages pytest --coverage -- pytest -q tests",
+        "belljar test . --failed",
+        "belljar test . --report 'build/**/*.xml' --junit results.xml -- make check",
+    ),
     "shell": (
         "belljar shell",
         "belljar shell --workspace . --rw --net packages.example.org",

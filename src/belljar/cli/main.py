@@ -40,6 +40,10 @@ COMMANDS = {
         "run", "exec_", "Run a command in a sandbox, with a folder of the host at /workspace if you grant one.",
         {"ignore_unknown_options": True},
     ),
+    "test": LazyCommand(
+        "tests", "test", "Run a project's tests in a sandbox, and tell which failed and why.",
+        {"ignore_unknown_options": True},
+    ),
     "shell": LazyCommand(
         "living.shell", "shell",
         "Open a terminal in a living sandbox: a new one, which ends with the shell, or one of a server's.",

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -53,17 +54,16 @@ def run_async(function: Callable[[], Awaitable[T]]) -> T:
         raise typer.Exit(_BROKEN_PIPE_CODE) from None
 
 
-def make_engine(*, probe: bool = False) -> Engine:
+def make_engine(*, probe: bool = False, project: Path | None = None) -> Engine:
     """Makes the engine of a short command: it goes by what an earlier command proved of this machine, since its boot.
 
     Args:
         probe: prove everything anew, and keep that for the next commands.
+        project: the folder whose settings count, if not the current one.
     """
-    from pathlib import Path
-
     from belljar.engine.engine import Engine
     from belljar.engine.probe_cache import ProbeCache
     from belljar.settings import load
 
-    settings = load()
+    settings = load(project=None if project is None else project.absolute())
     return Engine(settings, probes=ProbeCache(Path(settings.cache_dir, "probes"), recalls=not probe))

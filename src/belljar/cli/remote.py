@@ -28,7 +28,7 @@ LIVING = (
     "shell", "open", "close", "ps", "start", "attach", "cp", "port", "pause", "resume", "extend", "snapshot",
     "snapshots", "fork",
 )  # fmt: skip
-COMMANDS = frozenset(("run", "exec", "session", "languages", "doctor", "top", *LIVING))
+COMMANDS = frozenset(("run", "exec", "test", "session", "languages", "doctor", "top", *LIVING))
 SERVER = "http://127.0.0.1:8080"  # where `belljar serve` serves
 
 

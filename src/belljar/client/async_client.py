@@ -7,7 +7,7 @@ events and errors come back as the classes that the library has.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, Unpack, overload
 
 from belljar.client.living.sandbox import SANDBOXES, SNAPSHOTS, AsyncRemoteLivingSandbox, labelled
 from belljar.client.log_stream import LogFollower
-from belljar.client.runs import EXECUTE, RUNS, conduct, execution, look, parse, path_part, stop
+from belljar.client.runs import EXECUTE, RUNS, Sending, conduct, execution, look, parse, path_part, stop, watch
 from belljar.client.sessions import AsyncRemoteSandbox, AsyncRemoteSession
 from belljar.client.transport import Transport
 from belljar.control.callbacks import Cancel, Listener, OutputCallback, control_for, listening
@@ -32,16 +32,20 @@ from belljar.core.options import (
     RemoteOptions,
     RunOptions,
     StrPath,
+    TestRunOptions,
     request,
 )
 from belljar.core.request import RunRequest
 from belljar.core.result import Result, SandboxHealth
+from belljar.core.test_results.asked import test_options
+from belljar.core.test_results.model import TestReport, report_in
 from belljar.host.source import with_code
 from belljar.protocol.living import SandboxRecord
 from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
 from belljar.protocol.responses import BackendLanguage, Readiness
 
 TIMEOUT_SECONDS, RETRIES = 30.0, 5
+TEST = "/api/sandbox/test"
 _LANGUAGES = Languages()
 
 
@@ -127,6 +131,51 @@ class AsyncClient:
     ) -> Result:
         """Runs a file of this machine in a sandbox of the server: `run(path=...)`."""
         return await self.run(path=path, backend=backend, cached=cached, **options)
+
+    async def test(
+        self, path: StrPath, command: str | Iterable[str] | None = None, *, keep: bool = False, backend: str = "auto",
+        on_event: Listener | None = None, cancel: Cancel | None = None, net: Iterable[str] = (),
+        packages: str | Iterable[str] | None = None, image: str | None = None, runtime: str | None = None,
+        memory: int | str | None = None, cpus: float | None = None, pids: int | None = None,
+        disk: int | str | None = None, **options: Unpack[TestRunOptions],
+    ) -> TestReport:  # fmt: skip
+        """Runs the tests of a folder of the server in a sandbox of its own.
+
+        Args:
+            path: the project: a folder of the server, below one of its project roots.
+            command: a line of shell, or a program with its arguments; found by the project's files unless given.
+            keep: whether to keep the files as the tests left them, as a snapshot.
+            backend: "auto", or the name of one of the server's backends.
+            on_event: called with each event; what is printed, and each test as one of kind "display".
+            cancel: a handle that stops it.
+            net: hosts that the tests may reach.
+            packages: names of packages to be there, or a Python environment of the server.
+            image: of a container.
+            runtime: of containers.
+            memory: of the sandbox, like the next three.
+            cpus: processors.
+            pids: processes and threads at once.
+            disk: the size of /workspace and of /tmp, each.
+            **options: see `TestRunOptions`.
+
+        Raises:
+            BelljarError: as `belljar.test` does, and `Unauthorized` or `Busy` where the server says so.
+        """
+        asked = test_options(command=command, **options)
+        said = asked.model_dump(mode="json", exclude_unset=True, exclude={"command", "timeout"})
+        body = {"project_path": os.fspath(path), "test_command": asked.command, "keep": keep, **said}
+        limits = {"memory": memory, "cpus": cpus, "pids": pids, "disk": disk}
+        body["limits"] = {name: value for name, value in limits.items() if value is not None} or None
+        body["timeout_seconds"] = asked.timeout if options.get("timeout") is not None else None
+        body |= {"net": sorted(net), "backend": backend, "image": image, "runtime": runtime}
+        body["packages"] = packages if isinstance(packages, str | None) else list(packages)
+        body = {name: value for name, value in body.items() if value is not None}
+        id = await Sending(self._transport, body, TEST).submit()
+        result = await watch(self._transport, id, on_event, control_for(cancel))
+        report = report_in(result)
+        if report is None:
+            raise errors.NotAvailable("this server's answer has no report of tests in it", fix="is it as new as this?")
+        return report
 
     async def check_sandbox_health(self) -> SandboxHealth:
         """Tells what came of a real snippet that the server ran, some seconds ago at most. It never raises."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
@@ -15,8 +15,17 @@ from belljar.control.callbacks import Cancel, Listener, OutputCallback
 from belljar.control.stream import Stream, blocking
 from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.capabilities import Capabilities, LanguageSupport
-from belljar.core.options import IDLE_SECONDS, LIFETIME_SECONDS, RemoteLivingOptions, RemoteOptions, RunOptions, StrPath
+from belljar.core.options import (
+    IDLE_SECONDS,
+    LIFETIME_SECONDS,
+    RemoteLivingOptions,
+    RemoteOptions,
+    RunOptions,
+    StrPath,
+    TestRunOptions,
+)
 from belljar.core.result import Result, SandboxHealth
+from belljar.core.test_results.model import TestReport
 from belljar.host import portal
 from belljar.protocol.living import SandboxRecord
 from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
@@ -95,6 +104,21 @@ class Client:
     ) -> Result:
         """Runs a file of this machine in a sandbox of the server: `run(path=...)`."""
         return portal.call(lambda: self._core.execute_file(path, backend=backend, cached=cached, **options))
+
+    def test(
+        self, path: StrPath, command: str | Iterable[str] | None = None, *, keep: bool = False, backend: str = "auto",
+        on_event: Listener | None = None, cancel: Cancel | None = None, net: Iterable[str] = (),
+        packages: str | Iterable[str] | None = None, image: str | None = None, runtime: str | None = None,
+        memory: int | str | None = None, cpus: float | None = None, pids: int | None = None,
+        disk: int | str | None = None, **options: Unpack[TestRunOptions],
+    ) -> TestReport:  # fmt: skip
+        """Runs the tests of a folder of the server in a sandbox of its own: see `AsyncClient.test`."""
+        return portal.call(
+            lambda: self._core.test(
+                path, command, keep=keep, backend=backend, on_event=on_event, cancel=cancel, net=net, packages=packages,
+                image=image, runtime=runtime, memory=memory, cpus=cpus, pids=pids, disk=disk, **options,
+            )
+        )  # fmt: skip
 
     def check_sandbox_health(self) -> SandboxHealth:
         """Tells what came of a real snippet that the server ran, some seconds ago at most. It never raises."""

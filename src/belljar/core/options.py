@@ -158,6 +158,52 @@ class CommandOptions(SharedOptions, total=False):
     """Fixes clock and randomness, so that a run can be repeated bit for bit: True, or `{"seed": 7}`."""
 
 
+class TestRunOptions(TypedDict, total=False):
+    """How tests are run, here and on a server."""
+
+    environment: Mapping[str, str] | None
+    """Variables that the tests find."""
+    timeout: float | None
+    """Seconds that each run of the command may take; 300 unless given."""
+    coverage: bool
+    """Whether to measure how much code the tests run, where the framework's tool is there."""
+    only: Iterable[str] | None
+    """The ids of the tests to run, such as those of an earlier report's failures."""
+    shard: str | tuple[int, int] | None
+    """One part of the tests, such as "1/4"."""
+    repeat: int
+    """How often to run them, to find those that do not end alike each time."""
+    reports: Iterable[str] | None
+    """Patterns of files of the project to which the command writes JUnit XML or TAP."""
+
+
+class ProjectOptions(TypedDict, total=False):
+    """What can be said of the sandbox in which `test` runs a project's tests."""
+
+    packages: StrPath | Iterable[str] | None
+    """Names of packages to be there, or the folder of a Python environment (venv) of the host; read-only."""
+    net: Iterable[str]
+    """Hosts that the tests may reach; none unless given."""
+    egress: Egress | Mapping[str, Any] | None
+    """The network in full, instead of `net`."""
+    image: str | None
+    """The image of a container; that of the project's language unless given."""
+    runtime: str | None
+    """The runtime of containers."""
+    isolation: Isolation | Literal["wasm", "namespace", "kernel"] | None
+    """The least isolation to accept."""
+    memory: int | str | None
+    """Memory in bytes, or text such as "4G"; 2 GB unless given."""
+    disk: int | str | None
+    """The size of /workspace and of /tmp, each."""
+    cpus: float | None
+    """Processors, such as 0.5 or 2."""
+    pids: int | None
+    """The most processes and threads at once."""
+    limits: Mapping[str, Any] | Limits | None
+    """Several limits at once."""
+
+
 class ContainerOptions(BoxOptions, CommandOptions, total=False):
     """What `run_in_container` takes."""
 

@@ -37,6 +37,7 @@ from belljar.core.request import (
     Workspace,
     check_job,
 )
+from belljar.core.test_results.asked import MAX_REPEATS, CommandLine, Shard, TestOptions
 from belljar.core.values import Bytes, EnvName, EnvText, GuestPath, HostPattern, Text
 
 
@@ -206,6 +207,48 @@ class Execute(SandboxFields):
 
 def _egress(hosts: tuple[str, ...]) -> Egress:
     return Egress.model_construct(mode="listed", hosts=frozenset(hosts)) if hosts else _NO_EGRESS
+
+
+class RunTests(RequestBody):
+    """The tests of a project of the server: it is copied into a sandbox, and nothing that they do to it comes back."""
+
+    project_path: Folder = Field(description="a folder of the server, below one of its project roots")
+    test_command: CommandLine = Field(
+        None, description="a line of shell, or a program with its arguments; found by the project's files unless given"
+    )
+    environment: Environment = Field(default_factory=dict)
+    timeout_seconds: Timeout | None = Field(None, description="300, unless the administrator set another")
+    coverage: StrictBool = Field(False, description="measure how much code the tests run")
+    only: tuple[Annotated[Text, Field(min_length=1, max_length=4096)], ...] = Field(
+        (), max_length=_MAX_ITEMS, description="ids of the tests to run, such as those of an earlier answer's failures"
+    )
+    shard: Shard = Field(None, description='one part of the tests, such as "1/4"')
+    repeat: int = Field(1, ge=1, le=MAX_REPEATS, description="how often to run them, to find flaky ones")
+    reports: tuple[GuestPath, ...] = Field(
+        (), max_length=32, description="patterns of files to which the command writes JUnit XML or TAP"
+    )
+    keep: StrictBool = Field(False, description="keep the files as the tests left them, as a snapshot")
+    limits: Limits | None = Field(None, description="of the sandbox; only what is named counts")
+    net: tuple[HostPattern, ...] = Field((), description="hosts that the tests may reach")
+    packages: Packages = Field(
+        None, description="names of packages to be there, or a Python environment of the server below a project root"
+    )
+    backend: BackendName = "auto"
+    image: ImageName | None = None
+    runtime: RuntimeName | None = None
+    wait: StrictBool = Field(True, description="answer when they have ended; otherwise at once, with the run's id")
+
+    def sandbox_options(self) -> dict[str, Any]:
+        """Returns the fields of the sandbox as keyword arguments of `core.options.request`."""
+        named = {name: getattr(self, name) for name in ("net", "packages", "image", "runtime")}
+        return named | {"limits": self.limits.named() if self.limits else None}
+
+    def test_options(self, usual_seconds: float) -> TestOptions:
+        """Returns the fields of the tests."""
+        return TestOptions(
+            command=self.test_command, environment=self.environment, timeout=self.timeout_seconds or usual_seconds,
+            coverage=self.coverage, only=self.only, shard=self.shard, repeat=self.repeat, reports=self.reports,
+        )  # fmt: skip
 
 
 class OpenSession(SandboxFields):

@@ -9,12 +9,19 @@ from pydantic import Field
 from belljar.core.capabilities import LanguageSupport
 from belljar.core.model import Model
 from belljar.core.result import Result
+from belljar.core.test_results.model import TestReport
 from belljar.core.values import Moment
 from belljar.protocol.records import LogLine, State
 
 
 class Executed(Result):
     """The result of a run, and the id under which the run is kept."""
+
+    id: str
+
+
+class Tested(TestReport):
+    """The report of a test run, and the id under which the run is kept."""
 
     id: str
 

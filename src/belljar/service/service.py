@@ -145,7 +145,7 @@ class Service:
             NotAvailable: It could not be recorded.
         """
         request = await self.check(request, caller)
-        record = self._new_record(request, caller)
+        record = self.new_record(request, caller)
         if cached and (found := await self.repeats.kept(record)):
             await self.admission.count(caller)
             return await self.repeats.serve(found, record)
@@ -216,7 +216,8 @@ class Service:
             await run.done.wait()
         return run.record
 
-    def _new_record(self, request: RunRequest, caller: Caller) -> RunRecord:
+    def new_record(self, request: RunRequest, caller: Caller) -> RunRecord:
+        """Returns the record of a run that a caller asks for."""
         text = request.code if request.code is not None else "\0".join(request.command or ())
         return RunRecord(
             id=new_id(), caller=caller.name, instance=self.instance.name, created=now(),

@@ -10,11 +10,13 @@ from typing import Self, Unpack
 from belljar.client.living.sandbox import AsyncRemoteLivingSandbox
 from belljar.control.callbacks import Cancel, Listener, OutputCallback
 from belljar.core.box_snapshot import BoxSnapshot
-from belljar.core.options import CommandOptions, StrPath
+from belljar.core.options import CommandOptions, StrPath, TestRunOptions
 from belljar.core.result import Result
+from belljar.core.test_results.model import TestReport
 from belljar.host import portal
 from belljar.living.blocking import LivingPart
 from belljar.protocol.living import SandboxRecord
+from belljar.test_runs.runs import TestListener
 
 
 class RemoteLivingSandbox(LivingPart[AsyncRemoteLivingSandbox]):
@@ -65,6 +67,15 @@ class RemoteLivingSandbox(LivingPart[AsyncRemoteLivingSandbox]):
             lambda: self._core.exec(
                 command, on_event=on_event, on_stdout=on_stdout, on_stderr=on_stderr, cancel=cancel, **options
             )
+        )
+
+    def test(
+        self, command: str | Iterable[str] | None = None, *, on_event: Listener | None = None,
+        on_test: TestListener | None = None, cancel: Cancel | None = None, **options: Unpack[TestRunOptions],
+    ) -> TestReport:  # fmt: skip
+        """Runs the tests of the project in its /workspace: see `AsyncSandbox.test`."""
+        return portal.call(
+            lambda: self._core.test(command, on_event=on_event, on_test=on_test, cancel=cancel, **options)
         )
 
     def link(self, path: str, *, write: bool = False, seconds: float = 600.0) -> str:

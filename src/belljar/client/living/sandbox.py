@@ -20,15 +20,18 @@ from belljar.control.callbacks import Cancel, Listener, OutputCallback, control_
 from belljar.core import errors
 from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.languages import Languages
-from belljar.core.options import CommandOptions, StrPath, check_port, check_seconds, request
+from belljar.core.options import CommandOptions, StrPath, TestRunOptions, check_port, check_seconds, request
 from belljar.core.process import BoxProcess, Feature, PtySize, words
 from belljar.core.request import RunRequest
 from belljar.core.result import Entry, Result
+from belljar.core.test_results.asked import test_options
+from belljar.core.test_results.model import TestReport
 from belljar.core.values import GIB, WORKSPACE, guest_path
 from belljar.host.source import with_code
 from belljar.living.files import AsyncFiles
 from belljar.living.handles import LivingHandle, lacking, pty_size
 from belljar.protocol.living import ProcessRecord, SandboxRecord, SignedLink
+from belljar.test_runs.runs import TestListener, run_tests
 
 SANDBOXES, SNAPSHOTS = "/api/sandboxes", "/api/snapshots"
 _OPENING_SECONDS = 120.0  # packages may have to be installed, or an image pulled
@@ -226,6 +229,14 @@ class AsyncRemoteLivingSandbox(LivingHandle):
         return await self._run(
             _turn(command=words(command), **options), listening(on_event, on_stdout, on_stderr), cancel
         )
+
+    async def test(
+        self, command: str | Iterable[str] | None = None, *, on_event: Listener | None = None,
+        on_test: TestListener | None = None, cancel: Cancel | None = None, **options: Unpack[TestRunOptions],
+    ) -> TestReport:  # fmt: skip
+        """Runs the tests of the project in its /workspace: see `AsyncSandbox.test`."""
+        asked = test_options(command=command, **options)
+        return (await run_tests(self, asked, on_event=on_event, on_test=on_test, cancel=cancel))[0]
 
     async def _run(self, body: dict[str, Any], listener: Listener | None, cancel: Cancel | None) -> Result:
         control = control_for(cancel) if cancel else None

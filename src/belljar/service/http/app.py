@@ -31,7 +31,7 @@ from belljar.core.version import __version__
 from belljar.protocol.responses import Problem
 from belljar.service.auth import gate
 from belljar.service.health import Health
-from belljar.service.http import execute, pages, runs
+from belljar.service.http import execute, pages, runs, tests
 from belljar.service.http import sessions as api_sessions
 from belljar.service.http.guard import Guard, problem, retry_header
 from belljar.service.http.openapi import Documented
@@ -93,6 +93,7 @@ def create_app(settings: Settings, log: ServerLog | None = None) -> FastAPI:
     )  # fmt: skip
     app.log = log
     execute.add_route(app)
+    app.include_router(tests.router)
     app.include_router(runs.router)
     app.include_router(api_sessions.router)
     for routes in living.ROUTERS:

@@ -145,7 +145,7 @@ async def answer(run: Run, request: Request, *, wait: bool, key: str | None) -> 
     if not wait:
         return JSONResponse(run.record.model_dump(mode="json"), 202)
     if not key and not run.done.is_set():
-        _stop_when_gone(run, request)
+        stop_when_gone(run, request)
     await run.brief_result()
     if run.large:
         return StreamingResponse(_spliced(f'{{"id":"{run.id}",', run.large), media_type="application/json")
@@ -169,7 +169,9 @@ async def _spliced(before: str, large: LargeText, after: str = "") -> AsyncItera
     yield after.encode()
 
 
-def _stop_when_gone(run: Run, request: Request) -> None:
+def stop_when_gone(run: Run, request: Request) -> None:
+    """Ends a run when its client goes away."""
+
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":  # said after an answer, too
             pass

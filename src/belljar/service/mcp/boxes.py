@@ -163,6 +163,20 @@ class Boxes:
         async with held.used():
             yield UsedBox(id, held.box)
 
+    def living(self, id: str, caller: Caller) -> HeldSandbox:
+        """Returns a living sandbox of a caller's.
+
+        Raises:
+            NotFound: this caller has none of that name.
+            SessionEnded: it has ended.
+            InvalidRequest: it is not a living one.
+        """
+        if not self.lives(id, caller):
+            raise errors.InvalidRequest(
+                f"session_id: {id[:80]!r} is no living sandbox", fix='open one with session_open(kind="sandbox")'
+            )
+        return self._sandboxes.get(id, caller)
+
     async def turn(self, id: str, caller: Caller, code: str, seconds: float | None) -> Run:
         """Starts a turn of the interpreter of Python that a living sandbox keeps for its model.
 

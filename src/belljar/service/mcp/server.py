@@ -19,6 +19,7 @@ from belljar.service.mcp.boxes import Boxes
 from belljar.service.mcp.calls import CallerOf, Calls, OperatorGrants, listed
 from belljar.service.mcp.files import FileTools
 from belljar.service.mcp.processes import ProcessTools
+from belljar.service.mcp.tests import TestTools
 from belljar.service.mcp.tools import Tools
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
@@ -76,7 +77,8 @@ def create_server(
         ),
     )  # fmt: skip
     once = _once(net, "write" in calls.folders)
-    given = [*_run_tools(tools, net, once), *_process_tools(ProcessTools(calls, boxes), net)]
+    tests = (TestTools(calls, boxes).run_tests, "Run tests", _hints(destroys=True, net=net))  # in a session, maybe
+    given = [*_run_tools(tools, net, once), tests, *_process_tools(ProcessTools(calls, boxes), net)]
     for tool, title, hints in [*given, *_file_tools(FileTools(calls, boxes))]:
         server.add_tool(tool, title=title, annotations=hints, structured_output=True)
     alias = f"The same as execute_code, under the name that other servers use. {Tools.execute_code.__doc__}"
