@@ -23,6 +23,7 @@ TOOLS = {
     "execute_code", "execute_file", "run_command", "session_open", "session_run", "session_fork", "session_close",
     "start_process", "read_output", "write_input", "wait_for_port", "list_processes", "stop_process",
     "file_write", "file_read", "file_edit", "file_list", "list_languages",
+    "run_tests",
 }  # fmt: skip
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -24,7 +24,8 @@ from pages import PAGES, ROOT, VARIABLE, blocks, named, prose, text_of
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:src|tests|scripts|deploy|examples|backends|core|engine|guest|host|service)/[\w./-]+)`")
-_NO_SETTINGS = {"BELLJAR_INSTALL", "BELLJAR_SERVER", "BELLJAR_KEY"}  # of the Makefile; of commands that ask a server
+# Of the Makefile; of commands that ask a server; what tests find in a sandbox.
+_NO_SETTINGS = {"BELLJAR_INSTALL", "BELLJAR_SERVER", "BELLJAR_KEY", "BELLJAR_REPORTS"}
 _INTERRUPTED = 130
 README, REFERENCE, CONFIGURATION = (
     text_of(name) for name in ("README.md", "docs/reference.md", "docs/configuration.md")

@@ -106,7 +106,7 @@ class _Stream:
                         traceback=clean(output),
                     )
                 )  # fmt: skip
-        complete = all(package in self._ended for package, test in self._open if not test)
+        complete = all(package in self._ended for package, _ in self._open)
         return ParsedReport("go", tuple(self._tests), complete)
 
 
