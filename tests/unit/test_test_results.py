@@ -141,6 +141,14 @@ def test_a_go_package_that_did_not_build_or_died_is_an_error_and_not_nothing() -
     assert not parse_go(_go({"Action": "run", "Package": "m/p", "Test": "TestX"})).complete
 
 
+def test_a_go_test_that_prints_the_result_of_another_forges_nothing() -> None:
+    found = parse_go(_go(
+        {"Action": "run", "Package": "m", "Test": "TestA"}, {"Action": "pass", "Package": "m", "Test": "TestForged"},
+        {"Action": "pass", "Package": "m", "Test": "TestA"}, {"Action": "pass", "Package": "m"},
+    ))  # fmt: skip
+    assert [test.name for test in found.tests] == ["TestA"]
+
+
 def test_our_lines_are_complete_only_with_their_end_and_refused_when_they_are_cut() -> None:
     start = b'{"event":"start","framework":"pytest"}\n'
     test = b'{"event":"test","id":"a","outcome":"passed"}\n'

@@ -122,7 +122,7 @@ async def _content(files: AsyncFiles, name: str, room: int, problems: list[str])
 def _parsed(name: str, text: bytes) -> ParsedReport | Coverage | None:
     base = name.rpartition("/")[2]
     if base.endswith(".go.json"):
-        return parse_go(text)
+        return parse_go(text) if b"{" in text else None  # what does not build may report nothing
     if base.endswith(".jsonl"):
         return lines.parse_lines(text)
     if base.endswith((".json", ".out")):

@@ -37,6 +37,7 @@ from belljar.test_runs.reading import matching, read_reports, so_far
 _LOOK_SECONDS = 0.4  # between two looks at what the reporters have written
 _LOOKS = 20  # as long as this many looks took, nobody looks again
 _MAX_NAMES = 2000
+_GO_COVERAGE = {"BELLJAR_GO_COVERAGE": "1"}
 _VENV = '[ -x .venv/bin/python ] && PATH=$PWD/.venv/bin:$PATH && export PATH; exec "$0" "$@"'
 TestListener = Callable[[TestCase], Awaitable[None] | None]
 
@@ -135,8 +136,8 @@ def _check_choice(options: TestOptions, framework: str) -> None:
             )
 
 
-_CAN_CHOOSE = frozenset(("pytest", "unittest"))
-_CAN_SHARD = frozenset(("pytest", "unittest"))
+_CAN_CHOOSE = frozenset(("pytest", "unittest", "jest", "vitest", "mocha"))
+_CAN_SHARD = frozenset(("pytest", "unittest", "jest", "vitest", "node"))
 
 
 class _TestRun:
@@ -169,7 +170,11 @@ class _TestRun:
         finally:
             with anyio.move_on_after(10, shield=True), suppress(OSError, errors.BelljarError):
                 await files.remove(self._folder)
-        return report_of(self._asked, result, reported, coverage), result
+        report = report_of(self._asked, result, reported, coverage)
+        if self._options.coverage and coverage is None and not any("coverage" in one for one in report.warnings):
+            told = f"coverage was not measured: nothing does that for {report.framework or 'this command'} here"
+            report = report.model_copy(update={"warnings": (*report.warnings, told)})
+        return report, result
 
     async def _followed(self, cancel: Cancel | None) -> Result:
         with lone_errors():
@@ -179,7 +184,8 @@ class _TestRun:
                 command = ["sh", f"{self._folder}/launch.sh", self._folder, "sh", "-c", _VENV, *self._words]
                 result = await self._box.exec(
                     command, on_event=self._on_event, cancel=cancel, timeout=self._options.timeout,
-                    env={"CI": "1", **self._options.environment},
+                    env={"CI": "1", **_GO_COVERAGE, **self._options.environment} if self._options.coverage
+                    else {"CI": "1", **self._options.environment},
                 )  # fmt: skip
                 tasks.cancel_scope.cancel()
         return result

@@ -44,7 +44,9 @@ def _begin_coverage():
     return ""
 
 
-def pytest_load_initial_conftests(early_config):  # after which plugins and conftests import the project
+def pytest_load_initial_conftests(
+    early_config: "pytest.Config",
+) -> None:  # after which plugins and conftests import the project
     arguments = early_config.known_args_namespace
     early_config._belljar_cov = bool(getattr(arguments, "cov_source", None))
 
@@ -205,6 +207,6 @@ def _end_coverage(reporter):
         reporter.say(event="note", text=f"coverage was not measured: {error}")
 
 
-def pytest_configure(config):
+def pytest_configure(config: "pytest.Config") -> None:
     if _OUT and not hasattr(config, "workerinput"):  # a worker of xdist tells the process that started it
         config.pluginmanager.register(_Reporter(config), "belljar-reporter")

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import traceback
+import types
 
 _LIMIT = 30000
 
@@ -33,7 +34,7 @@ def _begin_coverage(settings):
     return measured, ""
 
 
-def mend(runner):
+def mend(runner: types.ModuleType) -> None:
     """Makes the runner's results report. The first process that runs tests takes part, and none that it starts."""
     out = os.environ.pop("BELLJAR_UNITTEST_OUT", "")
     if not out:

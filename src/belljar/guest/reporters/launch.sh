@@ -8,11 +8,14 @@ BELLJAR_UNITTEST_OUT=$here/out
 PYTHONPATH=$here/py${PYTHONPATH:+:$PYTHONPATH}
 PYTEST_PLUGINS=belljar_pytest${PYTEST_PLUGINS:+,$PYTEST_PLUGINS}
 export BELLJAR_REPORTS BELLJAR_PYTEST_OUT BELLJAR_UNITTEST_OUT PYTHONPATH PYTEST_PLUGINS
-if [ -f "$here/js/hook.cjs" ]; then
+BELLJAR_JS_OUT=$here/out
+BELLJAR_GO_OUT=$here/out
+export BELLJAR_JS_OUT BELLJAR_GO_OUT
+if command -v node >/dev/null 2>&1; then
     NODE_OPTIONS="--require=$here/js/hook.cjs${NODE_OPTIONS:+ $NODE_OPTIONS}"
     export NODE_OPTIONS
 fi
-if [ -d "$here/bin" ]; then
+if command -v go >/dev/null 2>&1; then
     PATH=$here/bin:$PATH
     export PATH
 fi
