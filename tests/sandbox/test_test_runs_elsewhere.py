@@ -108,7 +108,7 @@ def test_go_reports_each_test_and_a_package_that_does_not_build(box: belljar.San
     assert (broken.status, broken.passed) == ("crashed", 0) and "a_test.go:3" in broken.output
     box.files.write("a_test.go", 'package p\n\nimport "testing"\n\nfunc TestA(t *testing.T) { panic("boom") }\n')
     broken = box.test()
-    assert (broken.status, broken.failures[0].kind) == ("failed", "error"), broken
+    assert (broken.status, broken.failures[0].name) == ("failed", "TestA"), broken
 
 
 @pytest.mark.exhaustive("fetches three frameworks from npm, which takes a minute the first time")
