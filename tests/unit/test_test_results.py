@@ -238,7 +238,7 @@ def test_repeated_runs_tell_which_tests_are_flaky() -> None:
     "wrong",
     [
         {"shard": "5/4"}, {"shard": "x"}, {"repeat": 0}, {"reports": ["../x"]}, {"only": "abc"}, {"command": []},
-        {"timeout": float("nan")}, {"environment": {"A=B": "x"}},
+        {"timeout": float("nan")}, {"command": False}, {"only": 3}, {"environment": {"A=B": "x"}},
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:

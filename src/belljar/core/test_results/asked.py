@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, ValidationError
@@ -19,7 +19,7 @@ MAX_REPEATS = 100
 
 def _command(value: Any) -> Any:
     """A line of shell, or a program with its arguments."""
-    return value if value is None or isinstance(value, str) else tuple(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _shard(value: Any) -> Any:
@@ -78,8 +78,12 @@ def test_options(**given: Any) -> TestOptions:
     Raises:
         InvalidRequest: a value is wrong.
     """
-    plain = {name: tuple(value) if name in ("only", "reports") and not isinstance(value, str) else value
-             for name, value in given.items() if value is not None}  # fmt: skip
+    lists = ("command", "only", "reports")
+    plain = {
+        name: tuple(value) if name in lists and isinstance(value, Iterable) and not isinstance(value, str) else value
+        for name, value in given.items()
+        if value is not None
+    }
     try:
         return TestOptions(**plain)
     except ValidationError as error:
