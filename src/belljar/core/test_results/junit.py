@@ -41,7 +41,7 @@ def parse_junit(text: bytes) -> ParsedReport:
     """
     if len(text) > MAX_REPORT_BYTES:
         raise ValueError(f"it has more than {MAX_REPORT_BYTES} bytes")
-    reader = _Reader()
+    reader = _JUnitHandler()
     try:
         reader.parser.Parse(text, True)
     except expat.ExpatError as error:
@@ -51,7 +51,7 @@ def parse_junit(text: bytes) -> ParsedReport:
     return ParsedReport("junit", tuple(reader.tests))
 
 
-class _Reader:
+class _JUnitHandler:
     """Takes what expat tells."""
 
     def __init__(self) -> None:

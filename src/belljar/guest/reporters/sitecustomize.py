@@ -10,7 +10,7 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class _Watch:
+class _RunnerFinder:
     """Finds unittest.runner as ever, and mends it when it was imported."""
 
     def find_spec(self, name, path=None, target=None):
@@ -47,6 +47,6 @@ def _next():
 
 
 if os.environ.get("BELLJAR_UNITTEST_OUT"):
-    sys.meta_path.insert(0, _Watch())
+    sys.meta_path.insert(0, _RunnerFinder())
 with contextlib.suppress(ImportError):
     _next()

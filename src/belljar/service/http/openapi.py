@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation
 from belljar.core.model import Model
 from belljar.core.result import Result, Status
+from belljar.core.test_results.model import TestFailure
 from belljar.protocol import requests, responses
 from belljar.protocol.records import Alert, LogLine, RunRecord, Sample, SandboxMetrics, SessionRecord
 from belljar.service.http.sandboxes import examples
@@ -28,6 +29,7 @@ _SAMPLE = Sample(container_id=_RUN, timestamp=_AT, cpu_percent=97.5, memory_mb=6
 BODIES: tuple[Model, ...] = (
     requests.Execute(language="python", code="print(6 * 7)", timeout_seconds=5),
     requests.Execute(command=("ls", "-la"), backend="native"),
+    requests.RunTests(project_path="/srv/projects/app", test_command="pytest -q", timeout_seconds=120),
     requests.OpenSession(kind="session", backend="wasm"),
     requests.Turn(code="x = 41"),
     requests.Turn(code="x + 1"),
@@ -37,6 +39,16 @@ BODIES: tuple[Model, ...] = (
 )
 ANSWERS: tuple[Model, ...] = (
     responses.Executed(id=_RUN, **_RESULT),
+    responses.Tested(
+        id=_RUN, status="failed", passed=41, failed=1, framework="pytest", command="pytest -q", source="report",
+        exit_code=1, duration_ms=1840.5, backend="native",
+        failures=(
+            TestFailure(
+                id="tests/test_sums.py::test_bad", name="test_bad", file="tests/test_sums.py", line=7,
+                message="assert 3 == 4", duration_ms=0.6,
+            ),
+        ),
+    ),
     RunRecord(
         id=_RUN, caller="ci", instance="server-5b0c2f6e8d914a73", state="finished", language="python", backend="wasm",
         sha256=_HASH, created=_AT, started=_AT + 0.1, ended=_AT + 0.2, result=Result(**_RESULT),
