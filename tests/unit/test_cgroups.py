@@ -13,7 +13,8 @@ import pytest
 
 from belljar.core.request import Limits
 from belljar.core.values import MIB
-from belljar.host import cgroups, ownership
+from belljar.host import cgroups, kernel_log, ownership
+from belljar.host.cgroup_limits import limit_rows
 from belljar.host.cgroups import PREFIX, Cgroups, Group, GroupTotals, detect, disk_of
 
 LIMITS = Limits(memory=64 * MIB, pids=7, cpus=0.5)
@@ -262,7 +263,7 @@ def test_version_1_without_memory_or_pids_is_refused_in_a_sentence(v1: Path) -> 
 
 def test_version_1_s_limits_are_written_for_each_controller() -> None:
     limits = LIMITS.model_copy(update={"io_bps": 4096, "io_iops": 9})
-    knobs = {name: value for _, name, value in cgroups._limit_rows(1, limits, "8:0")}
+    knobs = {name: value for _, name, value in limit_rows(1, limits, "8:0")}
     assert knobs == {
         "memory.limit_in_bytes": str(64 * MIB),
         "memory.memsw.limit_in_bytes": str(64 * MIB),
@@ -280,7 +281,7 @@ def test_version_1_s_limits_are_written_for_each_controller() -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_without_a_disk_no_rate_is_set_and_a_tiny_share_still_runs(version: int) -> None:
     limits = Limits(cpus=0.001, io_bps=4096)
-    knobs = {name: value for _, name, value in cgroups._limit_rows(version, limits, None)}
+    knobs = {name: value for _, name, value in limit_rows(version, limits, None)}
     assert not any("throttle" in name or name == "io.max" for name in knobs)
     assert knobs.get("cpu.cfs_quota_us", knobs.get("cpu.max", "").split(" ")[0]) == "1000"
 
@@ -447,5 +448,5 @@ def test_the_kernels_log_tells_of_a_group_that_is_gone() -> None:
         assert group.usage().oom_kills > 0
     finally:
         group.destroy()
-    assert cgroups.killed_for_memory(name)
-    assert not cgroups.killed_for_memory(f"{name}x")
+    assert kernel_log.killed_for_memory(name)
+    assert not kernel_log.killed_for_memory(f"{name}x")

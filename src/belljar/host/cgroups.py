@@ -20,10 +20,10 @@ from typing import NamedTuple
 from belljar.core.request import Limits
 from belljar.core.result import Usage
 from belljar.core.values import MIB
+from belljar.host.cgroup_limits import limit_rows
 
 PREFIX = "belljar-"
 _LEAF = "belljar.own"  # not PREFIX: nobody's sandbox
-_PERIOD_US = 100_000
 _CONTROLLERS = {1: ("memory", "pids", "cpu", "cpuacct", "blkio", "freezer"), 2: ("memory", "pids", "cpu", "io")}
 RESERVE_BYTES = 32 * MIB  # that a command has however full its box is, so that a full one can be cleared
 _NO_LIMIT = (9223372036854771712, 9223372036854710272, 9223372036854775807)  # bytes, by the size of a page
@@ -62,7 +62,7 @@ class Group:
         Raises:
             OSError: the kernel refused a limit that is promised.
         """
-        for controller, name, value in _limit_rows(self.version, limits, device):
+        for controller, name, value in limit_rows(self.version, limits, device):
             self._set(controller, name, value)
         if self.version == 2 and "cpu" in self._dirs:
             # No group above can now lose the cpu controller while this one lives: systemd would take it away.
@@ -78,7 +78,7 @@ class Group:
             OSError: the kernel refused it.
         """
         rows = [
-            row for row in _limit_rows(self.version, Limits(memory=memory + RESERVE_BYTES), None) if row[0] == "memory"
+            row for row in limit_rows(self.version, Limits(memory=memory + RESERVE_BYTES), None) if row[0] == "memory"
         ]
         # On version 1 memory may never have a higher limit than memory and swap: a new group is limited in this order,
         # one that has a limit in the other.
@@ -94,7 +94,7 @@ class Group:
             OSError: the kernel refused it.
         """
         self.hold(limits.memory)
-        for controller, name, value in _limit_rows(self.version, limits, None):
+        for controller, name, value in limit_rows(self.version, limits, None):
             if controller == "cpu":
                 self._set(controller, name, value)
         self.allow(limits.pids)
@@ -470,35 +470,6 @@ def _words(path: Path) -> list[str]:
     return []
 
 
-def _limit_rows(version: int, limits: Limits, device: str | None) -> list[tuple[str, str, str]]:
-    """The limits as rows of controller, file and value."""
-    memory, quota = str(limits.memory), max(1000, int(limits.cpus * _PERIOD_US))
-    if version == 2:
-        rows = [
-            ("memory", "memory.max", memory),
-            ("memory", "memory.swap.max", "0"),
-            ("memory", "memory.oom.group", "1"),
-            ("pids", "pids.max", str(limits.pids)),
-            ("cpu", "cpu.max", f"{quota} {_PERIOD_US}"),
-        ]
-        rates = {"rbps": limits.io_bps, "wbps": limits.io_bps, "riops": limits.io_iops, "wiops": limits.io_iops}
-        if device and any(rates.values()):
-            rows.append(("io", "io.max", " ".join([device, *(f"{k}={v}" for k, v in rates.items() if v)])))
-        return rows
-    rows = [
-        ("memory", "memory.limit_in_bytes", memory),
-        ("memory", "memory.memsw.limit_in_bytes", memory),
-        ("memory", "memory.kmem.tcp.limit_in_bytes", memory),  # what waits in sockets is counted apart
-        ("pids", "pids.max", str(limits.pids)),
-        ("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
-        ("cpu", "cpu.cfs_quota_us", str(quota)),
-    ]
-    for name, value in (("bps", limits.io_bps), ("iops", limits.io_iops)):
-        if device and value:
-            rows += [("blkio", f"blkio.throttle.{way}_{name}_device", f"{device} {value}") for way in ("read", "write")]
-    return rows
-
-
 def group_of(pid: int, name: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Group | None:
     """Finds the group that a container engine made for a process; None unless `name` is part of the group's name."""
     with suppress(OSError, ValueError):
@@ -514,21 +485,6 @@ def group_of(pid: int, name: str, root: Path = Path("/sys/fs/cgroup"), proc: Pat
         ours = {kind: path for kind, path in found.items() if name in str(path) and path.is_dir()}
         return Group(version, ours) if "memory" in ours else None
     return None
-
-
-def killed_for_memory(name: str, log: str = "/dev/kmsg") -> bool:
-    """Whether the kernel's log tells of the OOM killer in a group of this name: for a group that is gone already."""
-    with suppress(OSError):
-        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            while True:  # a record each; BlockingIOError after the last
-                with suppress(BrokenPipeError):  # it was overwritten before it was read
-                    record = os.read(fd, 1 << 13)
-                    if not record or (b"oom-kill:" in record and name.encode() in record):
-                        return bool(record)
-        finally:
-            os.close(fd)
-    return False
 
 
 def disk_of(path: str) -> str | None:

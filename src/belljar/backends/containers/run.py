@@ -24,7 +24,7 @@ from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, Usage
-from belljar.host import cgroups, procfs
+from belljar.host import cgroups, kernel_log, procfs
 from belljar.host.cgroups import GroupTotals
 from belljar.host.docker_api import asking, container_stats
 from belljar.host.egress import Proxy, Told
@@ -253,7 +253,7 @@ class DockerRun:
         if code != KILLED_EXIT_CODE or self._standby.group is None:
             return False
         # The group was gone before it could be read, and an engine that hears of it too late does not tell at all.
-        return await anyio.to_thread.run_sync(cgroups.killed_for_memory, str(self._standby.container.id))
+        return await anyio.to_thread.run_sync(kernel_log.killed_for_memory, str(self._standby.container.id))
 
     async def _watch_clock(self) -> None:
         await self._outcome.time_out()
