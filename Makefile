@@ -15,8 +15,7 @@ run: $(STAMP)              ## a small showcase on the embedded default: no Docke
 
 test: $(STAMP)             ## everything a change can break, on real sandboxes; as root also on the container engines, which it starts
 	@sh scripts/system_packages.sh
-	@sh scripts/test_engines.sh prepare
-	@$(BIN)/belljar setup wasm
+	@sh scripts/test_engines.sh prepare & $(BIN)/belljar setup wasm; ready=$$?; wait; exit $$ready
 	@$(BIN)/python scripts/run_tests.py $(TESTS)
 
 test-all:                  ## the same and what takes long: see CONTRIBUTING.md

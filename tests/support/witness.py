@@ -39,14 +39,15 @@ class Traces:
         self._before = set(self.groups())  # workers that earlier tests left idle, on purpose
 
     def processes(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
+        found, words = [], (self.word.encode(), os.fsencode(self.state_dir))
+        for name in filter(str.isdigit, os.listdir("/proc")):
             try:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else ""
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    line = file.read()
             except OSError:
                 continue
-            if (self.word in line or str(self.state_dir) in line) and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
+            if any(word in line for word in words) and int(name) != os.getpid():
+                found.append(int(name))
         return found
 
     def groups(self) -> list[str]:
@@ -98,11 +99,16 @@ def descendants(root: int) -> set[int]:
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10.0) -> object:
-    """Polls until the condition holds; returns its last value, for an assertion that can show it."""
+    """Polls until the condition holds; returns its last value, for an assertion that can show it.
+
+    A look may read all of /proc: it is taken less often the longer it takes, and leaves the core to what it waits for.
+    """
     deadline = time.monotonic() + seconds
-    while not (value := condition()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return value
+    while True:
+        began = time.monotonic()
+        if (value := condition()) or began > deadline:
+            return value
+        time.sleep(min(0.5, max(0.01, 3 * (time.monotonic() - began))))
 
 
 def interpreter_for(uid: int, what: str) -> str:
