@@ -212,6 +212,17 @@ def _of_registry(status: int, message: str) -> errors.BelljarError | None:
 # --- questions that aiodocker has no public word for ---
 
 
+async def version_of(client: Docker) -> dict[str, Any]:
+    """Returns what an engine says of its version, and has the client speak that version of the API from then on.
+
+    aiodocker would ask twice, and each time Podman looks for the packages of its programs: 0.3 s of CPU.
+    """
+    said: dict[str, Any] = await client._query_json("version", versioned_api=False)
+    if client.api_version == "auto":
+        client.api_version = f"v{said['ApiVersion']}"
+    return said
+
+
 async def list_containers(client: Docker, *, label: str = "", running: bool = False) -> list[dict[str, Any]]:
     """Returns the engine's rows of containers.
 

@@ -20,6 +20,7 @@ from belljar.host.docker_api import (
     pulling,
     refusals,
     translated,
+    version_of,
 )
 from belljar.host.engine_address import EngineAddress
 from belljar.images.progress import Listener, Progress
@@ -111,7 +112,7 @@ async def traits(docker: Docker) -> EngineTraits:
 
 async def _is_podman(docker: Docker) -> bool:
     with deadline(QUICK_SECONDS, "asking for the version"):
-        said = await docker.version()
+        said = await version_of(docker)
     return any("podman" in str(part.get("Name", "")).lower() for part in said.get("Components") or ())
 
 

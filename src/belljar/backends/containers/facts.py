@@ -14,7 +14,7 @@ import anyio.to_thread
 from belljar.core import errors
 from belljar.core.settings import ContainerSettings
 from belljar.host import apparmor, cgroups
-from belljar.host.docker_api import asking
+from belljar.host.docker_api import asking, version_of
 from belljar.host.engine_address import EngineAddress, is_outside
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ async def ask_facts(client: Docker, address: EngineAddress, options: ContainerSe
     """
     name = address.flavour.name
     async with asking(f"{name} at {address}", errors.NotAvailable, seconds=_ANSWER_SECONDS, fix=address.flavour.start):
-        version = await client.version()
+        version = await version_of(client)
         said: dict[str, Any] = dict(await client.system.info())
         api = tuple(int(part) for part in str(version["ApiVersion"]).split("."))
         outside = await anyio.to_thread.run_sync(is_outside, address.url)
