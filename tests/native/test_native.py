@@ -392,3 +392,14 @@ async def test_guests_have_the_group_that_was_set_for_all_of_them(state_dir: Pat
             assert done.stdout == "{1000}\n", done
         found = [os.stat(folder / name) for name in ("given", "made")]
         assert [(one.st_uid, one.st_gid) for one in found] == [owner] * 2
+
+
+@pytest.mark.parametrize("use_cgroups", [True, False], ids=["with control groups", "without"])
+async def test_files_without_content_count_as_the_memory_of_a_run(state_dir: Path, use_cgroups: bool) -> None:
+    """bubblewrap cannot limit their number; a kept box's folders are limited, too."""
+    settings = load()
+    native = Native(state_dir, first_uid=settings.user_uid, path=settings.path, use_cgroups=use_cgroups)
+    for folder in ("/workspace", "/tmp", "/dev/shm"):
+        code = f"import os\nfor n in range(300_000): os.close(os.open(f'{folder}/{{n}}', os.O_CREAT | os.O_WRONLY))"
+        result = await belljar.arun(code, backend=native, memory="64M", disk="16M", timeout=60)
+        assert result.status == "oom_killed", (folder, result)
