@@ -21,7 +21,7 @@ from belljar.core import errors
 from belljar.core.container_block import NO_KERNEL_MEMORY
 from belljar.core.model import Model
 from belljar.core.request import Limits
-from belljar.core.settings import EMPTY, Caps, Settings, merge, moved
+from belljar.core.settings import Caps, Settings, merge, moved
 from belljar.core.values import MIB, Size
 from belljar.host import documents
 from belljar.host.seccomp.profiles import read_profile
@@ -117,7 +117,7 @@ def load(environ: Mapping[str, str] | None = None, project: Path | None = None, 
     layers.append(("the environment", _environment_layer(env)))
     layers.append(("the flags", flags))
     cache = env.get("XDG_CACHE_HOME") or f"{home}/.cache"
-    merged: dict[str, Any] = EMPTY | {
+    merged: dict[str, Any] = {
         "home": home,
         "cache_dir": f"{cache}/belljar",
         "data_dir": f"{env.get('XDG_DATA_HOME') or f'{home}/.local/share'}/belljar",
@@ -323,7 +323,7 @@ def _environment_layer(env: Mapping[str, str]) -> dict[str, Any]:
             value = read(env[name])
             for key in reversed(keys):
                 value = {key: value}
-            _validate(merge(EMPTY, value), name)
+            _validate(value, name)
         except ValueError as error:
             told = error.message if isinstance(error, errors.InvalidRequest) else f"{name}: cannot be read"
             raise errors.InvalidRequest(f"{told} (got {env[name]!r})", fix=f"correct or unset {name}") from None

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from belljar.cli.main import COMMANDS
+from belljar.cli.commands import COMMANDS
 from belljar.host.seccomp.guest_profile import PROFILE_PATH
 from belljar.service.http.app import create_app
 from belljar.service.http.guard import Guard

@@ -16,7 +16,7 @@ MODULES = sorted(Path(belljar.core.__file__).parent.glob("*.py"))
 PURE = {
     "__future__", "ast", "base64", "collections", "contextlib", "dataclasses", "difflib", "enum", "fnmatch",
     "functools", "html", "ipaddress", "itertools", "json", "math", "operator", "posixpath", "re", "string", "textwrap",
-    "types", "typing", "typing_extensions", "warnings", "pydantic", "belljar.core",
+    "types", "typing", "typing_extensions", "warnings", "pydantic", "pydantic_core", "belljar.core",
 }  # fmt: skip
 # What else a module may have, and why; a dot and a name: only that.
 ALLOWED = {

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from belljar.core import capabilities, errors, plan, request, result
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN, Language
-from belljar.core.model import Model
+from belljar.core.model import Model, ours
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Egress, Limits, RunRequest, Workspace
 from belljar.core.result import Event, Failure, File, Result, Status
@@ -317,3 +317,24 @@ def test_every_built_in_language_is_valid() -> None:
     for name, language in BUILTIN.items():
         assert Language.model_validate(language.model_dump()) == language
         assert name == language.name
+
+
+def test_what_is_ours_is_made_without_a_check_and_is_equal_to_what_is_checked() -> None:
+    made = ours(Event)(run="bj-1", seq=1, kind="stdout", at=1.5, text="a")
+    assert made == Event(run="bj-1", seq=1, kind="stdout", at=1.5, text="a")
+    assert made.model_dump_json() == Event.model_validate_json(made.model_dump_json()).model_dump_json()
+    assert made.model_fields_set == {"run", "seq", "kind", "at", "text"}
+    assert made.model_copy(update={"seq": 2}).seq == 2
+    assert ours(Limits)() == Limits() and hash(ours(Limits)()) == hash(Limits())
+    assert list(vars(ours(Result)(stdout="a", status=Status.SUCCESS))) == list(Result.model_fields)  # as JSON has them
+    with pytest.raises(ValidationError, match="frozen"):
+        made.seq = 2  # type: ignore[misc]
+
+
+def test_what_is_ours_has_its_own_defaults_and_no_unknown_or_missing_field() -> None:
+    one, other = (ours(Plan)() for _ in range(2))
+    assert one.id != other.id and one.files is not other.files
+    with pytest.raises(TypeError, match="sequence"):
+        ours(Event)(run="bj-1", seq=1, kind="stdout", sequence=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="kind"):
+        ours(Event)(run="bj-1", seq=1)  # type: ignore[call-arg]

@@ -11,6 +11,7 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from belljar.backends.base import Emit
+from belljar.core.model import ours
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, TIMEOUT_EXIT_CODE, EventKind, Result, Status, StreamName
 from belljar.core.values import KIB, MIB
@@ -161,7 +162,7 @@ class Outcome:
         stderr, cut = err.text, bool(out.cut or err.cut)
         peak, cpu = ending.memory_peak, ending.cpu_ms
         status = self.verdict or ending.status or judge(ending, stderr or self._last_words, cut=cut)
-        return Result(
+        return ours(Result)(
             status=status, exit_code=self._exit_code(status, ending.exit_code),
             stdout=out.text, stderr=stderr, truncated=cut,
             duration_ms=round(self.elapsed_ms, 3), startup_ms=round(self._startup_ms, 3),

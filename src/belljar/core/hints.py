@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from belljar.core.model import ours
 from belljar.core.plan import Needs
 from belljar.core.values import KIB
 
@@ -85,20 +86,20 @@ def analyse(code: str, language: str = "python", files: Mapping[str, bytes] | No
     """What the code and the Python files given with it seem to need. Never raises."""
     if language in ("javascript", "typescript"):
         used = sorted(set(_NODE.findall(code[:_LONGEST])))
-        return Needs(system=(_phrase("may need all of Node.js", used),) if used else ())
+        return ours(Needs)(system=(_phrase("may need all of Node.js", used),) if used else ())
     if not _PYTHON.fullmatch(language):
-        return Needs()
+        return ours(Needs)()
     beside = {name: data for name, data in (files or {}).items() if name.endswith(".py")}
     texts = [code, *(data.decode(errors="replace") for data in beside.values())]
     texts = [text for text in texts if _WORTH_READING.search(text)]
     if sum(map(len, texts)) > _LONGEST:
-        return Needs(system=("is too long to be looked at",))
+        return ours(Needs)(system=("is too long to be looked at",))
     reader = _Reader()
     for text in texts:
         if (tree := _parse(text)) is not None:
             reader.read(tree)
     needs = dict(sorted(reader.found()))
-    return Needs(
+    return ours(Needs)(
         modules=frozenset(reader.modules - _local(beside)),
         system=tuple(told for need, told in needs.items() if need not in _SOFT),
         soft=tuple(told for need, told in needs.items() if need in _SOFT),

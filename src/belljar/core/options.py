@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
+from belljar.core.model import ours
 from belljar.core.process import User
 from belljar.core.request import Deterministic, Egress, Life, Limits, RunRequest, Workspace
 
@@ -250,7 +251,7 @@ def request(code: str | None = None, *, backend: str = "auto", **options: Unpack
             command=None if command is None else tuple(cast(Iterable[str], command)),
             args=tuple(cast(Iterable[str], given.pop("args", ()))),
             files={name: _as_bytes(data) for name, data in cast(Mapping[str, Any], files).items()},
-            limits=Limits(**{**limits, **named}),
+            limits=Limits(**{**limits, **named}) if limits or named else ours(Limits)(),
             egress=_egress(cast(Iterable[str], given.pop("net", ())), given.pop("egress", None)),
             workspace=_workspace(
                 given.pop("workspace", None), given.pop("write", False), given.pop("write_git", False)
@@ -318,7 +319,7 @@ def _egress(hosts: Iterable[str], asked: Any) -> Any:
     listed = frozenset(hosts)
     if listed and asked is not None:
         raise errors.InvalidRequest("net: goes with no egress of its own", fix="give one of the two")
-    return Egress(mode="listed", hosts=listed) if listed else asked or Egress()
+    return Egress(mode="listed", hosts=listed) if listed else asked or ours(Egress)()
 
 
 def check_seconds(**given: float) -> None:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from belljar.core import errors, hints
 from belljar.core.capabilities import Capabilities
 from belljar.core.languages import Language
+from belljar.core.model import ours
 from belljar.core.package_names import refused
 from belljar.core.plan import Needs, Plan
 from belljar.core.process import Feature
@@ -96,9 +97,9 @@ def decide(
             fix='list the hosts: net=["example.org"], or leave out these limits',
             context={"field": "egress"},
         )
-    needs = Needs() if request.code is None else hints.analyse(request.code, request.language, request.files)
+    needs = ours(Needs)() if request.code is None else hints.analyse(request.code, request.language, request.files)
     life = request.living
-    return Plan(
+    return ours(Plan)(
         living=life is not None,
         **({"home": life.home, "user": life.user, "features": _features(life)} if life else {}),
         limits=limits,
@@ -228,9 +229,9 @@ def _defaults(kind: str | None, base: Limits, options: ContainerSettings, langua
     if kind:
         named = _type(kind, options)
         memory = named.memory or (language.memory if language else None)
-        return _over(base, ContainerType(memory=memory, timeout=named.timeout))
-    usual = options.types.get(options.type_of(language.name if language else None) or EXECUTION, ContainerType())
-    return _over(_over(base, usual), ContainerType(memory=language.memory if language else None))
+        return _over(base, ours(ContainerType)(memory=memory, timeout=named.timeout))
+    usual = options.types.get(options.type_of(language.name if language else None) or EXECUTION, ours(ContainerType)())
+    return _over(_over(base, usual), ours(ContainerType)(memory=language.memory if language else None))
 
 
 def _type(name: str, options: ContainerSettings) -> ContainerType:

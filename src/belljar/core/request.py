@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from belljar.core.capabilities import Isolation
-from belljar.core.model import Model
+from belljar.core.model import Apart, Model, ours
 from belljar.core.package_names import Packages
 from belljar.core.process import HOME, User
 from belljar.core.values import (
@@ -218,8 +218,10 @@ class RunRequest(Model):
     files: Mapping[GuestPath, Bytes] = Field(default_factory=dict, max_length=MAX_FILES)
     stdin: Input = b""
     env: Mapping[EnvName, EnvText] = Field(default_factory=dict, max_length=MAX_VARIABLES)
-    limits: Limits = Field(Limits(), description="only what is named here counts; the rest comes from the settings")
-    egress: Egress = Egress()
+    limits: Annotated[Limits, Apart()] = Field(
+        ours(Limits)(), description="only what is named here counts; the rest comes from the settings"
+    )
+    egress: Annotated[Egress, Apart()] = ours(Egress)()
     collect: Patterns = ()
     backend: BackendName = "auto"
     isolation: Isolation = Isolation.WASM
@@ -227,14 +229,16 @@ class RunRequest(Model):
     runtime: RuntimeName | None = Field(None, description="of containers: runc, runsc, …")
     auto_remove: StrictBool | None = Field(None, description="false: the container is kept, for inspection")
     type: TypeName | None = Field(None, description="kind of work, for its image and limits: test-runner, …")
-    workspace: Workspace | None = None
+    workspace: Annotated[Workspace, Apart()] | None = None
     packages: Packages = Field(
         None, description="names of packages to be there (`requests`, `npm:lodash@4`), or the folder of a Python "
         "environment (venv) of the host; read-only",
     )  # fmt: skip
-    living: Life | None = Field(None, description="a sandbox that is one machine for all its commands")
+    living: Annotated[Life, Apart()] | None = Field(
+        None, description="a sandbox that is one machine for all its commands"
+    )
     workdir: str = WORKSPACE
-    deterministic: Annotated[Deterministic | None, BeforeValidator(_as_deterministic)] = Field(
+    deterministic: Annotated[Annotated[Deterministic, Apart()] | None, BeforeValidator(_as_deterministic)] = Field(
         None, description="fixes clock and randomness, so that the run can be repeated bit for bit; true, or the seed"
     )
     profile: ProfileName | None = Field(None, description="packages to find imported; by default by the code")

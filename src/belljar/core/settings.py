@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_validator
 
 from belljar.core.container_block import CpuList, check_protocols, settled
-from belljar.core.model import Model
+from belljar.core.model import Apart, Model, ours
 from belljar.core.package_names import ANY_NPM, ANY_PYTHON, PackagePattern
 from belljar.core.request import Limits
 from belljar.core.values import GIB, KIB, MIB, SET_NAME, HostGrant, HostPattern, ProfilePath, Size, parse_size
@@ -64,6 +64,10 @@ GRANTABLE = (
 )  # fmt: skip
 
 
+def _builtin_types() -> dict[str, ContainerType]:
+    return {name: ours(ContainerType)(**fields) for name, fields in TYPES.items()}
+
+
 def _with_builtin(given: object) -> object:
     """Lays the administrator's types over the built-in ones, field by field."""
     if not isinstance(given, Mapping):
@@ -111,7 +115,7 @@ class ContainerSettings(Model):
     runtime: str = Field("", description="the engine's own default, runsc for gVisor, or another it has registered")
     images: Mapping[str, str] = Field(default_factory=dict, description="container type or language -> image")
     types: Annotated[Mapping[str, ContainerType], BeforeValidator(_with_builtin)] = Field(
-        default_factory=dict, validate_default=True, description="kinds of work, ours and more"
+        default_factory=_builtin_types, description="kinds of work, ours and more"
     )
     pool: int = Field(0, ge=0, le=100, description="containers of each kind that wait, up and running, for their run")
     pool_idle: float = Field(300, gt=0, allow_inf_nan=False, description="seconds after which an unused kind is let go")
@@ -263,8 +267,8 @@ class ServiceSettings(Model):
     port: int = Field(8080, ge=0, le=65535)
     hosts: tuple[str, ...] = Field((), description="names under which it may be asked, besides those of loopback")
     origins: tuple[str, ...] = Field((), description="origins of other web pages that may ask it")
-    jwt: JwtSettings = Field(default_factory=JwtSettings)
-    egress: ServiceEgress = Field(default_factory=ServiceEgress)
+    jwt: Annotated[JwtSettings, Apart()] = Field(default_factory=ours(JwtSettings))
+    egress: Annotated[ServiceEgress, Apart()] = Field(default_factory=ours(ServiceEgress))
     packages: tuple[PackagePattern, ...] = Field(
         (), max_length=4096, description="that callers may have installed, if packages.names allows it; () is none"
     )
@@ -296,19 +300,12 @@ class ServiceSettings(Model):
     log_format: Literal["console", "json"] = Field("console", description="of a line of the server's own log")
 
 
-# Every table, empty. Who validates settings from it builds one validator for all tables, not one for each.
-EMPTY: dict[str, Any] = {
-    "defaults": {}, "caps": {}, "egress": {}, "container": {}, "images": {}, "living": {}, "packages": {},
-    "service": {"jwt": {}, "egress": {}},
-}  # fmt: skip
-
-
 class Settings(Model):
     """All settings of one process, as they are in force."""
 
     backend: str = "auto"
-    defaults: Limits = Field(default_factory=Limits)
-    caps: Caps = Field(default_factory=Caps)
+    defaults: Annotated[Limits, Apart()] = Field(default_factory=ours(Limits))
+    caps: Annotated[Caps, Apart()] = Field(default_factory=ours(Caps))
     max_containers: int = Field(10, ge=1, le=100_000)
     state_dir: str = ""
     cache_dir: str = ""
@@ -324,12 +321,12 @@ class Settings(Model):
     project_image: str = Field("", description="the image that a project's file names: used, or the run is refused")
     auto_remove: StrictBool = Field(True, description="false: the container of a run is kept, for inspection")
     switched_off: str = Field("", description="the project file that says so: then nothing is run at all")
-    egress: EgressSettings = Field(default_factory=EgressSettings)
-    container: ContainerSettings = Field(default_factory=ContainerSettings)
-    images: ImageSettings = Field(default_factory=ImageSettings)
-    living: LivingSettings = Field(default_factory=LivingSettings)
-    packages: PackageSettings = Field(default_factory=PackageSettings)
-    service: ServiceSettings = Field(default_factory=ServiceSettings)
+    egress: Annotated[EgressSettings, Apart()] = Field(default_factory=ours(EgressSettings))
+    container: Annotated[ContainerSettings, Apart()] = Field(default_factory=ours(ContainerSettings))
+    images: Annotated[ImageSettings, Apart()] = Field(default_factory=ours(ImageSettings))
+    living: Annotated[LivingSettings, Apart()] = Field(default_factory=ours(LivingSettings))
+    packages: Annotated[PackageSettings, Apart()] = Field(default_factory=ours(PackageSettings))
+    service: Annotated[ServiceSettings, Apart()] = Field(default_factory=ours(ServiceSettings))
     installers: Mapping[str, str] = Field(
         default_factory=dict, repr=False, exclude=True, description="variables that pip, uv and npm go by, over our own"
     )

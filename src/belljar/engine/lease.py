@@ -18,6 +18,7 @@ from belljar.control.control import Control
 from belljar.core import errors, policy, routing
 from belljar.core.capabilities import Capabilities, Guarantees
 from belljar.core.display import is_image, neutralise
+from belljar.core.model import ours
 from belljar.core.plan import FIGURES, OFFLINE_ENV, Command, Plan
 from belljar.core.request import Limits, RunRequest
 from belljar.core.result import Event, EventKind, Failure, MimeBundle, Result, Status
@@ -138,7 +139,7 @@ class Lease:
                 f"{self.capabilities.backend} runs code, not commands", fix="ask for backend=native"
             )
         if request.command is not None:
-            return Command(
+            return ours(Command)(
                 argv=request.command, env={**self.usual_env, **request.env}, stdin=request.stdin, cwd=request.workdir,
                 limits=limits,
                 files=own_files, type=request.type,
@@ -163,7 +164,7 @@ class Lease:
         if self.plan.figures:
             own_files[f"{AGENT_FOLDER}/sitecustomize.py"] = python_program("figures").encode()
             env = _drawing(env, f"{self.plan.inputs}/{AGENT_FOLDER}")
-        return Command(
+        return ours(Command)(
             argv=(*argv, *request.args), args=request.args, env=env, stdin=request.stdin,
             cwd=request.workdir, limits=limits, language=language.name, type=request.type,
             files={main: request.code.encode(), **own_files}, deterministic=request.deterministic,
@@ -253,7 +254,7 @@ class Lease:
         async def emit(kind: EventKind, text: str, result: Result | None = None) -> None:
             nonlocal sequence
             sequence += 1
-            event = Event(run=run, seq=sequence, kind=kind, text=text, result=result)
+            event = ours(Event)(run=run, seq=sequence, kind=kind, text=text, result=result)
             await self._record(event)
             await self.engine.publish(event, listener)
 

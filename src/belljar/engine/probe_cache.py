@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import sys
 import time
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from belljar.backends.base import Rememberable
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities
 from belljar.core.version import __version__
+from belljar.host import own_files
 
 LIFETIME_SECONDS = 24 * 3600.0
 _MAX_ENTRY_BYTES = 1 << 20
@@ -72,14 +72,14 @@ class ProbeCache:
         with suppress(errors.BelljarError, OSError):
             path = self._path(backend)
             self._remove_old()
-            _write(path, json.dumps(entry).encode())
+            own_files.write(path, json.dumps(entry).encode())
 
     def forget(self, backend: Rememberable) -> None:
         with suppress(errors.BelljarError, OSError):
             self._path(backend).unlink(missing_ok=True)
 
     def _path(self, backend: Rememberable) -> Path:
-        _check_folder(self._folder)
+        own_files.check_folder(self._folder)
         facts = {"machine": _machine(), "backend": backend.depends_on()}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return self._folder / f"{backend.name}-{digest[:32]}.probe"
@@ -91,36 +91,12 @@ class ProbeCache:
                     path.unlink()
 
 
-def _check_folder(folder: Path) -> None:
-    """Makes the folder; raises OSError where it is not ours alone."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = folder.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
-        raise PermissionError(f"{folder} is not ours alone")
-
-
 def _read(path: Path) -> dict[str, Any]:
     """Reads an entry; raises OSError or ValueError where there is none, or where it is not ours alone."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        facts = os.fstat(file.fileno())
-        ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
-        if not ours or facts.st_nlink != 1 or facts.st_size > _MAX_ENTRY_BYTES:
-            raise ValueError(f"{path} is not ours alone")
-        entry = json.loads(file.read(_MAX_ENTRY_BYTES))
+    entry = json.loads(own_files.read(path, _MAX_ENTRY_BYTES))
     if not isinstance(entry, dict):
         raise ValueError(f"{path} is no entry")
     return entry
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Writes it whole or not at all: two processes may keep the same proof at once."""
-    draft = path.with_suffix(f".{os.getpid()}.draft")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(data)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _machine() -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ import anyio
 from anyio.abc import SocketStream, UNIXSocketStream
 
 from belljar.core.addresses import HTTPS_PORT, Endpoint, IPAddress, forms, why_not_public
+from belljar.core.model import ours
 from belljar.core.request import Egress, Limits
 from belljar.core.values import covers, few
 from belljar.host.loops import accepted
@@ -35,7 +36,7 @@ _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 120.0
 _PAUSE_SECONDS = 0.1
 _CHUNK_BYTES = 65_536
-_NO_LIMITS = Limits()
+_NO_LIMITS = ours(Limits)()
 _LOST = (TimeoutError, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 _TARGET = re.compile(rb"([A-Za-z0-9.-]{1,253}):(\d{1,5})")
 
