@@ -260,6 +260,27 @@ def test_importing_belljar_loads_neither_pydantic_nor_anyio() -> None:
     assert done.stdout.strip() == "[]"
 
 
+# Of others' modules, those that take long to import and some command needs; of ours, what most runs need not.
+FOREIGN_TO_A_RUN = {
+    "rich", "prompt_toolkit", "email", "importlib.metadata", "zipfile", "tarfile", "http", "xml", "multiprocessing",
+    "typer._adapters", "pydantic.type_adapter", "belljar.client", "belljar.service", "belljar.session",
+    "belljar.living",
+    "belljar.core.diagnose", "belljar.backends.native.living", "belljar.host.box_tree", "belljar.backends.containers",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["native", "wasm"])
+def test_a_run_imports_nothing_large_that_only_other_commands_need(backend: str) -> None:
+    code = (
+        "import atexit, sys; atexit.register(lambda: sys.stderr.write(' '.join(sys.modules)));"
+        f"sys.argv[1:] = ['run', '-b', '{backend}', '-c', 'print(1)']; from belljar.cli.main import main; main()"
+    )
+    belljar("run", "-b", backend, "-c", "print(1)")  # which probes, if none did
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "1\n"
+    assert FOREIGN_TO_A_RUN & set(done.stderr.split()) == set()
+
+
 def test_a_file_gets_its_arguments_after_two_dashes(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text('printf "<%s>" "$@"')
     done = belljar("run", str(tmp_path / "a.sh"), "--", "--json", "two words", "")

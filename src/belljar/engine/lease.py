@@ -26,7 +26,6 @@ from belljar.core.values import WORKSPACE, few
 from belljar.engine import audit
 from belljar.engine.tracing import span
 from belljar.host import git_settings
-from belljar.host.box_tree import HostTree
 
 if TYPE_CHECKING:
     from belljar.engine.engine import Engine
@@ -230,14 +229,23 @@ class Lease:
         if capabilities.processes and NO_MODULE in result.stderr:
             way, modules = await self.engine.way_to_wasm(self.plan)
             around = around._replace(wasm=way, wasm_modules=modules)
-        if around.disk_in_memory and isinstance(tree := getattr(self.box, "tree", None), HostTree):
-            around = around._replace(files=await tree.held(), memory=self.plan.limits.memory)
+        if around.disk_in_memory and (files := await self._held()):
+            around = around._replace(files=files, memory=self.plan.limits.memory)
         language, limits = self._language(request), self.limits(request)
         failure = diagnose.diagnose(
             result, language=language, limits=limits, processes=capabilities.processes, around=around
         )
         told = result.error.exception if result.error else None
         return failure.model_copy(update={"exception": told}) if told else failure
+
+    async def _held(self) -> int | None:
+        """Bytes that the files of a living sandbox hold, where that can be looked up; None for any other."""
+        if not self.plan.living:
+            return None
+        from belljar.host.box_tree import HostTree
+
+        tree = getattr(self.box, "tree", None)
+        return await tree.held() if isinstance(tree, HostTree) else None
 
     def _language(self, request: RunRequest) -> str:
         return "" if request.command else self.engine.languages.get(request.language).name

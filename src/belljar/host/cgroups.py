@@ -326,11 +326,19 @@ class Cgroups:
 
     def orphans(self, is_dead: Callable[[str], bool]) -> list[Group]:
         """Lists the groups whose owner (the part of the name before the last dash) is dead."""
-        found = {path.name for base in set(self.bases.values()) for path in base.glob(PREFIX + "*")}
+        found = {name for base in set(self.bases.values()) for name in _names(base) if name.startswith(PREFIX)}
         return [self._group(name) for name in sorted(found) if is_dead(name.removeprefix(PREFIX).rpartition("-")[0])]
 
     def _group(self, name: str) -> Group:
         return Group(self.version, {controller: base / name for controller, base in self.bases.items()})
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder; nothing if it is gone."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def detect(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Cgroups | str:

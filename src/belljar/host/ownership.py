@@ -96,7 +96,7 @@ def prepare(state_dir: Path) -> None:
 def reap(state_dir: Path, groups: cgroups.Cgroups | None) -> int:
     """Ends and removes what dead owners left; returns how many sandboxes that were."""
     trees = [groups] if groups else []
-    records = [path for path in state_dir.glob("*.owner") if is_dead(path.stem)]
+    records = [path for path in state_dir.iterdir() if path.suffix == ".owner" and is_dead(path.stem)]
     for record in records:
         with suppress(OSError, ValueError, KeyError):
             where = json.loads(record.read_text())

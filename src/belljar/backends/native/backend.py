@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.backends.native import jail
 from belljar.backends.native.box import NativeBox, NativeHost
-from belljar.backends.native.living.box import NativeLivingBox
 from belljar.backends.native.toolchains import Grant, Toolchains, find_bubblewrap
 from belljar.backends.session_agents import LANGUAGES
 from belljar.control.control import Control
@@ -135,14 +134,11 @@ class Native:
         """Names all that the probe's result depends on."""
         self.prepare()
         scripts = Path(__file__).parents[2] / "guest" / "shell" / "native"
-        sources = (
-            *Path(__file__).parent.rglob("*.py"),
-            *Path(process.__file__).parent.rglob("*.*"),
-            *scripts.glob("*.sh"),
-        )
+        folders = (Path(__file__).parent, Path(process.__file__).parent, scripts)
+        sources = [path for folder in folders for path in _below(folder)]
         return {
             "bubblewrap": [stamp(path) for path in find_bubblewrap()],
-            "sources": [stamp(path) for path in sorted(sources) if path.suffix != ".pyc"],
+            "sources": [stamp(path) for path in sorted(sources)],
             "state_dir": str(self.state_dir),
             "uids": [self.uids.start, self.uids.stop],
             "groups": [self.no_groups, str(self.groups and self.groups.bases)],
@@ -288,7 +284,7 @@ class Native:
                 self.bubblewrap, self.state_dir, self.place, self.toolchains, self.group_for, self.group_to_keep,
                 *self._network, self._disk_backing,
             )  # fmt: skip
-            box = NativeLivingBox(host, plan, uid) if plan.living else NativeBox(host, plan, uid)
+            box = _living_box(host, plan, uid) if plan.living else NativeBox(host, plan, uid)
             if plan.packages:
                 box.packages = await stack.enter_async_context(self._granted(plan.packages, plan.language))
             if plan.workspace:
@@ -373,3 +369,16 @@ def _explain(error: errors.BelljarError) -> errors.NotAvailable:
         if re.search(pattern, error.message, re.IGNORECASE):
             return errors.NotAvailable(meaning, fix=fix, context={"said": error.message})
     return errors.NotAvailable(error.message, fix="see docs/security.md, or use another backend")
+
+
+def _living_box(host: NativeHost, plan: Plan, uid: int | None) -> NativeBox:
+    from belljar.backends.native.living.box import NativeLivingBox  # few boxes live on
+
+    return NativeLivingBox(host, plan, uid)
+
+
+def _below(folder: Path) -> Iterator[str]:
+    """Yields the files below a folder, without compiled ones: each start of a command asks for them."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        yield from (f"{place}/{name}" for name in names)

@@ -27,6 +27,7 @@ from belljar.backends.wasm.store import FRESH, CompiledStore, check_versions, so
 from belljar.backends.wasm.worker_process import WorkerKind, WorkerProcess
 from belljar.core import errors
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
+from belljar.core.model import ours
 from belljar.core.plan import Plan
 from belljar.core.values import GIB, MIB
 
@@ -229,7 +230,7 @@ _PROFILED = frozenset(module.split(".")[0] for modules in wasm_profiles.PROFILES
 def _in_jail(outer: Guarantees) -> Guarantees:
     walls = (*_WALLS, *(f"worker: {wall}" for wall in outer.walls))
     limits = _LIMITS | {"disk": "tmpfs size", "cpus": outer.limits["cpus"], "io": outer.limits["io"]}
-    return Guarantees(isolation=Isolation.NAMESPACE, walls=walls, limits=limits, network="none")
+    return ours(Guarantees)(isolation=Isolation.NAMESPACE, walls=walls, limits=limits, network="none")
 
 
 def _alone(why: str) -> Guarantees:

@@ -12,6 +12,7 @@ import anyio.to_thread
 from belljar.backends.snapshot import Snapshot
 from belljar.backends.wasm import store
 from belljar.core import errors
+from belljar.core.model import ours
 from belljar.core.plan import Command, Plan
 from belljar.core.values import MIB, format_size
 from belljar.host import files
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _COPY_SECONDS = 60.0
 _PAGE_BYTES, _NUMBER_BYTES = 4096, 4
-_PYTHON = Command(argv=("python3",))
+_PYTHON = ours(Command)(argv=("python3",))
 
 
 async def take(box: WasmBox) -> Snapshot:
