@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -116,6 +117,12 @@ def load(name: str) -> Any:
     else:
         found.info.epilog = epilog(name)
     return get_command(found)
+
+
+def typed() -> str:
+    """Returns the command that was typed."""
+    names = [word for word in sys.argv[1:] if word in COMMANDS]
+    return names[0] if names else "this"
 
 
 def version(

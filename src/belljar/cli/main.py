@@ -40,16 +40,16 @@ def main() -> None:
 def _call() -> int:
     import typer
 
-    from belljar.cli.commands import app
+    from belljar.cli import commands, remote
     from belljar.core import errors
 
     try:
-        return int(app(standalone_mode=False) or 0)
+        return int(commands.app(standalone_mode=False) or 0)
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
         if getattr(error, "option_name", "") == "--server":
-            _fail(refused := remote.refusal(_command()))
+            _fail(refused := remote.refusal(commands.typed()))
             return refused.exit_code
         _fail(errors.InvalidRequest(str(error), fix="belljar --help")) if _wants_json() else error.show()  # type: ignore[attr-defined]
     except errors.BelljarError as error:
@@ -68,12 +68,6 @@ def _fail(error: BelljarError) -> None:
 
     with suppress(OSError):  # nobody may be there to be told
         terminal.print_json({"error": error.as_dict()}) if _wants_json() else terminal.problem(error)
-
-
-def _command() -> str:
-    """Returns the command that was typed."""
-    words = [word for word in sys.argv[1:] if word in COMMANDS]
-    return words[0] if words else "this"
 
 
 def _wants_json() -> bool:
