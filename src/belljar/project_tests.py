@@ -19,6 +19,7 @@ from belljar.core.options import ProjectOptions, StrPath
 from belljar.core.result import Result
 from belljar.core.settings import CONTAINER_ENGINES, LANGUAGE_IMAGES, Settings
 from belljar.core.test_results.asked import TEST_SECONDS, TestOptions, test_options
+from belljar.core.test_results.dependencies import Dependencies, dependencies
 from belljar.core.test_results.frameworks import (
     MARKERS,
     MAX_MARKER_BYTES,
@@ -43,7 +44,7 @@ async def atest(
     path: StrPath, command: str | Iterable[str] | None = None, *, environment: Mapping[str, str] | None = None,
     timeout: float | None = None, coverage: bool = False, only: Iterable[str] | None = None,
     shard: str | tuple[int, int] | None = None, repeat: int = 1, reports: Iterable[str] | None = None,
-    keep: bool = False, on_event: Listener | None = None, on_test: TestListener | None = None,
+    keep: bool = False, install: bool = False, on_event: Listener | None = None, on_test: TestListener | None = None,
     cancel: Cancel | None = None, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "",
     **options: Unpack[ProjectOptions],
 ) -> TestReport:  # fmt: skip
@@ -60,6 +61,7 @@ async def atest(
         repeat: how often to run them, to find those that do not end alike each time.
         reports: patterns of files to which the command writes JUnit XML or TAP.
         keep: whether to keep the files as the tests left them, as a snapshot.
+        install: whether to install beforehand the packages that the project's files list.
         on_event: called with each event; what is printed, and each test as one of kind "display".
         on_test: called with each test when it has ended.
         cancel: a handle that stops it.
@@ -82,8 +84,8 @@ async def atest(
         coverage=coverage, only=only and tuple(only), shard=shard, repeat=repeat, reports=reports and tuple(reports),
     )  # fmt: skip
     report, _ = await test_folder(
-        path, asked, keep=keep, on_event=on_event, on_test=on_test, cancel=cancel, backend=backend, engine=engine,
-        id=id, options=dict(options),
+        path, asked, keep=keep, install=install, on_event=on_event, on_test=on_test, cancel=cancel,
+        backend=backend, engine=engine, id=id, options=dict(options),
     )  # fmt: skip
     return report
 
@@ -92,7 +94,7 @@ def test(
     path: StrPath, command: str | Iterable[str] | None = None, *, environment: Mapping[str, str] | None = None,
     timeout: float | None = None, coverage: bool = False, only: Iterable[str] | None = None,
     shard: str | tuple[int, int] | None = None, repeat: int = 1, reports: Iterable[str] | None = None,
-    keep: bool = False, on_event: Listener | None = None, on_test: TestListener | None = None,
+    keep: bool = False, install: bool = False, on_event: Listener | None = None, on_test: TestListener | None = None,
     cancel: Cancel | None = None, backend: str | Backend = "auto", engine: Engine | None = None, id: str = "",
     **options: Unpack[ProjectOptions],
 ) -> TestReport:  # fmt: skip
@@ -103,8 +105,8 @@ def test(
     return portal.call(
         lambda: atest(
             path, command, environment=environment, timeout=timeout, coverage=coverage, only=only, shard=shard,
-            repeat=repeat, reports=reports, keep=keep, on_event=on_event, on_test=on_test, cancel=cancel,
-            backend=backend, engine=engine, id=id, **options,
+            repeat=repeat, reports=reports, keep=keep, install=install, on_event=on_event, on_test=on_test,
+            cancel=cancel, backend=backend, engine=engine, id=id, **options,
         )
     )  # fmt: skip
 
@@ -119,7 +121,7 @@ def usual_seconds(settings: Settings) -> float:
 
 
 async def test_folder(
-    path: StrPath, asked: TestOptions, *, keep: bool = False, on_event: Listener | None = None,
+    path: StrPath, asked: TestOptions, *, keep: bool = False, install: bool = False, on_event: Listener | None = None,
     on_test: TestListener | None = None, cancel: Cancel | None = None, backend: str | Backend = "auto",
     engine: Engine | None = None, id: str = "", owner: str = "", options: Mapping[str, Any],
 ) -> tuple[TestReport, Result]:  # fmt: skip
@@ -132,17 +134,22 @@ async def test_folder(
             f"timeout: {asked.timeout:g} s is over the cap of {engine.settings.caps.timeout:g} s",
             fix="ask for less, or have the administrator raise the cap", context={"field": "timeout"},
         )  # fmt: skip
-    found = None
-    if asked.command is None:
-        found = detect(await anyio.to_thread.run_sync(_project, folder))
+    project = await anyio.to_thread.run_sync(_project, folder)
+    found = detect(project) if asked.command is None else None
     given = {"type": TEST_RUNNER, **{name: value for name, value in options.items() if value is not None}}
     if given.get("workspace") is not None:
         raise errors.InvalidRequest("workspace: the project is copied there", fix="leave it out")
+    extra = _extra(project, asked, found, given) if install else None
     if image := _image(engine.settings, backend, given, asked, found):
         given["image"] = image
     async with AsyncSandbox(living=True, backend=backend, engine=engine, id=id, **given) as box:
         await box.files.upload(folder, WORKSPACE)
         report, result = await run_tests(box, asked, on_event=on_event, on_test=on_test, cancel=cancel, found=found)
+        if extra is not None:
+            names = ", ".join(extra.names) or "nothing"
+            more = {"reasons": (*report.reasons, f"installed beforehand: {names}")}
+            report = report.model_copy(update=more | {"warnings": (*extra.left_out, *report.warnings)})
+            result = with_report(result, report)
         if keep:
             kept = (await box.snapshot(labels={"belljar.tests": report.status}, owner=owner)).id
             report = report.model_copy(update={"kept": kept})
@@ -151,6 +158,22 @@ async def test_folder(
 
 
 test_folder.__test__ = False  # type: ignore[attr-defined]
+
+
+def _extra(
+    project: Project, asked: TestOptions, found: FoundFramework | None, given: dict[str, Any]
+) -> Dependencies:  # fmt: skip
+    """Adds the packages that the project's files list to those that are asked for by name."""
+    packages = given.get("packages") or ()
+    if isinstance(packages, str | os.PathLike):
+        raise errors.InvalidRequest(
+            "install: goes with no Python environment of the host", fix="leave out one of the two"
+        )
+    line = asked.command if isinstance(asked.command, str) else " ".join(asked.command or ())
+    framework = found.name if found else framework_of(line)
+    extra = dependencies(project, framework, coverage=asked.coverage)
+    given["packages"] = tuple(dict.fromkeys((*packages, *extra.names))) or None
+    return extra
 
 
 def _image(

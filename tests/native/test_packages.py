@@ -315,3 +315,26 @@ async def test_a_real_package_comes_from_the_index_that_this_machine_is_configur
     except errors.BelljarError as error:
         pytest.skip(f"SKIPPED: no index can be reached from here: {error}")
     assert result.stdout.startswith("/opt/belljar/python/"), result.stderr
+
+
+# --- packages that a project's tests need ---
+
+
+def test_what_a_projects_files_list_is_installed_for_its_tests_once_and_found_without_an_index_then(
+    engine: Engine, registry: Registry, tmp_path: Path
+) -> None:
+    (tmp_path / "requirements.txt").write_text("apple==2.1  # the sweet one\n-e .\n")
+    (tmp_path / "test_it.py").write_text(
+        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        import apple, stone\n"
+        "        self.assertEqual(apple.VERSION, '2.1')\n"
+    )
+    without = belljar.test(tmp_path, engine=engine)
+    assert (without.status, without.failed) == ("failed", 1) and "apple" in without.failures[0].message
+    report = belljar.test(tmp_path, engine=engine, install=True)
+    assert report.ok, report.output
+    assert report.reasons[-1] == "installed beforehand: apple==2.1"
+    assert any("'-e .' is not installed" in warning for warning in report.warnings)
+    registry.asked.clear()
+    assert belljar.test(tmp_path, engine=engine, install=True).ok and registry.asked == []
+    with pytest.raises(errors.InvalidRequest, match="install"):
+        belljar.test(tmp_path, engine=engine, install=True, packages=str(tmp_path))

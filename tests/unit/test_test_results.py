@@ -12,6 +12,7 @@ from belljar.core.result import Result, Status
 from belljar.core.test_results import frameworks, junit, lines, tap
 from belljar.core.test_results.asked import test_options as options_of
 from belljar.core.test_results.coverage import parse_coverage
+from belljar.core.test_results.dependencies import dependencies
 from belljar.core.test_results.go import parse_go
 from belljar.core.test_results.model import report_in, with_report
 from belljar.core.test_results.parsed import MAX_REPORT_BYTES, FoundTest, ParsedReport, path_of
@@ -271,6 +272,18 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
 def test_the_framework_is_found_by_the_files_of_the_project(files: dict[str, str], name: str, command: str) -> None:
     found = frameworks.detect(frameworks.Project(frozenset(files), files))
     assert (found.name, found.command) == (name, command) and found.reason
+
+
+def test_what_a_project_lists_is_installed_by_plain_names_and_the_rest_is_said() -> None:
+    texts = {
+        "requirements.txt": "requests>=2  # http\n-r x\ngit+https://example.org/x\nattrs==1.0 --hash=sha256:00\n",
+        "pyproject.toml": '[project]\ndependencies = ["idna", "tomli; python_version < \'3.11\'"]\n'
+        '[dependency-groups]\ntest = ["hypothesis", "Requests"]\n',
+        "package.json": '{"devDependencies": {"mocha": "^11", "local": "file:../x"}}',
+    }
+    found = dependencies(frameworks.Project(frozenset(texts), texts), "pytest", coverage=True)
+    assert found.names == ("requests>=2", "attrs==1.0", "idna", "hypothesis", "npm:mocha@^11", "pytest", "coverage")
+    assert len(found.left_out) == 4 and all("not installed" in one for one in found.left_out)
 
 
 def test_a_project_without_tests_is_told_to_name_a_command() -> None:

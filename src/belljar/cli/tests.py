@@ -44,6 +44,7 @@ Reports = Annotated[
     typer.Option("--report", metavar="GLOB", help="Files with JUnit XML or TAP that the command writes."),
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the files as the tests left them, as a snapshot.")]
+Install = Annotated[bool, typer.Option("--install", help="Install first the packages that the project's files list.")]
 JUnit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML, too.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A line for each test, and all that is printed.")]
 
@@ -53,6 +54,7 @@ def test(
     command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND…]", help="Found unless given.")] = None,
     timeout: opt.Timeout = None, env: opt.Env = None, coverage: Coverage = False, failed: Failed = False,
     only: Only = None, shard: Shard = None, repeat: Repeat = 1, report: Reports = None, keep: Keep = False,
+    install: Install = False,
     junit: JUnit = None, verbose: Verbose = False, packages: opt.Packages = None, net: opt.Net = None,
     backend: opt.Backend = "auto", image: opt.Image = None, memory: opt.Memory = None, cpus: opt.Cpus = None,
     pids: opt.Pids = None, disk: opt.Disk = None, as_json: opt.Json = False, server: remote.Server = None,
@@ -66,7 +68,8 @@ def test(
     asked: dict[str, Any] = {
         "command": _line(command), "environment": opt.read_env(env), "timeout": timeout, "coverage": coverage,
         "only": (*(only or ()), *(_last_failed(memo) if failed else ())) or None, "shard": shard, "repeat": repeat,
-        "reports": tuple(report or ()) or None, "keep": keep, "backend": backend, "packages": opt.packages(packages),
+        "reports": tuple(report or ()) or None, "keep": keep, "install": install, "backend": backend,
+        "packages": opt.packages(packages),
         "net": net or (), "image": image, "memory": memory, "cpus": cpus, "pids": pids, "disk": disk,
     }  # fmt: skip
     view = _View(verbose=verbose, quiet=as_json)

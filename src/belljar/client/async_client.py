@@ -133,8 +133,8 @@ class AsyncClient:
         return await self.run(path=path, backend=backend, cached=cached, **options)
 
     async def test(
-        self, path: StrPath, command: str | Iterable[str] | None = None, *, keep: bool = False, backend: str = "auto",
-        on_event: Listener | None = None, cancel: Cancel | None = None, net: Iterable[str] = (),
+        self, path: StrPath, command: str | Iterable[str] | None = None, *, keep: bool = False, install: bool = False,
+        backend: str = "auto", on_event: Listener | None = None, cancel: Cancel | None = None, net: Iterable[str] = (),
         packages: str | Iterable[str] | None = None, image: str | None = None, runtime: str | None = None,
         memory: int | str | None = None, cpus: float | None = None, pids: int | None = None,
         disk: int | str | None = None, **options: Unpack[TestRunOptions],
@@ -145,6 +145,7 @@ class AsyncClient:
             path: the project: a folder of the server, below one of its project roots.
             command: a line of shell, or a program with its arguments; found by the project's files unless given.
             keep: whether to keep the files as the tests left them, as a snapshot.
+            install: whether to install beforehand the packages that the project's files list.
             backend: "auto", or the name of one of the server's backends.
             on_event: called with each event; what is printed, and each test as one of kind "display".
             cancel: a handle that stops it.
@@ -163,7 +164,13 @@ class AsyncClient:
         """
         asked = test_options(command=command, **options)
         said = asked.model_dump(mode="json", exclude_unset=True, exclude={"command", "timeout"})
-        body = {"project_path": os.fspath(path), "test_command": asked.command, "keep": keep, **said}
+        body = {
+            "project_path": os.fspath(path),
+            "test_command": asked.command,
+            "keep": keep,
+            "install": install,
+            **said,
+        }
         limits = {"memory": memory, "cpus": cpus, "pids": pids, "disk": disk}
         body["limits"] = {name: value for name, value in limits.items() if value is not None} or None
         body["timeout_seconds"] = asked.timeout if options.get("timeout") is not None else None

@@ -106,8 +106,8 @@ class Client:
         return portal.call(lambda: self._core.execute_file(path, backend=backend, cached=cached, **options))
 
     def test(
-        self, path: StrPath, command: str | Iterable[str] | None = None, *, keep: bool = False, backend: str = "auto",
-        on_event: Listener | None = None, cancel: Cancel | None = None, net: Iterable[str] = (),
+        self, path: StrPath, command: str | Iterable[str] | None = None, *, keep: bool = False, install: bool = False,
+        backend: str = "auto", on_event: Listener | None = None, cancel: Cancel | None = None, net: Iterable[str] = (),
         packages: str | Iterable[str] | None = None, image: str | None = None, runtime: str | None = None,
         memory: int | str | None = None, cpus: float | None = None, pids: int | None = None,
         disk: int | str | None = None, **options: Unpack[TestRunOptions],
@@ -115,7 +115,8 @@ class Client:
         """Runs the tests of a folder of the server in a sandbox of its own: see `AsyncClient.test`."""
         return portal.call(
             lambda: self._core.test(
-                path, command, keep=keep, backend=backend, on_event=on_event, cancel=cancel, net=net, packages=packages,
+                path, command, keep=keep, install=install, backend=backend, on_event=on_event, cancel=cancel, net=net,
+                packages=packages,
                 image=image, runtime=runtime, memory=memory, cpus=cpus, pids=pids, disk=disk, **options,
             )
         )  # fmt: skip

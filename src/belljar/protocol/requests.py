@@ -228,6 +228,7 @@ class RunTests(RequestBody):
         (), max_length=32, description="patterns of files to which the command writes JUnit XML or TAP"
     )
     keep: StrictBool = Field(False, description="keep the files as the tests left them, as a snapshot")
+    install: StrictBool = Field(False, description="install first the packages that the project's files list")
     limits: Limits | None = Field(None, description="of the sandbox; only what is named counts")
     net: tuple[HostPattern, ...] = Field((), description="hosts that the tests may reach")
     packages: Packages = Field(

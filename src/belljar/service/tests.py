@@ -68,7 +68,8 @@ async def _work(
     options = {**body.sandbox_options(), "packages": asked.packages}
     with _granted(service, asked):
         _, result = await test_folder(
-            asked.workspace.path, body.test_options(usual_seconds(service.settings)), keep=body.keep, on_event=listener,
+            asked.workspace.path, body.test_options(usual_seconds(service.settings)), keep=body.keep,
+            install=body.install, on_event=listener,
             cancel=cancel, backend=asked.backend, engine=service.engine, id=id, owner=owner, options=options,
         )  # fmt: skip
     return result
