@@ -94,6 +94,10 @@ def test_a_progress_bar_is_not_the_message() -> None:
     assert shell("  0 %\r 50 %\rcurl: (6) Could not resolve host: a.example\n", 6).message == (
         "exit code 6: curl: (6) Could not resolve host: a.example"
     )
+    meter = "\r  0     0    0     0    0     0      0      0 --:--:-- --:--:-- --:--:--     0"  # and no new line
+    assert shell(f"{meter}curl: (6) Could not resolve host: a.example\n", 6).message == (
+        "exit code 6: curl: (6) Could not resolve host: a.example"
+    )
 
 
 def test_python_that_starts_such_a_client_and_checks_it_fails_of_the_same() -> None:

@@ -53,6 +53,7 @@ _LINE = 1_000
 _MESSAGE = 500
 _LAST_LINES = 6  # of stderr, among which a shell's last words are
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,32}[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CURLS_METER = re.compile(r"^[\s\d:.kMG-]{1,120}(?=curl: \()")  # ends without a new line before what curl complains of
 
 
 class Around(NamedTuple):
@@ -426,7 +427,7 @@ def _lines(text: str) -> list[str]:
     """The end of what was printed, without colours and control characters, in lines of a sane length."""
     lines = text[-_TAIL:].replace("\r\n", "\n").split("\n")
     shown = (line.rstrip("\r").rpartition("\r")[2] for line in lines)  # a progress bar is written over
-    return [_ESCAPES.sub("", line)[:_LINE] for line in shown]
+    return [_CURLS_METER.sub("", _ESCAPES.sub("", line))[:_LINE] for line in shown]
 
 
 def _last(lines: Sequence[str]) -> str:
