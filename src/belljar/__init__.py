@@ -24,6 +24,8 @@ _MODULES: dict[str, str] = {
     "living.interpreter": "AsyncBoxInterpreter",
     "project_tests": "test atest",
     "core.test_results.model": "TestReport TestCase TestFailure FlakyTest Coverage FileCoverage",
+    "living.network": "Network AsyncNetwork",
+    "core.net_change": "NetworkRecord",
     "session.session": "Session AsyncSession Checkpoint",
     "client.client": "Client",
     "client.async_client": "AsyncClient",
@@ -62,6 +64,7 @@ __all__ = [
     "AsyncBoxInterpreter",
     "AsyncClient",
     "AsyncFiles",
+    "AsyncNetwork",
     "AsyncProcess",
     "AsyncRemoteInterpreter",
     "AsyncRemoteLivingSandbox",
@@ -114,6 +117,8 @@ __all__ = [
     "LanguageSupport",
     "Limits",
     "LogLine",
+    "Network",
+    "NetworkRecord",
     "NotAvailable",
     "NotFound",
     "PolicyDenied",
@@ -231,6 +236,7 @@ if TYPE_CHECKING:
     from belljar.core.errors import SessionEnded as SessionEnded
     from belljar.core.errors import StartFailed as StartFailed
     from belljar.core.errors import Unauthorized as Unauthorized
+    from belljar.core.net_change import NetworkRecord as NetworkRecord
     from belljar.core.options import CommandOptions as CommandOptions
     from belljar.core.options import RunOptions as RunOptions
     from belljar.core.options import SandboxOptions as SandboxOptions
@@ -268,6 +274,8 @@ if TYPE_CHECKING:
     from belljar.living.files import AsyncFiles as AsyncFiles
     from belljar.living.files import Files as Files
     from belljar.living.interpreter import AsyncBoxInterpreter as AsyncBoxInterpreter
+    from belljar.living.network import AsyncNetwork as AsyncNetwork
+    from belljar.living.network import Network as Network
     from belljar.living.process import AsyncProcess as AsyncProcess
     from belljar.project_tests import atest as atest
     from belljar.project_tests import test as test

@@ -80,7 +80,7 @@ _INSTALLERS = re.compile(
     r"(?!(?i:PIP_(TARGET|PREFIX|ROOT|USER|SRC|REQUIREMENT|NO_BINARY|PYTHON|REQUIRE_VIRTUALENV)|"
     r"npm_config_(prefix|global|ignore_scripts|git|userconfig_dir)|UV_(TARGET|PREFIX|SYSTEM_PYTHON|NO_BINARY\w*))$)"
     r"(HOME|XDG_CONFIG_HOME|XDG_CONFIG_DIRS|XDG_CACHE_HOME|XDG_DATA_HOME|NETRC|SSL_CERT_FILE|SSL_CERT_DIR|"
-    r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|NODE_EXTRA_CA_CERTS|(?i:https?_proxy|all_proxy|no_proxy)|"
+    r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|NODE_EXTRA_CA_CERTS|GOPROXY|GOSUMDB|GOENV|CARGO_HOME|(?i:https?_proxy|all_proxy|no_proxy)|"
     r"(PIP|UV)_[A-Z0-9_]+|(?i:npm_config_)\S+)"
 )
 _PROJECT_KEYS = {"backend", "defaults"}

@@ -328,3 +328,14 @@ async def test_what_a_shell_opened_on_a_server_lives_while_it_is_there(monkeypat
 def test_the_help_of_a_command_has_examples_and_names_the_variable(server: Server) -> None:
     told = run(server, "cp", "--help")
     assert "belljar cp project" in told and "BELLJAR_SERVER" in told
+
+
+def test_the_network_of_a_sandbox_is_shown_and_changed_from_a_shell(server: Server, box: RemoteLivingSandbox) -> None:
+    assert run(server, "network", box.id) == "nothing\n"
+    assert run(server, "network", box.id, "allow", "a.example", "*.b.example") == "*.b.example\na.example\n"
+    assert run(server, "network", box.id, "deny", "x.b.example").splitlines()[-1] == "but not x.b.example"
+    assert json.loads(run(server, "network", box.id, "--json"))["denied"] == ["x.b.example"]
+    run(server, "network", box.id, "allow", code=125)
+    run(server, "network", box.id, "show", "a.example", code=125)
+    run(server, "network", box.id, "grant", "a.example", code=125)
+    assert run(server, "network", box.id, "set") == "nothing\n"

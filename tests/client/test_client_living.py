@@ -447,3 +447,19 @@ def test_a_server_that_is_gone_or_another_is_told_as_such(server: Server) -> Non
     nothing = answer("200 OK", b"{}", "application/json")
     with canned(nothing) as other, pytest.raises(errors.NotAvailable, match="do not understand"):
         Client(other.url, retries=0).sandbox("bs-0123456789abcdef")
+
+
+# --- its network ---
+
+
+def test_the_network_of_a_sandbox_of_a_server_is_told_and_changed(box: RemoteLivingSandbox) -> None:
+    assert box.network.list() == ()
+    told = box.network.set(["a.example", "*.b.example:8443"])
+    assert (told.mode, told.net) == ("listed", ("*.b.example:8443", "a.example"))
+    assert box.network.deny("x.b.example:8443").denied == ("x.b.example:8443",)
+    assert "https_proxy=http://127.0.0.1:3128" in box.exec("env").stdout
+    refused = box.exec("curl -sS https://c.example 2>&1")
+    assert "c.example:443 was refused: it is not on the list" in " ".join(refused.denied)
+    assert box.network.set([]).mode == "none"
+    with pytest.raises(errors.InvalidRequest, match="not a host name"):
+        box.network.allow("no host")

@@ -23,7 +23,8 @@ from belljar.core.addresses import endpoint
 from belljar.core.request import Egress
 from belljar.engine.backends import containers
 from belljar.engine.engine import Engine
-from belljar.host.egress import Resolve, judge
+from belljar.host.egress.access import Outside
+from belljar.host.egress.judgement import Resolve, judge
 from belljar.settings import load
 from engines import engines
 from witness import eventually
@@ -34,13 +35,18 @@ ADDRESS = "127.0.0.77"  # a loopback address that nobody else listens on
 needs_443 = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to listen on port 443 of the loopback")
 
 ASK = """
-import socket, sys
+import socket, ssl, sys
+def hello(name):
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname=name)
+    try: client.do_handshake()
+    except ssl.SSLWantReadError: return outgoing.read()
 for target in {targets!r}:
     with socket.create_connection(("127.0.0.1", 3128), timeout=20) as s:
         s.sendall(target + b"\\r\\n\\r\\n")
         answer = s.recv(65536)
         if b" 200 " in answer:
-            s.sendall(b"ping")
+            s.sendall(hello(target.split()[1].rpartition(b":")[0].decode().rstrip(".")))
             answer += s.recv(65536)
         print(target, answer.split(b"\\r\\n")[0].decode(), answer[-60:].decode(errors="replace").splitlines()[-1:])
 """
@@ -101,8 +107,8 @@ def names_of(addresses: dict[str, str]) -> Resolve:
 def native(state_dir: Path, addresses: dict[str, str], private: Sequence[str] = ()) -> Native:
     settings = load(state_dir=str(state_dir))
     return Native(
-        state_dir, first_uid=settings.user_uid, path=settings.path, resolver=names_of(addresses),
-        private=tuple(map(endpoint, private)),
+        state_dir, first_uid=settings.user_uid, path=settings.path,
+        outside=Outside(names_of(addresses), tuple(map(endpoint, private))),
     )  # fmt: skip
 
 
@@ -136,7 +142,7 @@ async def test_a_listed_host_is_reached_through_the_proxy_and_only_it(made: Make
     assert "200" in lines[0] and "pong" in lines[0], result.stdout + result.stderr
     assert "200" in lines[1] and "pong" in lines[1], result.stdout
     assert "403" in lines[2]
-    assert upstream == [b"ping", b"ping"]
+    assert [words[0] for words in upstream] == [22, 22], "what came is TLS"
     assert denied == [unlisted("*.wild.example, listed.example")]
     assert denied[0] in result.denied, "the agent can read what was refused"
     assert result.guarantees is not None
@@ -241,7 +247,7 @@ async def test_a_private_mirror_is_reached_at_the_address_and_port_that_an_admin
 
 
 OWN = """
-from belljar.host.egress import EgressDecision, judge_address
+from belljar.host.egress.judgement import EgressDecision, judge_address
 for address in ("93.184.216.34", "64:ff9b::5db8:d822", "2a00:1450::34", "93.184.216.35", "2a00:1450::35"):
     print(address, judge_address(EgressDecision("a.example", 443), address, ()).objection.partition("which is ")[2])
 """

@@ -14,7 +14,8 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from belljar.core.addresses import endpoint
 from belljar.core.request import Egress, Limits
-from belljar.host.egress import Proxy
+from belljar.host.egress.access import NetworkAccess, Outside
+from belljar.host.egress.proxy import Proxy
 
 pytestmark = pytest.mark.anyio
 SIZE = 300_000
@@ -43,7 +44,8 @@ async def proxied(**limits: Any) -> AsyncIterator[tuple[int, int]]:
         tasks.start_soon(server.serve, _send_all)
         listener = socket.create_server(("127.0.0.1", 0))
         allowed = Egress(mode="listed", hosts=frozenset({"example.org"}))
-        proxy = Proxy(allowed, _nowhere, Limits(**limits), resolver=_here, private=[endpoint(f"127.0.0.1:{port}")])
+        outside = Outside(_here, [endpoint(f"127.0.0.1:{port}")], tls="off")
+        proxy = Proxy(NetworkAccess(allowed, outside), _nowhere, Limits(**limits))
         tasks.start_soon(proxy.serve, listener)
         yield listener.getsockname()[1], port
         tasks.cancel_scope.cancel()

@@ -326,3 +326,37 @@ def test_callers_have_installed_what_is_listed_for_them_and_nothing_unless_it_is
             assert told(answer) == (403, "policy_denied") and "service.packages" in answer.text
             missing = http.post("/api/sandbox/execute", json=body | {"packages": None}).json()["error"]
             assert '"packages": "/path/to/venv"' in missing["suggestion"]
+
+
+def test_a_caller_can_change_the_network_of_a_sandbox_only_to_what_it_may_ask_for(keyed: Server) -> None:
+    with of(keyed, "bob") as http:
+        opened = http.post("/api/sandboxes", json={"backend": "native"})
+        assert opened.status_code == 201, opened.text
+        path = f"/api/sandboxes/{opened.json()['id']}/network"
+        assert http.put(path, json={"allow": ["listed.example"]}).json()["net"] == ["listed.example"]
+        for body in ({"allow": ["other.example"]}, {"net": ["*"]}, {"allow": ["listed.example:8443"]}):
+            assert told(http.put(path, json=body)) == (403, "policy_denied"), body
+        assert told(http.put(path, json={"allow": ["a b"]})) == (422, "invalid_request")
+        assert http.put(path, json={"deny": ["*"]}).json() == {"mode": "none", "net": [], "denied": []}
+        http.delete(path.removesuffix("/network"))
+    with of(keyed, "ada") as http:
+        assert http.get(path).status_code == 403
+
+
+def test_a_host_that_is_refused_is_an_alert_once_and_is_named_to_the_guest(keyed: Server) -> None:
+    ask = "import urllib.request as u\ntry: u.urlopen('https://other.example')\nexcept OSError as error: print(error)\n"
+    with of(keyed, "ada") as http:
+        body = {"code": ask * 2, "net": ["listed.example"], "backend": "native"}
+        result = http.post("/api/sandbox/execute", json=body).json()
+        assert result["stdout"].count("other.example:443 was refused: it is not on the list (listed.example)") == 2
+        assert 'net=["other.example"]' in result["stdout"]
+        path = f"/api/sandbox/{result['container_id']}/metrics"
+
+        def alerts() -> list[dict[str, str]]:
+            found: list[dict[str, str]] = http.get(path).json()["alerts"]
+            return found
+
+        assert eventually(lambda: bool(alerts()))
+        assert [(one["kind"], "other.example:443 was refused" in one["message"]) for one in alerts()] == [
+            ("network", True)
+        ]

@@ -21,7 +21,7 @@ from belljar.core.request import Life, Limits, RunRequest
 GOOD = """import belljar
 
 def work() -> str:
-    result = belljar.run("print(1)", timeout=5, memory="256M", net=["pypi.org"], isolation="kernel", on_stdout=print)
+    result = belljar.run("print(1)", timeout=5, memory="256M", net=["example.org"], isolation="kernel", on_stdout=print)
     with belljar.Sandbox(image="python:3.13", cpus=0.5) as box, belljar.Session(packages="/venv") as session:
         box.run("print(2)", stdin="in", collect=["*.csv"])
         session.run(path="notebook.py", timeout=3)

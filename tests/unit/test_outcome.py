@@ -12,7 +12,7 @@ from belljar.backends.outcome import WENT_ON, Ending, Outcome, judge
 from belljar.control.control import Control
 from belljar.core.request import Limits, Workspace
 from belljar.core.result import Result, Status
-from belljar.host.egress import DENIALS
+from belljar.host.egress.guest import DENIALS
 from belljar.host.tree_copy import CopiedTree, TreeNode
 
 pytestmark = pytest.mark.anyio

@@ -174,7 +174,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     pytest.importorskip("mkdocs", reason="the site needs the extra `docs`: pip install 'belljar-sandbox[docs]'")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env={"NO_MKDOCS_2_WARNING": "1"},
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False, env={"NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert built.returncode == 0, built.stderr
     pages = {page.name: page.read_text() for page in (tmp_path / "site").rglob("*.html")}

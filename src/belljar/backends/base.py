@@ -15,6 +15,7 @@ from belljar.control.control import Control
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.plan import Command, Plan
 from belljar.core.process import BoxProcess
+from belljar.core.request import Egress
 from belljar.core.result import Collected, Entry, EventKind, File, Result, Status
 
 Emit = Callable[[EventKind, str], Awaitable[None]]
@@ -134,6 +135,19 @@ class Interpreting(Box, Protocol):
             env: variables that its code finds.
             lifetime: seconds after which the caller will stop it; it may end by itself then.
             language: one of `Capabilities.sessions`.
+        """
+        ...
+
+
+@runtime_checkable
+class Networked(Box, Protocol):
+    """A box whose network can be changed while it is open."""
+
+    async def change_network(self, allowed: Egress) -> None:
+        """Puts another list in force, and cuts the connections that it does not allow.
+
+        Raises:
+            NotAvailable: there is no way out of this box that could be opened now.
         """
         ...
 

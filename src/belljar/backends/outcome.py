@@ -16,7 +16,7 @@ from belljar.core.request import Limits
 from belljar.core.result import STREAMS, TIMEOUT_EXIT_CODE, EventKind, Result, Status, StreamName
 from belljar.core.values import KIB, MIB
 from belljar.host.capture import Capture
-from belljar.host.egress import DENIALS
+from belljar.host.egress.guest import DENIALS
 from belljar.host.loops import give_way
 
 KILLED_EXIT_CODE = 137  # a shell's for a program that SIGKILL ended; the kernel's OOM killer sends it, and so do we

@@ -29,7 +29,7 @@ from belljar.core.result import (
 )
 from belljar.core.values import MIB
 from belljar.host.capture import FLOOD_BYTES, Capture, scrub
-from belljar.host.egress import DENIALS
+from belljar.host.egress.guest import DENIALS
 
 if TYPE_CHECKING:
     from belljar.backends.base import Emit

@@ -57,6 +57,7 @@ COMMANDS = {
     "pause": LazyCommand("living.boxes", "pause", "Stop all processes of a living sandbox where they are."),
     "resume": LazyCommand("living.boxes", "resume", "Let the processes of a paused living sandbox go on."),
     "extend": LazyCommand("living.boxes", "extend", "Move the end of a living sandbox."),
+    "network": LazyCommand("living.boxes", "network", "Show or change what a living sandbox may reach."),
     "snapshot": LazyCommand("living.boxes", "snapshot", "Keep the files of a living sandbox as they are now."),
     "snapshots": LazyCommand("living.boxes", "snapshots", "List the snapshots on a server, or remove some."),
     "fork": LazyCommand("living.boxes", "fork", "Open another living sandbox with the files of one."),

@@ -52,6 +52,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "pause": ("belljar pause bs-2e667e04c622411a",),
     "resume": ("belljar resume bs-2e667e04c622411a",),
     "extend": ("belljar extend bs-2e667e04c622411a 2h",),
+    "network": (
+        "belljar network bs-2e667e04c622411a allow example.org python-packages",
+        "belljar network bs-2e667e04c622411a deny example.org",
+    ),
     "snapshot": ("belljar snapshot bs-2e667e04c622411a --label step=1",),
     "snapshots": ("belljar snapshots", "belljar snapshots --remove snap-0123456789abcdef"),
     "fork": ("belljar fork bs-2e667e04c622411a",),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from belljar.engine.engine import Engine
 
 LIVING = (
-    "shell", "open", "close", "ps", "start", "attach", "cp", "port", "pause", "resume", "extend", "snapshot",
+    "shell", "open", "close", "ps", "start", "attach", "cp", "port", "pause", "resume", "extend", "network", "snapshot",
     "snapshots", "fork",
 )  # fmt: skip
 COMMANDS = frozenset(("run", "exec", "test", "session", "languages", "doctor", "top", *LIVING))

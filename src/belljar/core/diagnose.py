@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from belljar.core.net_entries import covered
 from belljar.core.package_names import package, refused
 from belljar.core.request import Egress, Limits
 from belljar.core.result import ErrorType, Failure, Result, Status
@@ -43,7 +44,7 @@ from belljar.core.signs import (
     Sign,
 )
 from belljar.core.tracebacks import READ_OUTPUT, SHELLS, ReportedError, find
-from belljar.core.values import covers, few, format_size
+from belljar.core.values import few, format_size
 
 _E = ErrorType
 _MISSING = ErrorType.MISSING_PACKAGE
@@ -353,7 +354,7 @@ def _network_advice(egress: Egress, finding: ReportedError) -> tuple[str, dict[s
     if not asked:
         return _LISTED, {"hosts": few(egress.hosts)}
     host = asked["host"].lower().rstrip(".")
-    listed = any(covers(pattern, host) for pattern in egress.hosts)
+    listed = covered(host, egress.hosts)
     return _UNASKED if listed else _UNLISTED, {"host": host}
 
 

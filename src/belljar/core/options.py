@@ -49,6 +49,8 @@ class LimitOptions(TypedDict, total=False):
     """Connections to listed hosts at once; more have to wait."""
     net_bandwidth: int | str | None
     """Bytes a second to and from listed hosts, each way."""
+    net_bytes: int | str | None
+    """Bytes to and from listed hosts in all; what goes beyond is cut."""
     fuel: int | None
     """WebAssembly instructions, about: the same in every run."""
     limits: Mapping[str, Any] | Limits | None
@@ -70,7 +72,7 @@ class RemoteOptions(SharedOptions, total=False):
     """What can be said of a sandbox that a server holds open."""
 
     net: Iterable[str]
-    """Hosts that the guest may reach, such as "pypi.org" or "*.example.com"; none unless given."""
+    """Hosts that the guest may reach, such as "example.org", "*.example.com" or "python-packages"; else none."""
     egress: Egress | Mapping[str, Any] | None
     """The network in full, instead of `net`: `{"mode": "none" | "listed" | "open", "hosts": [...]}`."""
     workspace: StrPath | Workspace | Mapping[str, Any] | None
@@ -319,7 +321,7 @@ def _egress(hosts: Iterable[str], asked: Any) -> Any:
     listed = frozenset(hosts)
     if listed and asked is not None:
         raise errors.InvalidRequest("net: goes with no egress of its own", fix="give one of the two")
-    return Egress(mode="listed", hosts=listed) if listed else asked or ours(Egress)()
+    return Egress.of(listed) if listed else asked or ours(Egress)()
 
 
 def check_seconds(**given: float) -> None:

@@ -12,6 +12,7 @@ from belljar.core import errors, hints
 from belljar.core.capabilities import Capabilities
 from belljar.core.languages import Language
 from belljar.core.model import ours
+from belljar.core.net_entries import covered
 from belljar.core.package_names import refused
 from belljar.core.plan import Needs, Plan
 from belljar.core.process import Feature
@@ -90,10 +91,12 @@ def decide(
         image_name.parse(image)
     if language:
         check_network(language, request.egress)
+    check_reach(request.egress, settings)
     limits = run_limits(request, settings, language)
-    if request.egress.mode == "open" and (limits.net_bandwidth or limits.net_connections < MOST_CONNECTIONS):
+    direct = request.egress.mode == "open" and settings.container.network_mode != "none"
+    if direct and (limits.net_bandwidth or limits.net_bytes or limits.net_connections < MOST_CONNECTIONS):
         raise errors.PolicyDenied(
-            "net_bandwidth, net_connections: an open network cannot be limited, only the way to listed hosts",
+            "net_bandwidth, net_connections, net_bytes: an open network of a container engine cannot be limited",
             fix='list the hosts: net=["example.org"], or leave out these limits',
             context={"field": "egress"},
         )
@@ -221,6 +224,24 @@ def check_network(language: Language, egress: Egress) -> None:
             f"egress: {language.name} may have no network here (allow_network is false)",
             fix="ask for none, or have the administrator change the language file",
             context={"field": "egress", "language": language.name},
+        )
+
+
+def check_reach(egress: Egress, settings: Settings) -> None:
+    """Raises PolicyDenied where more of the network is asked for than the administrators allow anybody."""
+    if egress.mode == "open" and not settings.egress.open:
+        raise errors.PolicyDenied(
+            "egress: an open network is not allowed here (egress.open is false)",
+            fix='list the hosts: net=["example.org"]',
+            context={"field": "egress"},
+        )
+    most = settings.egress.hosts
+    over = [] if most is None else [one for one in egress.entries if not covered(one, most)]
+    if over:
+        raise errors.PolicyDenied(
+            f"net: {few(over)} may not be reached from here: the administrator allows {few(most or ()) or 'no host'}",
+            fix="do without, or have the administrator list it in egress.hosts",
+            context={"field": "net", "hosts": over},
         )
 
 

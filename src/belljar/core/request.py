@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
@@ -18,6 +18,7 @@ from pydantic import (
 
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Apart, Model, ours
+from belljar.core.net_entries import ANY_HOST, NetEntryText, PlainNetEntry
 from belljar.core.package_names import Packages
 from belljar.core.process import HOME, User
 from belljar.core.values import (
@@ -29,7 +30,6 @@ from belljar.core.values import (
     EnvName,
     EnvText,
     GuestPath,
-    HostPattern,
     Size,
     Text,
     guest_path,
@@ -104,6 +104,7 @@ class Limits(Model):
         MOST_CONNECTIONS, ge=1, le=MOST_CONNECTIONS, description="to listed hosts at once; more have to wait"
     )
     net_bandwidth: Size | None = Field(None, ge=KIB, description="bytes a second to and from listed hosts, each way")
+    net_bytes: Size | None = Field(None, ge=KIB, description="bytes to and from listed hosts in all")
     fuel: int | None = Field(None, ge=1, le=2**62, description="WebAssembly instructions, about; the same in every run")
 
     @field_validator("cpus", "timeout", "grace")
@@ -134,16 +135,34 @@ class Limits(Model):
 
 
 class Egress(Model):
-    """What a guest may reach: nothing (`none`), the hosts that are listed (`listed`), or any host (`open`)."""
+    """What a guest may reach: nothing (`none`), the hosts that are listed (`listed`), or any public host (`open`)."""
 
     mode: Literal["none", "listed", "open"] = "none"
-    hosts: frozenset[HostPattern] = frozenset()
+    hosts: frozenset[NetEntryText] = frozenset()
+    """Hosts, addresses and named sets: `example.org:8443`, `http://example.org`, `192.0.2.0/24:443`, `git-hosts`."""
+    denied: frozenset[PlainNetEntry] = frozenset()
+    """What is refused although the rest would allow it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if ANY_HOST in self.hosts:
+            raise ValueError('any host is mode "open", not an entry')
         if (self.mode == "listed") != bool(self.hosts):
             raise ValueError('hosts go with mode "listed", and "listed" needs at least one host')
         return self
+
+    @classmethod
+    def of(cls, entries: Iterable[str], denied: Iterable[str] = ()) -> Self:
+        """Returns what a list of entries stands for: none of them is no network, and `*` any host."""
+        listed = frozenset(entries)
+        if ANY_HOST in listed:
+            return cls(mode="open", denied=frozenset(denied))
+        return cls(mode="listed", hosts=listed, denied=frozenset(denied)) if listed else cls()
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The list that stands for it."""
+        return (ANY_HOST,) if self.mode == "open" else tuple(sorted(self.hosts))
 
 
 class Workspace(Model):

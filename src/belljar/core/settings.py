@@ -8,13 +8,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_v
 
 from belljar.core.container_block import CpuList, check_protocols, settled
 from belljar.core.model import Apart, Model, ours
+from belljar.core.net_entries import SET_NAME, NetEntryText, NetGrant
 from belljar.core.package_names import ANY_NPM, ANY_PYTHON, PackagePattern
 from belljar.core.request import Limits
-from belljar.core.values import GIB, KIB, MIB, SET_NAME, HostGrant, HostPattern, ProfilePath, Size, parse_size
+from belljar.core.values import GIB, KIB, MIB, ProfilePath, Size, parse_size
 
 UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
 PRIVATE_UIDS = 65_536  # of them: one for each sandbox
 DiskBacking = Literal["memory", "file", "auto"]
+TlsRule = Literal["strict", "relaxed", "off"]
 Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 
@@ -194,11 +196,17 @@ def _endpoint(text: str) -> str:
 
 
 class EgressSettings(Model):
-    """Where guests may be connected to besides the public internet, once a run was granted the host's name."""
+    """How guests are let out, and the most that a request may ask for."""
 
     private: tuple[Annotated[str, AfterValidator(_endpoint)], ...] = Field(
         (), max_length=256, description="addresses of private registries and mirrors, each with its port"
     )
+    hosts: tuple[NetEntryText, ...] | None = Field(
+        None, max_length=1024, description="the most that requests may list; without it: anything, () is nothing"
+    )
+    open: StrictBool = Field(True, description="may a request ask for any host at all?")
+    tls: TlsRule = Field("strict", description="what a connection to a listed host must begin with")
+    sets_file: str = Field("", description="more hosts of named sets; empty: /etc/belljar/hosts.toml, if it is there")
 
 
 class LivingSettings(Model):
@@ -227,8 +235,8 @@ class PackageSettings(Model):
 class ServiceEgress(Model):
     """The hosts that callers of the service may ask for. A caller with the scope `admin` may ask for any."""
 
-    hosts: tuple[HostGrant, ...] = Field((), max_length=1024, description="names, patterns, and sets as @NAME")
-    sets: Mapping[Annotated[str, Field(pattern=rf"^{SET_NAME}$")], tuple[HostPattern, ...]] = Field(
+    hosts: tuple[NetGrant, ...] = Field((), max_length=1024, description="entries, and sets as @NAME")
+    sets: Mapping[Annotated[str, Field(pattern=rf"^{SET_NAME}$")], tuple[NetEntryText, ...]] = Field(
         default_factory=dict, max_length=256, description="name -> hosts that are granted together"
     )
 

@@ -1,4 +1,4 @@
-"""Values that users write: sizes with units, names inside a box, variables, hosts, times, bytes as text or base64."""
+"""Values that users write: sizes with units, names inside a box, variables, times, bytes as text or base64."""
 
 import base64
 import posixpath
@@ -155,21 +155,6 @@ def _seconds(value: object) -> object:
 
 
 _FEW = 10
-_HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-
-
-def _host(value: str) -> str:
-    host = value.lower().rstrip(".")
-    if not _HOST.fullmatch(host) or len(host) > 253:
-        raise ValueError(f"{value[:80]!r} is not a host name: write example.org, or *.example.org for what is below it")
-    if re.fullmatch(r"[\d.]+", host):
-        raise ValueError(f"{value!r} is an address: an allowlist takes host names only")
-    return host
-
-
-def covers(pattern: str, host: str) -> bool:
-    """Whether a pattern of an allowlist stands for a host, or for all that another pattern stands for."""
-    return pattern in (ANY_HOST, host) or (pattern.startswith("*.") and host.endswith(pattern[1:]))
 
 
 def few(names: Collection[str]) -> str:
@@ -203,16 +188,6 @@ Moment = Annotated[  # seconds since 1970 in Python, ISO 8601 text in JSON
     WithJsonSchema({"type": "string", "format": "date-time"}, mode="serialization"),
     WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}]}, mode="validation"),
 ]
-HostPattern = Annotated[str, AfterValidator(_host)]
-ANY_HOST = "*"  # in lists of an administrator's only
-SET_NAME = "[a-z0-9][a-z0-9_-]{0,62}"
-
-
-def _host_or_set(value: str) -> str:
-    return value if value == ANY_HOST or re.fullmatch(f"@{SET_NAME}", value) else _host(value)
-
-
-HostGrant = Annotated[str, AfterValidator(_host_or_set)]  # what a caller may be granted: a host, or a set of them
 
 
 def _absolute(path: str) -> str:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from belljar.backends.native.backend import Native
     from belljar.backends.none import NoSandbox
     from belljar.backends.wasm.backend import Wasm
-    from belljar.core.addresses import Endpoint
-    from belljar.host.egress import Resolve
+    from belljar.host.egress.access import Outside
+    from belljar.host.egress.judgement import Resolve
     from belljar.host.packages.store import PackageStore
     from belljar.images.images import Images
 
@@ -33,12 +33,13 @@ class ContainerNetwork(TypedDict, total=False):
     resolver: Resolve
 
 
-def _private(settings: Settings) -> tuple[Endpoint, ...]:
-    if not settings.egress.private:
-        return ()
+def _outside(settings: Settings, resolver: Resolve | None = None) -> Outside:
+    """What backends are told of the way to listed hosts."""
     from belljar.core.addresses import endpoint
+    from belljar.host.egress.access import Outside
+    from belljar.host.egress.judgement import resolve
 
-    return tuple(map(endpoint, settings.egress.private))
+    return Outside(resolver or resolve, tuple(map(endpoint, settings.egress.private)), settings.egress.tls)
 
 
 class BackendFacts(NamedTuple):
@@ -57,7 +58,7 @@ def _native(facts: BackendFacts) -> Native:
     settings = facts.settings
     return Native(
         Path(settings.state_dir), first_uid=settings.user_uid, uids=settings.user_uids, gid=settings.user_gid,
-        path=settings.path, spoken=tuple(facts.languages), private=_private(settings),
+        path=settings.path, spoken=tuple(facts.languages), outside=_outside(settings),
         packages=package_store(settings, facts.told), disk_backing=settings.living.disk_backing,
     )  # fmt: skip
 
@@ -109,7 +110,7 @@ def containers(
     chosen = ImagesFor(settings.container, settings.images, images, languages, told)
     return Containers(
         address, settings.container, chosen, Path(settings.state_dir), first_uid=settings.user_uid,
-        uids=settings.user_uids, gid=settings.user_gid, private=_private(settings), **network,
+        uids=settings.user_uids, gid=settings.user_gid, outside=_outside(settings, **network),
     )  # fmt: skip
 
 

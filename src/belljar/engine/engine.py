@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
 from belljar.backends.base import Backend, Preparable, Rememberable
 from belljar.backends.outcome import WENT_ON
@@ -18,8 +19,9 @@ from belljar.control.control import Control
 from belljar.core import errors, policy, routing
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.languages import Languages
+from belljar.core.net_entries import NAMED_SETS
 from belljar.core.plan import Plan
-from belljar.core.request import RunRequest
+from belljar.core.request import Egress, RunRequest
 from belljar.core.result import Event, Result, Status
 from belljar.core.routing import Choice
 from belljar.core.settings import CONTAINER_ENGINES, Settings
@@ -239,7 +241,22 @@ class Engine:
             about = {"run": id} if id else {}
             await self.record(kind, **about, error=error.kind, message=error.message, **audit.asked(request))
             raise
-        return plan.model_copy(update={"id": id}) if id else plan, choice
+        named = {"id": id} if id else {}
+        return plan.model_copy(update={**named, "egress": await self.reachable(plan.egress)}), choice
+
+    async def reachable(self, egress: Egress) -> Egress:
+        """Returns the same with the hosts of named sets in the place of their names.
+
+        Raises:
+            InvalidRequest: nobody here knows the hosts of a set.
+        """
+        names = sorted(egress.hosts.intersection(NAMED_SETS))
+        if not names:
+            return egress
+        from belljar.host.egress.named_sets import hosts_of
+
+        known = [await anyio.to_thread.run_sync(hosts_of, name, self.settings) for name in names]
+        return egress.model_copy(update={"hosts": egress.hosts.difference(names).union(*known)})
 
     async def suits(self, request: RunRequest) -> bool:
         """Tells whether the backend that a request names can take it, and has all that its code seems to need.

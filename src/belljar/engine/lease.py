@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from belljar.backends.base import Box, Drawing, Emit, Imaged
-from belljar.backends.guest_text import python_program
+from belljar.backends.base import Box, Drawing, Emit, Imaged, Networked
+from belljar.backends.guest_text import python_program, text
 from belljar.backends.turn import AGENT_ENV, AGENT_FOLDER, MAX_RESULTS_BYTES
 from belljar.control.callbacks import Listener
 from belljar.control.control import Control
@@ -19,8 +19,9 @@ from belljar.core import errors, policy, routing
 from belljar.core.capabilities import Capabilities, Guarantees
 from belljar.core.display import is_image, neutralise
 from belljar.core.model import ours
+from belljar.core.net_change import NetworkChange, NetworkRecord
 from belljar.core.plan import FIGURES, OFFLINE_ENV, Command, Plan
-from belljar.core.request import Limits, RunRequest
+from belljar.core.request import Egress, Limits, RunRequest
 from belljar.core.result import Event, EventKind, Failure, MimeBundle, Result, Status
 from belljar.core.values import WORKSPACE, few
 from belljar.engine import audit
@@ -45,7 +46,7 @@ class Lease:
         self, engine: Engine, plan: Plan, box: Box, capabilities: Capabilities, reasons: tuple[str, ...]
     ) -> None:
         self.engine = engine
-        self.plan = plan
+        self.plan: Plan = plan
         self.box = box
         self.capabilities = capabilities
         self.reasons = reasons
@@ -125,6 +126,39 @@ class Lease:
             renamed += await anyio.to_thread.run_sync(git_settings.set_aside, folder.path, before)
         return renamed
 
+    async def change_network(self, change: NetworkChange | None) -> NetworkRecord:
+        """Changes what may be reached from the box, at once; without a change, it tells what is in force.
+
+        Raises:
+            PolicyDenied: the administrator does not allow that.
+            NotAvailable: this box has no way out that could be opened now.
+        """
+        if change is None:
+            return NetworkRecord.of(self.plan.egress)
+        policy.check_reach(change.asked, self.engine.settings)
+        wanted = change.applied(self.plan.egress) if not change.named_sets else await self._with_sets(change)
+        if wanted.mode not in self.capabilities.egress or not isinstance(self.box, Networked):
+            raise errors.NotAvailable(
+                f"network: {self.capabilities.backend} cannot change it in an open sandbox",
+                fix="ask for backend=native, or for docker or podman on this machine",
+            )
+        await self.engine.record(
+            "network", **self._about(self.box.id), network=wanted.entries, denied=sorted(wanted.denied)
+        )
+        await self.box.change_network(wanted)
+        self.plan = self.plan.model_copy(update={"egress": wanted})
+        return NetworkRecord.of(wanted)
+
+    async def _with_sets(self, change: NetworkChange) -> Egress:
+        """What is in force after a change that names sets, with their hosts in their place."""
+        hosts = {name: await self.engine.reachable(Egress.of([name])) for name in change.named_sets}
+
+        def plain(entries: Sequence[str]) -> tuple[str, ...]:
+            return tuple(host for one in entries for host in (hosts[one].entries if one in hosts else (one,)))
+
+        net = None if change.net is None else plain(change.net)
+        return NetworkChange(net=net, allow=plain(change.allow), deny=plain(change.deny)).applied(self.plan.egress)
+
     def _about(self, run: str) -> dict[str, str]:
         """Who looks for a run finds its session, and the other way round."""
         return {"run": run} if run == self.box.id else {"run": run, "session": self.box.id}
@@ -138,9 +172,9 @@ class Lease:
                 f"{self.capabilities.backend} runs code, not commands", fix="ask for backend=native"
             )
         if request.command is not None:
+            own_files, env = self._finding_proxy(own_files, {**self.usual_env, **request.env})
             return ours(Command)(
-                argv=request.command, env={**self.usual_env, **request.env}, stdin=request.stdin, cwd=request.workdir,
-                limits=limits,
+                argv=request.command, env=env, stdin=request.stdin, cwd=request.workdir, limits=limits,
                 files=own_files, type=request.type,
             )  # fmt: skip
         if request.code is None:
@@ -163,11 +197,29 @@ class Lease:
         if self.plan.figures:
             own_files[f"{AGENT_FOLDER}/sitecustomize.py"] = python_program("figures").encode()
             env = _drawing(env, f"{self.plan.inputs}/{AGENT_FOLDER}")
+        own_files, env = self._finding_proxy(own_files, env)
         return ours(Command)(
             argv=(*argv, *request.args), args=request.args, env=env, stdin=request.stdin,
             cwd=request.workdir, limits=limits, language=language.name, type=request.type,
             files={main: request.code.encode(), **own_files}, deterministic=request.deterministic,
         )  # fmt: skip
+
+    def _finding_proxy(
+        self, files: dict[str, bytes], env: Mapping[str, str]
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
+        """Adds what lets clients find the proxy that do not look for it by themselves: Node.js before 24.5, aiohttp."""
+        found = dict(env)
+        if self.plan.egress.mode == "none" or not self.capabilities.processes:
+            return files, found
+        folder, customize = f"{self.plan.inputs}/{AGENT_FOLDER}", f"{AGENT_FOLDER}/sitecustomize.py"
+        ours = python_program("find_proxy").encode()
+        more = {f"{AGENT_FOLDER}/proxy.cjs": text("javascript/proxy.cjs").encode()}
+        more[customize] = files[customize] + b"\n\n" + ours if customize in files else ours
+        found.setdefault("NODE_OPTIONS", f"--require={folder}/proxy.cjs")
+        if "PYTHONPATH" in found or not (self.plan.living and self.plan.packages):  # which has a path of its own
+            paths = [path for path in found.get("PYTHONPATH", "").split(":") if path and path != folder]
+            found["PYTHONPATH"] = ":".join((folder, *paths))
+        return {**files, **more}, found
 
     @property
     def usual_env(self) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
     from belljar.living.files import Files
+    from belljar.living.network import Network
 
 T = TypeVar("T")
 HandleT = TypeVar("HandleT", bound=LivingHandle)
@@ -60,6 +61,13 @@ class LivingPart(portal.Blocking[HandleT]):
     def list(self) -> tuple[Entry, ...]:
         """Returns what lies below /workspace: path, kind and size of each entry."""
         return portal.call(self._core.list)
+
+    @property
+    def network(self) -> Network:
+        """What it may reach, told and changed at once: `box.network.allow("example.org")`."""
+        from belljar.living.network import Network
+
+        return Network(self._core.network)
 
     # --- what goes on in a living one ---
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
     from belljar.living.files import AsyncFiles
+    from belljar.living.network import AsyncNetwork
 
 
 def pty_size(given: tuple[int, int] | PtySize | None) -> PtySize | None:
@@ -168,6 +169,11 @@ class LivingHandle(Openable):
     @abstractmethod
     async def list(self) -> tuple[Entry, ...]:
         """Returns what lies below /workspace."""
+
+    @property
+    @abstractmethod
+    def network(self) -> AsyncNetwork:
+        """What it may reach."""
 
     @abstractmethod
     async def start(

@@ -19,9 +19,12 @@ from belljar.living.handles import LivingHandle
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
+    from belljar.core.net_change import NetworkChange, NetworkRecord
+    from belljar.engine.lease import Lease
     from belljar.living.files import AsyncFiles
     from belljar.living.interpreter import AsyncBoxInterpreter
     from belljar.living.machine import Beginning, LivingMachine
+    from belljar.living.network import AsyncNetwork
     from belljar.living.process import AsyncProcess
 
 _NAME_FIX = "write letters, digits, dots, dashes and underscores, such as dev-1"
@@ -41,6 +44,11 @@ class AsyncLivingPart(LivingHandle):
     @abstractmethod
     def _asked(self, **options: Any) -> RunRequest:
         """Returns what is asked for by one command's options."""
+
+    @property
+    @abstractmethod
+    def lease(self) -> Lease:
+        """The open box with the decisions that led to it."""
 
     @abstractmethod
     def another(self, id: str = "") -> Self:
@@ -132,6 +140,16 @@ class AsyncLivingPart(LivingHandle):
         from belljar.living.ports import dialled
 
         return await dialled(self._alive(), port)
+
+    @property
+    def network(self) -> AsyncNetwork:
+        """What it may reach, told and changed at once: `await box.network.allow("example.org")`."""
+        from belljar.living.network import AsyncNetwork
+
+        return AsyncNetwork(self._change_network)
+
+    async def _change_network(self, change: NetworkChange | None) -> NetworkRecord:
+        return await self.lease.change_network(change)
 
     # --- files and interpreters ---
 

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictF
 
 from belljar.core import errors
 from belljar.core.model import Model
+from belljar.core.net_change import NetworkChange
+from belljar.core.net_entries import NetEntryText
 from belljar.core.package_names import Packages
 from belljar.core.process import HOME, PROCESS_NAME, Chunk, FileStat, PtySize, User, words
 from belljar.core.request import (
@@ -95,6 +97,18 @@ class Extend(RequestBody):
     """More time for a sandbox."""
 
     seconds: Seconds = Field(description="from now until it ends")
+
+
+class ChangeNetwork(RequestBody):
+    """What a sandbox may reach from now on, in this order: another list, what comes to it, what is refused."""
+
+    net: tuple[NetEntryText, ...] | None = Field(None, description="the whole list instead")
+    allow: tuple[NetEntryText, ...] = Field((), description="entries that come to it")
+    deny: tuple[NetEntryText, ...] = Field((), description="entries that are refused, though others may allow them")
+
+    def change(self) -> NetworkChange:
+        """The change that is asked for."""
+        return NetworkChange(net=self.net, allow=self.allow, deny=self.deny)
 
 
 class SandboxTurn(Turn):

@@ -10,8 +10,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from belljar.core.model import Model
+from belljar.core.net_entries import NetGrant
 from belljar.core.result import Result
-from belljar.core.values import HostGrant, Moment
+from belljar.core.values import Moment
 
 State = Literal["queued", "running", "finished", "failed", "refused", "lost"]
 FINAL: frozenset[State] = frozenset({"finished", "failed", "refused", "lost"})
@@ -37,7 +38,7 @@ class Caller(Model):
     key: str = Field("", description="the id of the API key, if it was one")
     rate: str = Field("", description='such as "60/minute"; empty: the setting')
     concurrency: int = Field(0, ge=0, description="runs at once; 0: the setting")
-    net: tuple[HostGrant, ...] | None = Field(None, description="hosts and @sets to ask for; null: the setting's")
+    net: tuple[NetGrant, ...] | None = Field(None, description="hosts and @sets to ask for; null: the setting's")
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes
@@ -55,7 +56,7 @@ class Key(Model):
     revoked: Moment | None = None
     rate: str = ""
     concurrency: int = 0
-    net: tuple[HostGrant, ...] | None = Field(
+    net: tuple[NetGrant, ...] | None = Field(
         None, max_length=1024, description="hosts and @sets that its runs may ask for; null: the setting's"
     )
 

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, WithJsonSch
 from belljar.core import errors
 from belljar.core.capabilities import Isolation
 from belljar.core.model import Model
+from belljar.core.net_entries import NetEntryText
 from belljar.core.package_names import Packages
 from belljar.core.request import (
     MAX_FILES,
@@ -38,7 +39,7 @@ from belljar.core.request import (
     check_job,
 )
 from belljar.core.test_results.asked import MAX_REPEATS, CommandLine, Shard, TestOptions
-from belljar.core.values import Bytes, EnvName, EnvText, GuestPath, HostPattern, Text
+from belljar.core.values import Bytes, EnvName, EnvText, GuestPath, Text
 
 
 def _named_files(value: Any) -> Any:
@@ -95,7 +96,9 @@ class SandboxFields(RequestBody):
     context_files: Files | None = None
     environment: Environment = Field(default_factory=dict)
     limits: Limits | None = Field(None, description="only what is named counts")
-    net: tuple[HostPattern, ...] = Field((), description="hosts that it may reach")
+    net: tuple[NetEntryText, ...] = Field(
+        (), description="hosts, addresses and named sets that it may reach; * for all"
+    )
     backend: BackendName = "auto"
     isolation: Literal["wasm", "namespace", "kernel"] | None = None
     image: ImageName | None = None
@@ -206,7 +209,7 @@ class Execute(SandboxFields):
 
 
 def _egress(hosts: tuple[str, ...]) -> Egress:
-    return Egress.model_construct(mode="listed", hosts=frozenset(hosts)) if hosts else _NO_EGRESS
+    return Egress.of(hosts) if hosts else _NO_EGRESS
 
 
 class RunTests(RequestBody):
@@ -230,7 +233,7 @@ class RunTests(RequestBody):
     keep: StrictBool = Field(False, description="keep the files as the tests left them, as a snapshot")
     install: StrictBool = Field(False, description="install first the packages that the project's files list")
     limits: Limits | None = Field(None, description="of the sandbox; only what is named counts")
-    net: tuple[HostPattern, ...] = Field((), description="hosts that the tests may reach")
+    net: tuple[NetEntryText, ...] = Field((), description="hosts, addresses and named sets that the tests may reach")
     packages: Packages = Field(
         None, description="names of packages to be there, or a Python environment of the server below a project root"
     )

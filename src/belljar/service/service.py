@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
@@ -24,7 +25,7 @@ from belljar.control.control import Control
 from belljar.core import errors, policy
 from belljar.core.package_names import both
 from belljar.core.request import RunRequest
-from belljar.core.result import LIFE_KINDS, EventKind, Result
+from belljar.core.result import LIFE_KINDS, Event, EventKind, Result
 from belljar.core.settings import Settings
 from belljar.engine import audit
 from belljar.engine.engine import Engine
@@ -54,6 +55,7 @@ from belljar.service.telemetry.sampler import Sampler
 from belljar.service.telemetry.server_log import facts
 
 _log = logging.getLogger("belljar")
+_DENIALS_KNOWN = 1000  # that are told as alerts once, and not again
 
 
 class Service:
@@ -66,7 +68,10 @@ class Service:
         self.settings: Settings = settings
         self.publisher: Publisher = Publisher(settings)
         told: tuple[EventKind, ...] = ("started", "limit", "denied", *LIFE_KINDS)
-        self.sinks: Sinks = Sinks([Sink("events", self.publisher.event, kinds=told)])
+        self.sinks: Sinks = Sinks(
+            [Sink("events", self.publisher.event, kinds=told), Sink("alerts", self._on_denied, kinds=("denied",))]
+        )
+        self._denied: deque[tuple[str, str]] = deque(maxlen=_DENIALS_KNOWN)
         self.engine: Engine = Engine(settings, sinks=[self.sinks.hear], on_box=self._on_box)
         self.store: Store = Store(store_url(settings), outbox=bool(settings.service.shared_store))
         self.access: Access = Access(settings, self.store)
@@ -253,6 +258,14 @@ class Service:
         else:
             self.sampler.forget(lease.plan.id)
             self.metrics.guests.closed(lease.plan.id)
+
+    def _on_denied(self, event: Event) -> None:
+        """Makes an alert of a refused connection, the first time that a sandbox is refused it."""
+        run = self.lifecycle.runs.get(event.run)
+        box = (run.record.box if run else "") or event.run
+        if (box, event.text) not in self._denied:
+            self._denied.append((box, event.text))
+            self._on_sample(Alert(container_id=box, timestamp=now(), kind="network", message=event.text))
 
     def _on_sample(self, measured: Sample | Alert) -> None:
         self.store.add(measured)

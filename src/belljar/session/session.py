@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, ClassVar, Self, Unpack
 
 import anyio
 import anyio.to_thread
@@ -28,6 +28,9 @@ from belljar.host.source import turn_code
 from belljar.living.conversation import Conversation, named_alike
 from belljar.sandbox import AsyncSandbox
 from belljar.session import checkpoint_file
+
+if TYPE_CHECKING:
+    from belljar.living.network import AsyncNetwork, Network
 
 _PYTHON = "python"
 
@@ -229,6 +232,13 @@ class AsyncSession(Openable):
         )
 
     @property
+    def network(self) -> AsyncNetwork:
+        """What its code may reach, told and changed at once: `await session.network.allow("example.org")`."""
+        from belljar.living.network import AsyncNetwork
+
+        return AsyncNetwork(self._lease.change_network)
+
+    @property
     def _lease(self) -> Lease:
         return self._sandbox.lease
 
@@ -364,6 +374,13 @@ class Session(portal.Blocking[AsyncSession]):
     def complete(self, text: str) -> tuple[str, ...]:
         """Returns the names that a half-typed one may become: see `AsyncSession.complete`."""
         return portal.call(self._core.complete, text)
+
+    @property
+    def network(self) -> Network:
+        """What its code may reach, told and changed at once: `session.network.allow("example.org")`."""
+        from belljar.living.network import Network
+
+        return Network(self._core.network)
 
     @property
     def ended(self) -> str:

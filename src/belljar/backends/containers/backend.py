@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -30,16 +30,14 @@ from belljar.backends.containers.living.box import LivingBox
 from belljar.backends.containers.pool import Pool
 from belljar.backends.containers.probe import Knowledge, Probe, image_missing, own_network_stack
 from belljar.core import errors
-from belljar.core.addresses import Endpoint
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.container_block import registered
 from belljar.core.languages import Language
 from belljar.core.plan import Plan
-from belljar.core.request import Egress, Limits
 from belljar.core.settings import PRIVATE_UIDS, ContainerSettings
 from belljar.host import git_settings, ownership
 from belljar.host.docker_api import connected
-from belljar.host.egress import Proxy, Resolve, Told, resolve
+from belljar.host.egress.access import USUAL, Outside
 from belljar.host.engine_address import EngineAddress
 from belljar.host.guest_uid import GuestUid
 
@@ -67,8 +65,7 @@ class Containers:
         first_uid: int,
         uids: int = PRIVATE_UIDS,
         gid: int | None = None,
-        resolver: Resolve = resolve,
-        private: Sequence[Endpoint] = (),
+        outside: Outside = USUAL,
     ) -> None:
         """Remembers where the engine is; nothing is asked yet.
 
@@ -80,8 +77,7 @@ class Containers:
             first_uid: The first uid of guests.
             uids: How many there are; 1: all guests share it.
             gid: The group of all of them; None: each one's own.
-            resolver: Looks up the names of listed hosts.
-            private: Addresses of private networks that those names may lead to.
+            outside: What the administrator says of the way to listed hosts.
         """
         self.name: str = address.flavour.name
         self.address = address
@@ -91,7 +87,7 @@ class Containers:
         self._options = options
         self._uids = range(first_uid, first_uid + uids)
         self._gid = gid
-        self._network = (resolver, private)
+        self._outside = outside
         self._state_dir = state_dir
         self._knowledge: Knowledge | None = None
         self._named = ""  # the image that `setup` was told of, for a probe where the usual one is missing
@@ -191,7 +187,7 @@ class Containers:
                 )
             uid, copies = await anyio.to_thread.run_sync(self._who, plan, knowledge.facts, stack.callback)
             host = self._host(client, plan, knowledge, pooled, copies)
-            if host.own_kernel and plan.egress.mode == "listed":
+            if host.own_kernel and (plan.egress.mode == "listed" or (plan.egress.mode == "open" and not host.direct)):
                 raise errors.PolicyDenied(
                     f"{self.name}: {own_network_stack(host.runtime or knowledge.facts.default)}",
                     fix="ask for listed hosts on another runtime or backend",
@@ -221,15 +217,11 @@ class Containers:
 
         return ContainerHost(
             client, address.flavour, images, knowledge.image, runtime, ownership.name_of(os.getpid()), self.cleanup,
-            self._open_pool(facts) if pooled else None, self._proxy, self._state_dir,
+            self._open_pool(facts) if pooled else None, self._outside, self._state_dir,
             address.local, own_kernel,
             small_buffers=facts.cgroup == "cgroup v1" and address.local and not own_kernel, copies=copies,
-            options_for=options_for,
+            options_for=options_for, direct=self._options.network_mode != "none",
         )  # fmt: skip
-
-    def _proxy(self, allowed: Egress, told: Told, limits: Limits) -> Proxy:
-        resolver, private = self._network
-        return Proxy(allowed, told, limits, resolver=resolver, private=private)
 
     def _open_pool(self, facts: EngineFacts) -> Pool:
         if self.pool is None:

@@ -35,10 +35,12 @@ from belljar.core.plan import INPUTS, Command, Plan
 from belljar.core.request import Egress, Limits
 from belljar.core.result import Collected, Entry, File, Result, Status, Usage
 from belljar.core.values import MIB, WORKSPACE, format_size
-from belljar.host import egress, files
+from belljar.host import files
 from belljar.host.cgroups import RESERVE_BYTES
 from belljar.host.docker_api import ProgramStreams, asking
-from belljar.host.egress import Proxy, Told
+from belljar.host.egress import guest as egress_guest
+from belljar.host.egress.access import NetworkAccess, Outside
+from belljar.host.egress.proxy import Proxy
 from belljar.host.engine_address import Flavour
 from belljar.host.loops import lone_errors
 from belljar.host.tree_copy import CopiedTree, TreeNode
@@ -62,13 +64,14 @@ class ContainerHost(NamedTuple):
     owner: str
     cleanup: Cleanup
     pool: Pool | None
-    proxy: Callable[[Egress, Told, Limits], Proxy]
+    outside: Outside  # what the administrator says of the way to listed hosts
     state_dir: Path
     local: bool  # are the guest's processes on this machine?
     own_kernel: bool  # is the runtime one with a kernel of its own?
     small_buffers: bool
     copies: bool  # must granted folders be copied, because the guest could not use them where they are?
     options_for: Callable[[str | None], spec.Options]  # a language -> what the settings change of the walls
+    direct: bool = False  # does an open network mean one of the engine's?
 
 
 class _BoxFull(Exception):
@@ -82,6 +85,7 @@ class DockerBox:
         self.id: str = plan.id
         self.plan = plan
         self.uid = uid
+        self.network: NetworkAccess = NetworkAccess(plan.egress, host.outside)
         self._host = host
         self._holder: DockerContainer | None = None
         self._volumes: dict[str, str] = {}
@@ -91,6 +95,29 @@ class DockerBox:
         self._one_at_a_time = anyio.Lock()
         self._current: DockerRun | None = None
         self._held = 0  # bytes in the shared folders before the last command began
+
+    @property
+    def proxied(self) -> bool:
+        """Whether its commands get a way to the proxy."""
+        return self.network.proxied and not (self.network.allowed.mode == "open" and self._host.direct)
+
+    async def change_network(self, allowed: Egress) -> None:
+        """Changes what its guests may reach, at once."""
+        direct = self._host.direct and "open" in (allowed.mode, self.network.allowed.mode)
+        if direct or (self._host.own_kernel and allowed.mode != "none"):
+            raise errors.NotAvailable(
+                f"network: that of this sandbox is {self._host.flavour.name}'s own, and cannot be changed now",
+                fix="open another sandbox with what it is to reach",
+            )
+        if allowed.mode != "none" and not self.network.proxied and self._current:
+            raise errors.NotAvailable(
+                "network: what runs in this sandbox began without a way out", fix="open it with net=[...] of one host"
+            )
+        self.network.change(allowed)
+        await self.open_network()
+
+    async def open_network(self) -> None:
+        """Each command has a way out of its own."""
 
     @property
     def copies(self) -> bool:
@@ -298,7 +325,7 @@ class DockerBox:
         declared = await self._host.images.volumes_of(self._host.client, image)
         limits = command.limits or self.plan.limits
         body = self._body(command, limits, bool(given), image, declared)
-        relay = await self._relay() if self.plan.egress.mode == "listed" else None
+        relay = await self._relay() if self.proxied else None
         alone = self._holder or self.plan.workspace or not self.plan.auto_remove or control.stopping
         pool = None if alone else self._host.pool
         waiting = pool.claim(body) if pool else None
@@ -341,7 +368,7 @@ class DockerBox:
         return ContainerJob(
             self.id, spec.order(command.cwd, self._env(command), command.argv), command.stdin,
             command.limits or self.plan.limits, create, deliver, relay,
-            lambda told: self._host.proxy(self.plan.egress, told, self.plan.limits), own_kernel=self._host.own_kernel,
+            lambda told: Proxy(self.network, told, self.plan.limits), own_kernel=self._host.own_kernel,
             lasting=bool(self._holder or self.plan.workspace),
         )  # fmt: skip
 
@@ -380,7 +407,7 @@ class DockerBox:
         return spec.container(guest)
 
     def _env(self, command: Command) -> dict[str, str]:
-        env = (egress.ENV if self.plan.egress.mode == "listed" else {}) | dict(command.env)
+        env = (egress_guest.ENV if self.proxied else {}) | dict(command.env)
         if self._host.own_kernel:
             # gVisor may take only a part of a large write, and Python without buffers then drops the rest, silently.
             env.pop("PYTHONUNBUFFERED", None)

@@ -24,7 +24,7 @@ from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.values import KIB, MIB
 from belljar.host import ownership
-from belljar.host.egress import PORT
+from belljar.host.egress.guest import PORT
 from belljar.host.engine_address import Flavour
 
 if TYPE_CHECKING:

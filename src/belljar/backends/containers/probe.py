@@ -175,6 +175,8 @@ class Probe:
             self._note(f"no listed hosts: {objection}")
         else:
             offered.add("listed")
+            if self._options.network_mode == "none":
+                offered.add("open")
         if (name := self._options.network_mode) != "none":
             try:
                 await _require_network(client, name)

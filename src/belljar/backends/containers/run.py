@@ -27,7 +27,8 @@ from belljar.core.result import STREAMS, Result, Status, Usage
 from belljar.host import cgroups, kernel_log, procfs
 from belljar.host.cgroups import GroupTotals
 from belljar.host.docker_api import asking, container_stats
-from belljar.host.egress import Proxy, Told
+from belljar.host.egress.judgement import Told
+from belljar.host.egress.proxy import Proxy
 from belljar.host.loops import lone_errors
 
 # Seconds between looks at a dead container: an engine may hear of the OOM killer after the end of its victim.

@@ -20,15 +20,14 @@ from belljar.backends.native.toolchains import Grant, Toolchains, find_bubblewra
 from belljar.backends.session_agents import LANGUAGES
 from belljar.control.control import Control
 from belljar.core import errors
-from belljar.core.addresses import Endpoint
 from belljar.core.capabilities import Capabilities, Guarantees, Isolation, LanguageSupport
 from belljar.core.languages import BUILTIN, Language
 from belljar.core.plan import Command, Plan
 from belljar.core.request import Limits, Workspace
 from belljar.core.settings import PRIVATE_UIDS, DiskBacking
 from belljar.core.values import MIB
-from belljar.host import cgroups, egress, ownership, process
-from belljar.host.egress import Resolve
+from belljar.host import cgroups, ownership, process
+from belljar.host.egress.access import USUAL, Outside
 from belljar.host.guest_uid import GuestUid
 
 if TYPE_CHECKING:
@@ -53,8 +52,7 @@ class Native:
         path: str,
         spoken: Sequence[Language] | None = None,
         use_cgroups: bool = True,
-        resolver: Resolve = egress.resolve,
-        private: Sequence[Endpoint] = (),
+        outside: Outside = USUAL,
         packages: PackageStore | None = None,
         disk_backing: DiskBacking = "memory",
     ) -> None:
@@ -68,8 +66,7 @@ class Native:
             path: where interpreters are looked for, as in $PATH.
             spoken: the languages to run; None: the built-in ones.
             use_cgroups: False: limits are kept without control groups.
-            resolver: looks up the names of hosts that guests may reach.
-            private: addresses of private networks that those names may lead to.
+            outside: what the administrator says of the way to the hosts that guests may reach.
             packages: where packages that guests ask for by name are kept; None: nowhere.
             disk_backing: where the files of living sandboxes are kept.
         """
@@ -80,7 +77,7 @@ class Native:
         known = BUILTIN.values() if spoken is None else spoken
         self.toolchains: Toolchains = Toolchains(path, as_root=bool(self.uids), languages=known)
         self.bubblewrap: str = ""
-        self._network = (resolver, private)
+        self._outside = outside
         self._packages = packages
         self._disk_backing = disk_backing
         self.groups: cgroups.Cgroups | None = None
@@ -120,7 +117,7 @@ class Native:
                 continue
             return Capabilities(
                 backend=self.name, available=True, version=f"bubblewrap {version}", guarantees=self._guarantees,
-                egress=frozenset({"none", "listed"}), sessions=LANGUAGES, workspace=True, packages=True,
+                egress=frozenset({"none", "listed", "open"}), sessions=LANGUAGES, workspace=True, packages=True,
                 figures=True, living=self._living(),
                 notes=(self.no_groups,) if self.no_groups else (),
             )  # fmt: skip
@@ -282,7 +279,7 @@ class Native:
                 stack.callback(claim)
             host = NativeHost(
                 self.bubblewrap, self.state_dir, self.place, self.toolchains, self.group_for, self.group_to_keep,
-                *self._network, self._disk_backing,
+                self._outside, self._disk_backing,
             )  # fmt: skip
             box = _living_box(host, plan, uid) if plan.living else NativeBox(host, plan, uid)
             if plan.packages:

@@ -25,14 +25,16 @@ from belljar.backends.native.toolchains import Grant, Tool, Toolchains
 from belljar.backends.pipe_interpreter import PipeInterpreter
 from belljar.control.control import Control
 from belljar.core import errors
-from belljar.core.addresses import Endpoint
 from belljar.core.plan import Command, Plan
-from belljar.core.request import Limits, Workspace
+from belljar.core.request import Egress, Limits, Workspace
 from belljar.core.result import Collected, Entry, File, Result, Usage
 from belljar.core.settings import DiskBacking
 from belljar.core.values import WORKSPACE
-from belljar.host import box_files, cgroups, egress, files, lending, process
-from belljar.host.egress import Proxy, Resolve, Told
+from belljar.host import box_files, cgroups, files, lending, process
+from belljar.host.egress import guest
+from belljar.host.egress.access import NetworkAccess, Outside
+from belljar.host.egress.judgement import Told
+from belljar.host.egress.proxy import Proxy
 from belljar.host.lending import LentFolder
 
 _GUEST_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "guest", "LOGNAME": "guest", "LANG": "C.UTF-8"}
@@ -49,8 +51,7 @@ class NativeHost(NamedTuple):
     toolchains: Toolchains
     group_for: Callable[[Limits, cgroups.Group | None], cgroups.Group | None]  # limits, and the group to be inside of
     group_to_keep: Callable[[Limits, bool], cgroups.Group | None]  # limits, and whether it may be paused
-    resolver: Resolve
-    private: Sequence[Endpoint]  # what listed hosts may lead to in private networks
+    outside: Outside  # what the administrator says of the way out
     disk_backing: DiskBacking = "memory"  # of living sandboxes
 
 
@@ -62,6 +63,7 @@ class NativeBox:
         self.plan = plan
         self.uid = uid
         self.packages: Grant | None = None
+        self.network: NetworkAccess = NetworkAccess(plan.egress, host.outside)
         self._host = host
         self._space = jail.Space()
         self._root = self._tmp = -1
@@ -176,7 +178,7 @@ class NativeBox:
             id=self.id, jail=walls, prefix=rlimits(limits) if group is None else (), argv=self._argv(command.argv),
             stdin=command.stdin, limits=limits, bubblewrap=self._host.bubblewrap, uid=self.uid, group=group,
             around=self._group, namespace="" if self._space.holder else self._namespace,
-            proxy=self._proxy if self.plan.egress.mode == "listed" else None,
+            proxy=self._proxy if self.network.proxied else None,
         )  # fmt: skip
         run = self._current = NativeRun(job, emit, control)
         try:
@@ -184,6 +186,14 @@ class NativeBox:
         finally:
             self._current = None
             files.discard(self._root, placeholders)
+
+    async def change_network(self, allowed: Egress) -> None:
+        """Changes what its guests may reach, at once."""
+        if allowed.mode != "none" and not self.network.proxied and self._current:
+            raise errors.NotAvailable(
+                "network: what runs in this sandbox began without a way out", fix="open it with net=[...] of one host"
+            )
+        self.network.change(allowed)
 
     async def measure(self) -> Usage | None:
         """Returns what the running command uses; None if none runs."""
@@ -217,13 +227,13 @@ class NativeBox:
         return [python if python and first in ("python", "python3") else first, *rest]
 
     def _proxy(self, told: Told) -> Proxy:
-        return Proxy(self.plan.egress, told, self.plan.limits, resolver=self._host.resolver, private=self._host.private)
+        return Proxy(self.network, told, self.plan.limits)
 
     def _jail(self, command: Command, limits: Limits, tool: Tool | None) -> jail.Jail:
         grants: list[str] = []
         path = _PATH
-        online = self.plan.egress.mode == "listed"
-        env = _GUEST_ENV | (egress.ENV if online else {})
+        online = self.network.proxied
+        env = _GUEST_ENV | (guest.ENV if online else {})
         if tool and tool.folder:
             grants.append(tool.folder)
             path = f"{os.path.dirname(tool.path)}:{path}"

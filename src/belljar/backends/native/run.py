@@ -25,7 +25,9 @@ from belljar.core import errors
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, StreamName, Usage
 from belljar.host import cgroups, process, procfs
-from belljar.host.egress import PORT, Proxy, Told
+from belljar.host.egress.guest import PORT
+from belljar.host.egress.judgement import Told
+from belljar.host.egress.proxy import Proxy
 from belljar.host.guest_uid import group_of
 from belljar.host.loops import lone_errors
 

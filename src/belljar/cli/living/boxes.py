@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from belljar.client.living.process import AsyncRemoteProcess
     from belljar.client.living.sandbox import AsyncRemoteLivingSandbox
     from belljar.core.box_snapshot import BoxSnapshot
+    from belljar.core.net_change import NetworkRecord
     from belljar.core.process import BoxProcess
     from belljar.protocol.living import SandboxRecord
 
@@ -141,6 +142,38 @@ def resume(
 ) -> None:  # fmt: skip
     """Let the processes of a paused living sandbox go on."""
     _change(server, key, insecure, "resume", id, as_json, lambda box: box.resume())
+
+
+def network(
+    id: Id,
+    what: Annotated[str, typer.Argument(metavar="show|allow|deny|set", help="What to do.")] = "show",
+    entries: Annotated[
+        list[str] | None, typer.Argument(metavar="[HOST]...", help="Hosts, addresses, named sets, or '*' for any.")
+    ] = None,
+    as_json: opt.Json = False, server: remote.LivingServer = None, key: remote.Key = None,
+    insecure: remote.Insecure = False,
+) -> None:  # fmt: skip
+    """Show or change what a living sandbox may reach, at once: what is denied is cut."""
+    listed = tuple(entries or ())
+    fits = {"show": not listed, "set": True, "allow": bool(listed), "deny": bool(listed)}
+    if not fits.get(what):
+        raise typer.BadParameter("write show, allow HOST..., deny HOST... or set [HOST]...")
+
+    async def work(client: AsyncClient) -> NetworkRecord:
+        box = await client.sandbox(id)
+        if what == "set":
+            return await box.network.set(listed)
+        if what == "show":
+            return await box.network.show()
+        return await (box.network.allow(*listed) if what == "allow" else box.network.deny(*listed))
+
+    found = _ask(server, key, insecure, "network", work)
+    if as_json:
+        terminal.print_json(found.model_dump(mode="json"))
+        return
+    print("\n".join(found.net) or "nothing")
+    for one in found.denied:
+        print(f"but not {one}")
 
 
 def extend(

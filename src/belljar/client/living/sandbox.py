@@ -20,6 +20,7 @@ from belljar.control.callbacks import Cancel, Listener, OutputCallback, control_
 from belljar.core import errors
 from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.languages import Languages
+from belljar.core.net_change import NetworkChange, NetworkRecord
 from belljar.core.options import CommandOptions, StrPath, TestRunOptions, check_port, check_seconds, request
 from belljar.core.process import BoxProcess, Feature, PtySize, words
 from belljar.core.request import RunRequest
@@ -30,6 +31,7 @@ from belljar.core.values import GIB, WORKSPACE, guest_path
 from belljar.host.source import with_code
 from belljar.living.files import AsyncFiles
 from belljar.living.handles import LivingHandle, lacking, pty_size
+from belljar.living.network import AsyncNetwork
 from belljar.protocol.living import ProcessRecord, SandboxRecord, SignedLink
 from belljar.test_runs.runs import TestListener, run_tests
 
@@ -309,6 +311,18 @@ class AsyncRemoteLivingSandbox(LivingHandle):
     def interpreter(self, language: str = "python", *, env: Mapping[str, str] | None = None) -> AsyncRemoteInterpreter:
         """Returns an interpreter that keeps its variables: `async with box.interpreter() as python`, or `await` it."""
         return AsyncRemoteInterpreter(self._transport, self._path, language, env or {})
+
+    @property
+    def network(self) -> AsyncNetwork:
+        """What it may reach, told and changed at once: `await box.network.allow("example.org")`."""
+        return AsyncNetwork(self._change_network)
+
+    async def _change_network(self, change: NetworkChange | None) -> NetworkRecord:
+        method, body = ("GET", None) if change is None else ("PUT", change.model_dump(mode="json", exclude_none=True))
+        answer = await self._transport.ask(
+            method, f"{self._path}/network", again=True, **({"json": body} if body else {})
+        )
+        return parse(NetworkRecord, answer)
 
     # --- files ---
 

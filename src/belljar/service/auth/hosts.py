@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from belljar.core import errors
+from belljar.core.net_entries import ANY_HOST, covered
 from belljar.core.request import Egress
 from belljar.core.settings import ServiceEgress
-from belljar.core.values import covers, few
+from belljar.core.values import few
 from belljar.protocol.records import Caller
 
 
@@ -21,11 +22,10 @@ def check_hosts(asked: Egress, caller: Caller, settings: ServiceEgress) -> None:
         return
     granted = settings.patterns(caller.net)
     told = f"this caller may reach only {few(granted)}" if granted else "this caller may reach no host"
-    wanted = sorted(asked.hosts) if asked.mode == "listed" else ["any host"]
-    for host in wanted:
-        if not any(covers(pattern, host) for pattern in granted):
+    for host in asked.entries:
+        if not covered(host, granted):
             raise errors.PolicyDenied(
-                f"net: {host} may not be reached from here: {told}",
+                f"net: {'any host' if host == ANY_HOST else host} may not be reached from here: {told}",
                 fix="do without, or have the administrator list it in service.egress or give the key it (--net)",
                 context={"field": "net", "host": host},
             )

@@ -19,8 +19,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from belljar.core import errors
 from belljar.core.display import neutralise
+from belljar.core.net_entries import NetEntryText, covered
 from belljar.core.result import Result
-from belljar.core.values import HostPattern, covers
 from belljar.engine import audit
 from belljar.host.loops import lone_errors
 from belljar.protocol.records import Caller, Scope
@@ -34,7 +34,7 @@ CallerOf = Callable[[Ctx], Caller]
 ENDING_SECONDS = 10.0  # that a run has to end when its caller does not want it any more
 _TAKING_SECONDS = 60.0  # that taking a run in may last
 _BEAT_SECONDS = 1.0
-_HOSTS = TypeAdapter(tuple[HostPattern, ...])
+_HOSTS = TypeAdapter(tuple[NetEntryText, ...])
 
 # Arguments of several tools.
 CommandLine = Annotated[
@@ -103,7 +103,7 @@ class Calls:
             PolicyDenied: one of the hosts was not granted.
         """
         for host in granted(tuple(asked or ())):
-            if not any(covers(pattern, host) for pattern in self.hosts):
+            if not covered(host, self.hosts):
                 raise errors.PolicyDenied(
                     f"{host!r} may not be reached from here: {listed(self.hosts)}",
                     fix="do without, or ask the user to allow it where this server is started: belljar mcp --net HOST",

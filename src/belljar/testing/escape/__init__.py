@@ -168,8 +168,8 @@ async def _lack(one: Attack, backend: str | Backend, engine: Engine) -> str:
         return f"{name} {LACKS[one.feature]}"
     if "command" in one.options:
         return "" if offer.commands else f"{name} takes no commands"
-    if "net" in one.options and "listed" not in offer.egress:
-        return f"{name} lets nobody out to listed hosts"
+    if "net" in one.options and ("open" if "*" in one.options["net"] else "listed") not in offer.egress:
+        return f"{name} lets nobody out to {'any host' if '*' in one.options['net'] else 'listed hosts'}"
     if one.needs_workspace and not offer.workspace:
         return f"{name} is granted no folders"
     spoken = offer.languages is None or one.language in offer.languages

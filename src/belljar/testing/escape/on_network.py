@@ -107,6 +107,35 @@ every("proxy", [(f"{host}:{port}", lambda host=host, port=port: through(f"{host}
         control="none", uncontrolled="a bare process has no proxy; tests/sandbox/test_egress.py shows one that answers",
     ),
     Attack(
+        name="private addresses of an open network", category="network",
+        tries="with any host granted, asks the proxy for addresses that are not public: by tunnels and in plain HTTP",
+        payload="""
+import socket
+def asked(request):
+    with socket.create_connection(("127.0.0.1", 3128), timeout=20) as plug:
+        plug.sendall(request.encode("latin-1") + b"\\r\\n\\r\\n")
+        answer = plug.recv(400)
+    if answer.split(b" ")[1:2] not in ([b"403"], [b"400"]):
+        return answer
+    raise OSError(0, answer.split(b"\\r\\n")[0].decode("ascii", "replace"))
+hosts = ("localhost", "127.0.0.1", "0.0.0.0", "10.0.0.1", "172.17.0.1", "192.168.0.1", "169.254.169.254", "[::1]",
+         "[fd00:ec2::254]", "[::ffff:127.0.0.1]", "[64:ff9b::a9fe:a9fe]", "[2002:7f00:1::]", "224.0.0.1")
+ports = (@port4@, 80, 443)
+doors = [(f"CONNECT {h}:{p}", lambda h=h, p=p: asked(f"CONNECT {h}:{p} HTTP/1.1")) for h in hosts for p in ports]
+doors += [(f"GET {h}:{p}", lambda h=h, p=p: asked(f"GET http://{h}:{p}/ HTTP/1.1\\r\\nHost: {h}:{p}"))
+          for h in hosts for p in ports]
+doors += [(repr(r), lambda r=r: asked(r)) for r in (
+    "GET http://example.invalid/ HTTP/1.1\\r\\nHost: localhost:@port4@",
+    "GET / HTTP/1.1\\r\\nHost: localhost:@port4@",
+    "CONNECT localhost\\0.example.org:443 HTTP/1.1",
+    "POST http://localhost:@port4@/ HTTP/1.1\\r\\nHost: localhost:@port4@\\r\\nContent-Length: 1\\r\\n" * 2,
+)]
+every("proxy", doors)
+""",
+        held="all are refused", options={"net": ("*",)},
+        control="none", uncontrolled="a bare process has no proxy; tests/sandbox/test_egress_proxy.py has one",
+    ),
+    Attack(
         name="socket by path", category="network", tries="connects to a unix socket of the host by its path",
         payload=_CONNECT.format(family="AF_UNIX", address='"@socket@"'), held="the path does not exist inside",
     ),

@@ -34,8 +34,9 @@ from belljar.core.plan import INPUTS, Command, Plan
 from belljar.core.process import BoxProcess
 from belljar.core.result import Result, Usage
 from belljar.core.values import MIB, WORKSPACE
-from belljar.host import egress
 from belljar.host.docker_api import asking
+from belljar.host.egress import guest
+from belljar.host.egress.proxy import Proxy
 from belljar.host.loops import lone_errors
 from belljar.host.tree_copy import TreeNode
 
@@ -66,6 +67,7 @@ class LivingBox(DockerBox):
         self._state: Mapping[str, Any] = {}  # of the container, as the engine told it when it had ended
         self._deliveries = Delivery(self._lay)
         self._commands: set[LivingCommand] = set()
+        self._way_out = False  # is there a way to the proxy?
         self._path = _USUAL_PATH
         self._starts = 0  # programs that the engine is about to start
         self._access: AccessFromHost
@@ -173,9 +175,14 @@ class LivingBox(DockerBox):
             self._access = stack.enter_context(AccessFromHost.opened(first, group, self.uid, self._writable))
         except OSError as error:
             raise errors.StartFailed(f"the container ended early: {error.strerror}") from None
-        if self.plan.egress.mode == "listed":
-            proxy = self._host.proxy(self.plan.egress, self._deny, self.plan.limits)
-            self._tasks.start_soon(proxy.serve, await self._access.network.listener(egress.PORT))
+        await self.open_network()
+
+    async def open_network(self) -> None:
+        """Opens the way to the proxy, once there is something that may be reached."""
+        if self.proxied and not self._way_out:
+            self._way_out = True
+            proxy = Proxy(self.network, self._deny, self.plan.limits)
+            self._tasks.start_soon(proxy.serve, await self._access.network.listener(guest.PORT))
 
     async def _name_guest(self) -> None:
         """Puts the guest into the image's lists of users."""
@@ -323,7 +330,7 @@ class LivingBox(DockerBox):
         self._require_life()
         command = typescript.prepared(command, self.plan.inputs)
         argv, done = await self._deliveries.give(command)
-        env = self._usual_env() | (egress.ENV if self.plan.egress.mode == "listed" else {}) | dict(command.env)
+        env = self._usual_env() | (guest.ENV if self.proxied else {}) | dict(command.env)
         limits = command.limits or self.plan.limits
         cwd = posixpath.join(WORKSPACE, command.cwd)
         living = LivingCommand(self.id, self._machine, command, limits, emit, control)

@@ -25,12 +25,13 @@ from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import Command, Plan
 from belljar.core.process import BoxProcess
-from belljar.core.request import Limits
+from belljar.core.request import Egress, Limits
 from belljar.core.result import Result, Usage
 from belljar.core.values import MIB, WORKSPACE
-from belljar.host import cgroups, disk_image, egress, files, process, procfs
+from belljar.host import cgroups, disk_image, files, process, procfs
 from belljar.host.box_network import BoxNetwork
 from belljar.host.box_tree import HostTree
+from belljar.host.egress import guest
 from belljar.host.loops import lone_errors
 
 _HOLDER_LIMITS = Limits(memory=64 * MIB, pids=16)
@@ -50,6 +51,7 @@ class NativeLivingBox(NativeBox):
         self._tasks: TaskGroup
         self._inside = -1  # /workspace, open
         self._unheard = UnheardStreams()
+        self._way_out = False  # is there a way to the proxy?
         self._network: BoxNetwork
         self.tree: HostTree
         self.on_disk: bool = False  # whether its files are not memory
@@ -82,8 +84,7 @@ class NativeLivingBox(NativeBox):
             stack.enter_context(lone_errors())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(self._tasks.cancel_scope.cancel)
-            if self.plan.egress.mode == "listed":
-                await self._open_egress()
+            await self.open_network()
             if self._group is None:
                 self._own_processes = len(await anyio.to_thread.run_sync(listing.members, self._first.pid))
                 self._tasks.start_soon(self._watch_memory)
@@ -185,7 +186,7 @@ class NativeLivingBox(NativeBox):
         return [process.system_program("setsid"), "--ctty", *words] if command.pty else words
 
     def _entry(self, command: Command) -> walls.EntrySpec:
-        online = egress.ENV if self.plan.egress.mode == "listed" else {}
+        online = guest.ENV if self.network.proxied else {}
         terminal = {"TERM": "xterm-256color"} if command.pty else {}
         return walls.EntrySpec(
             env={**self._equipment.env, **online, **terminal, **command.env},
@@ -207,7 +208,7 @@ class NativeLivingBox(NativeBox):
             figures = procfs.of_group(self._group)
         else:
             figures = procfs.of_processes(listing.members(self._holder), self._used())
-        if figures is None or self.plan.egress.mode == "listed":
+        if figures is None or self.network.proxied:
             return figures
         rx, tx = procfs.network(self._holder)
         return figures._replace(rx=rx, tx=tx)
@@ -271,9 +272,16 @@ class NativeLivingBox(NativeBox):
             )
         return self._group
 
-    async def _open_egress(self) -> None:
-        proxy = self._proxy(self._deny)
-        self._tasks.start_soon(proxy.serve, await self._network.listener(egress.PORT))
+    async def change_network(self, allowed: Egress) -> None:
+        """Changes what its programs may reach, at once; those that run without a way out are told of none."""
+        self.network.change(allowed)
+        await self.open_network()
+
+    async def open_network(self) -> None:
+        """Opens the way to the proxy, once there is something that may be reached."""
+        if self.network.proxied and not self._way_out:
+            self._way_out = True
+            self._tasks.start_soon(self._proxy(self._deny).serve, await self._network.listener(guest.PORT))
 
     async def _deny(self, words: str) -> None:
         """Nothing says which command's connection it was: all that run hear of it."""

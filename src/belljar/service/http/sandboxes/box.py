@@ -9,9 +9,11 @@ from typing import Annotated, cast
 from fastapi import Depends, Query
 from starlette.requests import HTTPConnection
 
+from belljar.core.net_change import NetworkChange
 from belljar.living.process import AsyncProcess
 from belljar.protocol.records import Caller
 from belljar.sandbox import AsyncSandbox
+from belljar.service.auth.hosts import check_hosts
 from belljar.service.http.dependencies import FileUser, SessionHolder
 from belljar.service.sandboxes.held import HeldSandbox
 from belljar.service.sandboxes.sandboxes import Sandboxes
@@ -53,6 +55,15 @@ class AskedBox:
     def uploading(self) -> AbstractContextManager[None]:
         """Takes a place for something large that is written while it arrives: there are a few, as each has a thread."""
         return self.sandboxes.uploads.taken(self.caller.name)
+
+    def may_reach(self, change: NetworkChange) -> NetworkChange:
+        """Returns a change of the network, if its caller may ask for it.
+
+        Raises:
+            PolicyDenied: the caller may not have a host in it.
+        """
+        check_hosts(change.asked, self.caller, self.sandboxes.service.settings.service.egress)
+        return change
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[AsyncSandbox]:

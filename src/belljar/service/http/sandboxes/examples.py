@@ -6,6 +6,7 @@ from typing import Any
 
 from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.model import Model
+from belljar.core.net_change import NetworkRecord
 from belljar.core.process import BoxProcess, Chunk, FileStat, PtySize
 from belljar.protocol import living
 
@@ -14,6 +15,7 @@ _SANDBOX, _AT = "bs-7d1e60b2c94f4a35", 1_794_787_200.25
 BODIES: tuple[Model, ...] = (
     living.OpenSandbox(backend="native", labels={"task": "42"}, expires=3600.0),
     living.Extend(seconds=600.0),
+    living.ChangeNetwork(allow=("example.org", "*.example.net"), deny=("files.example.net",)),
     living.SandboxTurn(command=("ls", "-la"), cwd="app"),
     living.SandboxTurn(code="print(6 * 7)"),
     living.StartProcess(command="npm run dev", cwd="app", environment={"PORT": "3000"}),
@@ -55,6 +57,7 @@ ANSWERS: tuple[Model, ...] = (
     ),
     living.SignedLink(url="/links/eyJzYW5kYm94?signature=5f1c", method="GET", expires=_AT + 600),
     living.Names(names=("path", "pathsep")),
+    NetworkRecord(mode="listed", net=("*.example.net", "example.org"), denied=("files.example.net",)),
 )  # fmt: skip
 PARAMETERS: dict[str, Any] = {
     "label": ["task:42"], "process": "p1", "since": 7, "wait": 0, "timeout": 30, "depth": 1, "mode": "755",

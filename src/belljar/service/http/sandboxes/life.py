@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from belljar.protocol.living import Extend, OpenSandbox, SandboxRecord, SandboxTurn
+from belljar.core.net_change import NetworkRecord
+from belljar.protocol.living import ChangeNetwork, Extend, OpenSandbox, SandboxRecord, SandboxTurn
 from belljar.protocol.responses import Executed
 from belljar.service.http.dependencies import (
     ACCEPTED,
@@ -68,6 +69,20 @@ async def resume_sandbox(box: TheBox) -> SandboxRecord:
     async with box.held() as held:
         await held.box.resume()
         return held.told()
+
+
+@router.get("/{id}/network")
+async def tell_network(box: TheBox) -> NetworkRecord:
+    """What it may reach now."""
+    async with box.used() as one:
+        return await one.network.show()
+
+
+@router.put("/{id}/network")
+async def change_network(body: ChangeNetwork, box: TheBox) -> NetworkRecord:
+    """Changes what it may reach, at once: open connections to hosts that are no longer allowed are cut."""
+    async with box.used() as one:
+        return await one.lease.change_network(box.may_reach(body.change()))
 
 
 @router.post("/{id}/run", response_model=Executed, responses=ACCEPTED)
