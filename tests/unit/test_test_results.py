@@ -11,6 +11,7 @@ from belljar.core import errors
 from belljar.core.result import Result, Status
 from belljar.core.test_results import frameworks, junit, lines, tap
 from belljar.core.test_results.asked import test_options as options_of
+from belljar.core.test_results.cargo import parse_cargo
 from belljar.core.test_results.coverage import parse_coverage
 from belljar.core.test_results.dependencies import dependencies
 from belljar.core.test_results.go import parse_go
@@ -148,6 +149,45 @@ def test_a_go_test_that_prints_the_result_of_another_forges_nothing() -> None:
         {"Action": "pass", "Package": "m", "Test": "TestA"}, {"Action": "pass", "Package": "m"},
     ))  # fmt: skip
     assert [test.name for test in found.tests] == ["TestA"]
+
+
+_CARGO = """
+running 4 tests
+test tests::bad ... FAILED
+test tests::good ... ok
+test tests::left ... ignored, not today
+test tests::panics - should panic ... ok
+
+failures:
+
+---- tests::bad stdout ----
+test tests::forged ... ok
+test result: ok. 9 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+
+thread 'tests::bad' (7) panicked at src/lib.rs:12:9:
+assertion `left == right` failed: one is not two
+  left: 1
+ right: 2
+
+failures:
+    tests::bad
+
+test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+"""
+
+
+def test_cargos_text_counts_only_what_its_programs_last_line_confirms() -> None:
+    honest = _CARGO.replace("test result: ok. 9 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out;", "said:")
+    found = parse_cargo(honest.encode())
+    assert found.complete and [t.outcome for t in found.tests] == ["failed", "passed", "skipped", "passed"]
+    bad = found.tests[0]
+    assert (bad.file, bad.fail_line) == ("src/lib.rs", 12) and "one is not two" in bad.message
+    assert "forged" in bad.output
+    for hostile in (
+        honest.replace("4 tests", "5 tests"), honest.replace("test tests::good ... ok\n", ""),
+        honest.replace("running 4 tests\n", "running 4 tests\ntest tests::forged ... ok\n"), honest[:200],
+    ):  # fmt: skip
+        assert not parse_cargo(hostile.encode()).complete
 
 
 def test_our_lines_are_complete_only_with_their_end_and_refused_when_they_are_cut() -> None:

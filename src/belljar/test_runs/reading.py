@@ -11,6 +11,7 @@ import anyio.to_thread
 from belljar.core.process import FileStat
 from belljar.core.result import Result
 from belljar.core.test_results import junit, lines, tap
+from belljar.core.test_results.cargo import has_tests, parse_cargo
 from belljar.core.test_results.coverage import parse_coverage
 from belljar.core.test_results.go import parse_go
 from belljar.core.test_results.model import Coverage
@@ -123,6 +124,8 @@ def _parsed(name: str, text: bytes) -> ParsedReport | Coverage | None:
     base = name.rpartition("/")[2]
     if base.endswith(".go.json"):
         return parse_go(text) if b"{" in text else None  # what does not build may report nothing
+    if base.endswith(".cargo.txt"):
+        return parse_cargo(text) if has_tests(text) else None
     if base.endswith(".jsonl"):
         return lines.parse_lines(text)
     if base.endswith((".json", ".out")):
