@@ -17,9 +17,11 @@ from belljar.core import errors
 from belljar.core.addresses import endpoint
 from belljar.core.net_change import NetworkChange
 from belljar.core.request import Egress
+from belljar.engine.backends import containers
 from belljar.engine.engine import Engine
 from belljar.host.egress.access import Outside
 from belljar.settings import load
+from engines import engines
 from local_tls import hello
 
 pytestmark = pytest.mark.anyio
@@ -168,3 +170,26 @@ def test_a_change_of_a_list_comes_to_what_it_says(
 def test_what_was_denied_is_allowed_again_when_it_is_asked_for() -> None:
     denied = NetworkChange(deny=("a.example",)).applied(Egress.of(["*"]))
     assert not NetworkChange(allow=("a.example",)).applied(denied).denied
+
+
+@pytest.mark.containers
+@pytest.mark.parametrize("name", ["docker", "podman"])
+async def test_a_living_container_gets_a_network_and_loses_it(name: str, state_dir: Path, server: int) -> None:
+    async def here(host: str, port: int) -> Sequence[str]:
+        return ["127.0.0.1"]
+
+    own = {"state_dir": str(state_dir), "egress": {"private": [f"127.0.0.1:{server}"]}}
+    settings = engines().engine(name, **own).settings
+    engine = Engine(settings, extra=(containers(name, settings, resolver=here),))
+    async with belljar.AsyncSandbox(living=True, backend=name, engine=engine) as box:
+        assert not (await box.run(holding(ONE, server))).ok, "there is no way out yet"
+        await box.network.allow(f"{ONE}:{server}")
+        process = await box.start(["python3", "-c", holding(ONE, server)])
+        await said(process, b"200 Connection established\n2\n")
+        await box.network.deny("*")
+        await process.wait(timeout=60)
+        assert (await box.network.show()).mode == "none"
+    async with belljar.AsyncSandbox(backend=name, engine=engine) as box:
+        ask = holding(ONE, server).replace("while data := s.recv(4096)", "if data := s.recv(4096)")
+        await box.network.set([f"{ONE}:{server}"])
+        assert (await box.run(ask)).stdout.startswith("HTTP/1.1 200")
