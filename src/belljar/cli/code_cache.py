@@ -58,9 +58,10 @@ class CodeCache:
         return code
 
     def _recall(self, key: str) -> Any:
-        with suppress(*_UNREADABLE):
+        try:  # not `suppress`, which takes longer than all else here
             return marshal.loads(self._kept[key])  # noqa: S302
-        return None
+        except _UNREADABLE:
+            return None
 
     def keep(self) -> None:
         """Writes down what was compiled, if anything is new and Belljar has a folder for what it keeps."""
@@ -114,8 +115,9 @@ class _Patterns:
     def compile(self, pattern: Any, flags: Any = 0) -> Any:
         """As the function of that name in `re`, from what was kept where there is any."""
         key = f"re:{int(flags)}:{pattern!r}" if type(pattern) in (str, bytes) else ""
-        with suppress(*_UNREADABLE):
-            return self._engine.compile(pattern, *self._recall(key))
+        if (kept := self._recall(key)) is not None:
+            with suppress(*_UNREADABLE):
+                return self._engine.compile(pattern, *kept)
         found = self._compile(pattern, flags)
         made = self._seen.pop(get_ident(), None)
         if made and key and _is_importing():

@@ -5,12 +5,15 @@ A library that turns out to be different does as it does for everybody.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 C = TypeVar("C")
 _PLUGIN_LOADER = "pydantic.plugin._loader"
@@ -22,6 +25,19 @@ def skip_plugins() -> None:
         empty = ModuleType(_PLUGIN_LOADER)  # its own imports the readers of packages' metadata, and that of mail
         vars(empty)["get_plugins"] = tuple
         sys.modules[_PLUGIN_LOADER] = empty
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process as `sys.exit` does, but for taking apart all that was imported, which takes 7 ms."""
+    run_exit_functions, end_threads = getattr(atexit, "_run_exitfuncs", None), getattr(threading, "_shutdown", None)
+    if run_exit_functions and end_threads:
+        end_threads()
+        run_exit_functions()
+        with suppress(OSError, ValueError):  # nobody reads any more: Python has an exit code for that
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    raise SystemExit(code)
 
 
 class PlainValue:

@@ -11,13 +11,13 @@ import gc
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from belljar.core.errors import BelljarError
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Runs the command that was typed. A failure of ours ends in a sentence and an exit code, never in a traceback."""
     gc.disable()  # until `process.collect`: what is imported stays, and to look at it again and again costs 20 ms
     from belljar.cli import code_cache, lean, process
@@ -33,8 +33,7 @@ def main() -> None:
         code = 130
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is to leave
     codes.keep()
-    gc.freeze()  # nothing needs to be collected one by one at the end
-    raise SystemExit(code)
+    lean.leave(code)
 
 
 def _call() -> int:
