@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from belljar.core.settings import Settings
 from belljar.core.values import GIB, MIB
 from belljar.engine.engine import Engine
 from belljar.protocol.records import SCOPES, Caller
+from belljar.service.admission.queue import Ticket
 from belljar.service.service import Service
 
 pytestmark = pytest.mark.anyio
@@ -38,15 +38,13 @@ async def service(tmp_path: Path) -> AsyncIterator[Service]:
 def reckoned(service: Service, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
     """CPUs and memory of each run that asked for a place."""
     asked: list[tuple[float, int]] = []
-    place = service.admission.place
+    ask = service.admission.ask
 
-    @asynccontextmanager
-    async def noting(caller: Caller, *, cpus: float, memory: int, **rest: Any) -> AsyncIterator[None]:
+    def noting(caller: Caller, *, cpus: float, memory: int, **rest: Any) -> Ticket:
         asked.append((cpus, memory))
-        async with place(caller, cpus=cpus, memory=memory, **rest):
-            yield
+        return ask(caller, cpus=cpus, memory=memory, **rest)
 
-    monkeypatch.setattr(service.admission, "place", noting)
+    monkeypatch.setattr(service.admission, "ask", noting)
     return asked
 
 

@@ -21,7 +21,8 @@ from belljar.core import errors
 from belljar.core.result import File, Result, Status
 from belljar.core.values import MIB
 from belljar.protocol.records import Alert, Key, LogLine, RunRecord, Sample
-from belljar.service.store import migrate, tables
+from belljar.service.store import migrate, statements, tables
+from belljar.service.store.statements import Claim
 from belljar.service.store.store import Store
 from store_records import a_line, a_run, until
 
@@ -295,11 +296,15 @@ async def test_what_was_handed_over_is_written_when_the_store_is_closed_even_by_
 
 _CLAIMS = """
 import anyio, json, sys
+from belljar.protocol.records import RunRecord
+from belljar.service.store.statements import Claim
 from belljar.service.store.store import Store
 
 async def main():
+    name = sys.argv[2]
     async with Store(sys.argv[1]) as store:
-        print(json.dumps([await store.claim("ann", f"key{n}", sys.argv[2], f"{sys.argv[2]}-{n}") for n in range(100)]))
+        runs = [RunRecord(id=f"{name}-{n}", caller="ann", instance="i", created=1.0) for n in range(100)]
+        print(json.dumps([await store.begin(run, Claim("ann", f"key{n}", name)) for n, run in enumerate(runs)]))
 
 anyio.run(main)
 """
@@ -313,12 +318,33 @@ async def test_of_two_processes_exactly_one_gets_a_claim_and_the_other_is_told_w
     assert told[0] == told[1]
     assert len(told[0]) == 100
     assert all(id == f"{fingerprint}-{number}" for number, (id, fingerprint) in enumerate(told[0]))
+    async with Store(url) as store:
+        recorded = {run.id for run in await store.runs(limit=1000)}
+    assert recorded == {id for id, _ in told[0]}, "who does not get the key is not recorded, either"
 
 
-async def test_a_claim_belongs_to_its_caller(store: Store) -> None:
-    assert await store.claim("ann", "k", "f", "bj-1") == ("bj-1", "f")
-    assert await store.claim("ann", "k", "g", "bj-2") == ("bj-1", "f")
-    assert await store.claim("bob", "k", "g", "bj-2") == ("bj-2", "g")
+async def test_a_claim_belongs_to_its_caller_and_is_there_together_with_its_run(store: Store) -> None:
+    first, second, third = a_run(), a_run(), a_run()
+    assert await store.owner("ann", "k") is None
+    assert await store.begin(first, Claim("ann", "k", "f")) == (first.id, "f")
+    assert await store.begin(second, Claim("ann", "k", "g")) == (first.id, "f")
+    assert await store.begin(third, Claim("bob", "k", "g")) == (third.id, "g")
+    assert await store.owner("ann", "k") == (first.id, "f")
+    assert await store.owner("bob", "k") == (third.id, "g")
+    assert await store.run(second.id) is None
+    await store.release("ann", "k", first.id)
+    assert await store.owner("ann", "k") is None
+    assert await store.begin(second, Claim("ann", "k", "g")) == (second.id, "g")
+
+
+async def test_a_claim_without_a_run_is_nobody_s_after_a_minute(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of an earlier version claimed keys before it recorded runs, and may have died in between."""
+    first, second = a_run(), a_run()
+    await store.write(lambda db: statements.claim_key(db, Claim("ann", "k", "f"), "bj-never"))
+    assert await store.owner("ann", "k") is None
+    assert await store.begin(first, Claim("ann", "k", "f")) == ("bj-never", "f")
+    monkeypatch.setattr(statements, "_STALE_SECONDS", -1.0)
+    assert await store.begin(second, Claim("ann", "k", "f")) == (second.id, "f")
 
 
 async def test_keys_are_kept_and_revoked_once(store: Store) -> None:
@@ -357,9 +383,9 @@ async def test_what_is_old_goes_with_all_that_belongs_to_it_and_what_is_under_wa
     open_runs = [a_run(created=1.0, state="running"), a_run(created=1.0)]
     young = a_run(state="failed", ended=time.time())
     async with anyio.create_task_group() as group:
-        for run in (*old, *open_runs, young):
+        for run in (*old[1:], *open_runs, young):
             group.start_soon(store.begin, run)
-    await store.claim("ann", "k", "f", old[0].id)
+    await store.begin(old[0], Claim("ann", "k", "f"))
     for run in (old[0], open_runs[0], young):
         store.add(
             a_line(run.id, 1), Sample(container_id=run.id, timestamp=1.0, cpu_percent=0, memory_mb=0, uptime_seconds=0)

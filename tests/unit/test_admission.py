@@ -21,6 +21,7 @@ from belljar.protocol.records import Caller
 from belljar.service.admission import queue as module
 from belljar.service.admission.memory import free_memory
 from belljar.service.admission.queue import Admission
+from belljar.service.admission.rates import Rate, Rates
 
 pytestmark = pytest.mark.anyio
 
@@ -188,12 +189,48 @@ async def test_more_than_the_rate_is_refused_with_the_seconds_to_wait_and_only_f
     with pytest.raises(errors.Busy) as caught:
         await once(caller("ada"))
     assert caught.value.http_status == 429
-    assert 1 <= caught.value.retry_after <= 61
+    assert 1 <= caught.value.retry_after <= 90
     await once(caller("bob"))
     with pytest.raises(errors.Busy):
         await once(caller("nobody", rate="0/day"))
     for _ in range(5):
         await once(caller("eve", rate="5 per hour"))
+
+
+@pytest.mark.parametrize("amount", [1, 2, 7])
+def test_who_asked_too_often_is_let_in_after_the_seconds_that_it_was_told_and_not_before(amount: int) -> None:
+    now = [1234.5]
+    rates, rate = Rates(lambda: now[0]), Rate.parse(f"{amount} per minute")
+    for _ in range(amount):
+        assert rates.hit("ada", rate) == 0
+    for _ in range(3 * amount):
+        wait = rates.hit("ada", rate)
+        assert 0 < wait <= 120
+        now[0] += wait - 0.01
+        assert rates.hit("ada", rate) == pytest.approx(0.01)
+        now[0] += 0.02
+        assert rates.hit("ada", rate) == 0
+
+
+@given(st.lists(st.floats(0, 30), max_size=200))
+def test_no_minute_has_twice_as_many_requests_as_its_rate_allows(pauses: list[float]) -> None:
+    now, taken, rate = [0.0], list[float](), Rate.parse("5/minute")
+    rates = Rates(lambda: now[0])
+    for pause in pauses:
+        now[0] += pause
+        if rates.hit("ada", rate) == 0:
+            taken.append(now[0])
+    for start in taken:
+        assert sum(start <= at < start + 60 for at in taken) < 10
+
+
+def test_callers_who_have_not_asked_for_long_are_forgotten() -> None:
+    now = [0.0]
+    rates, rate = Rates(lambda: now[0]), Rate.parse("5/second")
+    for number in range(5000):
+        now[0] += 0.01
+        rates.hit(f"caller {number}", rate)
+    assert len(rates._counted) <= 1000 + 1
 
 
 async def test_cpus_are_given_out_only_as_often_as_the_setting_allows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 import h11
 
+from belljar.client.framing import Headers, lines_of
 from belljar.core import errors
 from belljar.core.version import __version__
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 CONNECT_SECONDS = 5.0
-Headers = list[tuple[bytes, bytes]]
 _PORTS = {"http": 80, "https": 443}
 _MAX_PROXY_ANSWER_BYTES = 64 * 1024
 
@@ -63,6 +63,11 @@ class Address:
         if self.proxy and not self.secure:
             said |= _credentials(self.proxy)
         return [(name.encode(), value.encode()) for name, value in said.items()]
+
+    @cached_property
+    def lines(self) -> bytes:
+        """The same as they are sent."""
+        return lines_of(self.headers)
 
     def target(self, path: str) -> str:
         """Returns what a request names: a path, or to a proxy that passes requests on, the whole address."""

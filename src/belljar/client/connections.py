@@ -1,4 +1,4 @@
-"""Connections to one server: HTTP/1.1 by h11, kept open between requests, and used by one request at a time.
+"""Connections to one server: HTTP/1.1, kept open between requests, and used by one request at a time.
 
 A general HTTP library takes a millisecond for each request, most of it for what a client of one server has no use for:
 redirects, cookies, encodings. `log_stream`, which follows streams, uses one.
@@ -9,22 +9,21 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 import anyio.abc
-import h11
 
-from belljar.client.address import Address, Headers, open_stream
+from belljar.client.address import Address, open_stream
+from belljar.client.framing import Answer, AnswerReader, Broken, Headers, lines_of, request_line
 from belljar.core import errors
 
 _MAX_IDLE = 20
 _IDLE_SECONDS = 30.0
 _READ_BYTES = 64 * 1024
-_MAX_HEAD_BYTES = 100 * 1024  # of an answer
-_BROKEN = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, h11.RemoteProtocolError)
+_BROKEN = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, Broken)
 
 
 class Unanswered(errors.NotAvailable):
@@ -33,14 +32,6 @@ class Unanswered(errors.NotAvailable):
     def __init__(self, message: str, *, sent: bool, fix: str = "") -> None:
         super().__init__(message, fix=fix or "is it running, and is this its address?")
         self.sent: bool = sent
-
-
-class Answer(NamedTuple):
-    """What a server answered. Names of headers are in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
 
 
 class Question(NamedTuple):
@@ -120,7 +111,6 @@ class _Connection:
         self.reusable = False
         self.idle_since = 0.0
         self._stream = stream
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
 
     @property
@@ -135,55 +125,34 @@ class _Connection:
     async def ask(self, address: Address, question: Question, write_seconds: float) -> Answer:
         """Sends a request and returns the answer; afterwards `reusable` says whether another one may follow."""
         self.reusable = False
-        content = self._encode(address, question)
-        with suppress(anyio.BrokenResourceError):  # a server may answer before it has all of it, and hang up
-            with anyio.fail_after(write_seconds):
+        content = _encode(address, question)
+        with anyio.fail_after(write_seconds) as clock:
+            with suppress(anyio.BrokenResourceError):  # a server may answer before it has all of it, and hang up
                 await self._stream.send(content)
-        answer = await self._receive(question.read_seconds)
-        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
-            self._http.start_next_cycle()
-            self.reusable = True
+            reader = AnswerReader()
+            answer: Answer | None = None
+            while answer is None:
+                clock.deadline = anyio.current_time() + question.read_seconds
+                answer = reader.feed(await self._read())
+        self.reusable = reader.reusable
         return answer
 
-    def _encode(self, address: Address, question: Question) -> bytes:
-        """Returns the whole request: sent at once, it wakes the server once."""
-        length = (b"content-length", str(len(question.body)).encode())
-        headers = [
-            *address.headers,
-            *question.headers,
-            *([length] if question.body or question.method != "GET" else []),
-        ]
-        head = h11.Request(method=question.method, target=address.target(question.target), headers=headers)
-        parts = [self._http.send(head), self._http.send(h11.Data(data=question.body)) if question.body else b""]
-        self._http.send(h11.EndOfMessage())
-        return b"".join(part or b"" for part in parts)
-
-    async def _receive(self, seconds: float) -> Answer:
-        head: h11.Response | None = None
-        body: list[bytes] = []
-        while True:
-            event: Any = self._http.next_event()
-            if event is h11.NEED_DATA:
-                self._http.receive_data(await self._read(seconds))
-            elif isinstance(event, h11.Data):
-                body.append(event.data)
-            elif isinstance(event, h11.Response):
-                head = event
-            elif isinstance(event, h11.EndOfMessage) and head is not None:
-                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-                return Answer(head.status_code, headers, b"".join(body))
-            elif not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
-                raise h11.RemoteProtocolError("it hung up")
-
-    async def _read(self, seconds: float) -> bytes:
-        with anyio.fail_after(seconds):
-            try:
-                return await self._stream.receive(_READ_BYTES)
-            except anyio.EndOfStream:
-                return b""
+    async def _read(self) -> bytes:
+        try:
+            return await self._stream.receive(_READ_BYTES)
+        except anyio.EndOfStream:
+            return b""
 
     async def close(self) -> None:
         """Closes it at once."""
         self.reusable = False
         with anyio.CancelScope(shield=True), suppress(OSError):
             await anyio.aclose_forcefully(self._stream)
+
+
+def _encode(address: Address, question: Question) -> bytes:
+    """Returns the whole request: sent at once, it wakes the server once."""
+    sized = question.body or question.method != "GET"
+    length = b"content-length: %d\r\n" % len(question.body) if sized else b""
+    first = request_line(question.method, address.target(question.target))
+    return b"".join((first, address.lines, lines_of(question.headers), length, b"\r\n", question.body))

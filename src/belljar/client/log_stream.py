@@ -14,7 +14,8 @@ from typing import Any
 import anyio
 from pydantic import ValidationError
 
-from belljar.client.connections import Answer, Unanswered
+from belljar.client.connections import Unanswered
+from belljar.client.framing import Answer
 from belljar.client.transport import Transport, refusal
 from belljar.core import errors
 from belljar.core.result import Event

@@ -14,8 +14,9 @@ from weakref import WeakKeyDictionary
 import anyio
 import anyio.lowlevel
 
-from belljar.client.address import CONNECT_SECONDS, Address, Headers
-from belljar.client.connections import Answer, Connections, Question, Unanswered
+from belljar.client.address import CONNECT_SECONDS, Address
+from belljar.client.connections import Connections, Question, Unanswered
+from belljar.client.framing import Answer, Headers
 from belljar.core import errors
 from belljar.core.spelling import heard, respell
 
@@ -287,7 +288,7 @@ def _text_of(error: Exception) -> str:
 
 def _require_library() -> None:
     """Says at once if the HTTP library is missing; it is imported on first use only."""
-    for name in ("httpx2", "wsproto"):
+    for name in ("httptools", "httpx2", "wsproto"):
         if find_spec(name) is None:
             raise errors.NotAvailable(
                 f"the client needs a package that is not installed: {name}", fix="pip install 'belljar-sandbox[client]'"

@@ -18,7 +18,8 @@ import wsproto
 from wsproto import events
 
 from belljar.client.address import Address, open_stream
-from belljar.client.connections import Answer, Unanswered
+from belljar.client.connections import Unanswered
+from belljar.client.framing import Answer
 from belljar.core.values import MIB
 from belljar.host.lifetime import LifetimeTask
 from belljar.host.loops import lone_errors

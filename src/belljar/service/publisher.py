@@ -47,9 +47,14 @@ class Publisher:
         """Messages that nobody will get."""
         return self.lines.dropped + self.events.dropped
 
+    def hears_events(self) -> bool:
+        """Whether somebody may hear an event."""
+        return self.events.heard
+
     def line(self, line: LogLine) -> None:
         """Publishes one line of a run's output."""
-        self.lines.publish(subject_of_lines(line.container_id), line.model_dump(mode="json"))
+        if self.lines.heard:
+            self.lines.publish(subject_of_lines(line.container_id), line.model_dump(mode="json"))
 
     def event(self, event: Event) -> None:
         """Publishes an event of the engine."""
@@ -66,6 +71,8 @@ class Publisher:
 
         A large result comes without its outputs, as the record has it.
         """
+        if not self.events.heard:
+            return
         at = (record.ended if change == "ended" else record.started) or record.created
         body = record.model_dump(mode="json", exclude={"position", "result"})
         result = record.result

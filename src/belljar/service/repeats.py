@@ -9,7 +9,8 @@ from belljar.core import errors
 from belljar.engine.engine import Engine
 from belljar.protocol.records import Caller, RunRecord, now
 from belljar.service.claims import another_request
-from belljar.service.run_lifecycle import Run, RunLifecycle
+from belljar.service.run_lifecycle import KeyTaken, Run, RunLifecycle
+from belljar.service.store.statements import Claim, Owner
 from belljar.service.store.store import Store
 
 _NO_LOG_MEMORY = 1  # bytes: such a run has no lines of its own to keep
@@ -24,7 +25,7 @@ class Repeats:
         self._lifecycle = lifecycle
 
     async def once(
-        self, caller: Caller, key: str, fingerprint: str, id: str, start: Callable[[], Awaitable[Run]]
+        self, caller: Caller, key: str, fingerprint: str, id: str, start: Callable[[Claim | None], Awaitable[Run]]
     ) -> Run:
         """Starts one run for one idempotency key, however often the request comes.
 
@@ -33,23 +34,25 @@ class Repeats:
             key: The idempotency key; empty: there is none, and a run is started.
             fingerprint: Of the request; a key is good for one request only.
             id: Of the run that `start` starts.
-            start: Starts it. If it is turned away, the key is free again.
+            start: Starts it, and records it together with the claim of its key. If it is turned away, there is none.
         """
         if not key:
-            return await start()
-        owner, first = await self._store.claim(caller.name, key, fingerprint, id)
-        if owner != id:
-            return await self._run_of(owner, first == fingerprint)
+            return await start(None)
+        if owner := await self._store.owner(caller.name, key):
+            return await self._run_of(owner, fingerprint)
         try:
-            return await start()
-        except errors.BelljarError:
+            return await start(Claim(caller.name, key, fingerprint))
+        except KeyTaken as taken:  # by its twin, in between
+            return await self._run_of(taken.owner, fingerprint)
+        except errors.NotAvailable:  # it may have been recorded even so
             with suppress(errors.NotAvailable):
                 await self._store.release(caller.name, key, id)
             raise
 
-    async def _run_of(self, owner: str, same: bool) -> Run:
-        if not same:
+    async def _run_of(self, first: Owner, fingerprint: str) -> Run:
+        if first.fingerprint != fingerprint:
             raise another_request()
+        owner = first.id
         if owner in self._lifecycle.runs:
             return self._lifecycle.runs[owner]
         record, large = await self._store.brief_run(owner)

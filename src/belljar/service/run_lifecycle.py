@@ -4,19 +4,19 @@ No record, no run: a run is in the store before it starts, and one that cannot b
 
     start ── Run.wait_in_queue ── Run.begin ──┬── Run.finish
       │  (only if there is no place)          └── Run.fail (also from the queue)
-      └── Run.turn_away (no place, and no room in the queue: it was never a run)
+      └── Busy (no place, and no room in the queue: it was never a run)
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import anyio
+import anyio.lowlevel
 
 from belljar.control.callbacks import Listener
 from belljar.control.control import Control
@@ -27,13 +27,14 @@ from belljar.core.spelling import respelled, told
 from belljar.engine import audit
 from belljar.engine.tracing import span
 from belljar.protocol.records import Alert, Caller, RunRecord, now
-from belljar.service.admission.queue import Admission
+from belljar.service.admission.queue import Admission, Ticket
 from belljar.service.budget import ByteBudget, Share
 from belljar.service.instances import ServerInstance
 from belljar.service.pace import OutputPace
 from belljar.service.publisher import Publisher
 from belljar.service.refusals import Refusals
 from belljar.service.store.result_text import LargeText, ResultText, parse, result_text
+from belljar.service.store.statements import Claim, Owner
 from belljar.service.store.store import Store
 from belljar.service.store.tables import as_json
 from belljar.service.telemetry.log_lines import Live
@@ -56,6 +57,14 @@ class Demand(NamedTuple):
     request_bytes: int = 0
 
 
+class KeyTaken(Exception):
+    """The idempotency key that a run came with belongs to another one, which came just before."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner.id)
+        self.owner: Owner = owner
+
+
 class Run:
     """One run, as the process that carries it out knows it."""
 
@@ -69,12 +78,8 @@ class Run:
         self.warnings: tuple[str, ...] = ()  # of ours, for its result
         self.control: Control = Control()
         self.scope: anyio.CancelScope = anyio.CancelScope()
-        self.admitted: anyio.Event = anyio.Event()  # it has a place, or one in the queue, or was turned away
-        self.written: anyio.Event = anyio.Event()  # it is in the store, if it could be
-        self.recorded = False
         self.opened: bool = bool(record.session)  # there is a box, which `control` can stop
         self.done: anyio.Event = anyio.Event()
-        self.refusal: errors.BelljarError | None = None  # why it never was a run
         self.error: errors.BelljarError | None = None  # what `record.problem` was made of
         self.text: ResultText | None = None  # the result, serialised once for the answer and for the store
         self.stored: LargeText | None = None  # a large result of a run that ended before
@@ -92,30 +97,21 @@ class Run:
     def wait_in_queue(self, position: int) -> None:
         """It has no place yet. Called whenever its position changes."""
         self.change(state="queued", position=position)
-        self.admitted.set()
 
     def begin(self) -> None:
         """It has a place."""
         self.change(state="running", started=now(), position=None)
-        self.admitted.set()
 
     def finish(self, text: ResultText) -> None:
         """It ran, and this is what happened."""
         self.text = text
-        self.change(state="finished", result=text.brief, backend=text.brief.backend)
+        self.change(state="finished", result=text.brief, backend=text.brief.backend, ended=now())
 
     def fail(self, error: errors.BelljarError) -> None:
         """It has no result, but an error."""
         self.error = error
         state = "refused" if isinstance(error, errors.PolicyDenied) else "failed"
-        self.change(state=state, problem=told(error, "http"), position=None)
-
-    def turn_away(self, refusal: errors.Busy) -> None:
-        """There is no place. If it waited in the queue, it was a run, and fails."""
-        if self.admitted.is_set():
-            self.fail(refusal)
-        else:
-            self.refusal = refusal
+        self.change(state=state, problem=told(error, "http"), position=None, ended=now())
 
     def stop(self, reason: Status = Status.ABORTED) -> None:
         """Ends the guest if it runs; a run that waits or is being started is given up."""
@@ -202,7 +198,9 @@ class RunLifecycle:
             if run.record.box == alert.container_id and not run.done.is_set():
                 run.live.alert(alert)
 
-    async def start(self, record: RunRecord, caller: Caller, work: Work, demand: Demand) -> Run:
+    async def start(
+        self, record: RunRecord, caller: Caller, work: Work, demand: Demand, claim: Claim | None = None
+    ) -> Run:
         """Starts a run; returns when it is recorded, and runs or waits.
 
         Args:
@@ -210,72 +208,67 @@ class RunLifecycle:
             caller: Whose quotas count.
             work: Carries it out, and returns its result.
             demand: What it takes.
+            claim: The idempotency key that it came with.
 
         Raises:
             Busy: It was turned away.
+            KeyTaken: Its key is another run's.
             NotAvailable: It could not be recorded.
         """
         run = self.new_run(record)
         try:
             run.request.add(demand.request_bytes)
+            ticket = self._admission.ask(
+                caller, cpus=demand.cpus, memory=demand.memory, on_position=run.wait_in_queue
+            )  # fmt: skip
         except errors.Busy as refusal:
+            run.request.close()
             await self._refusals.record(refusal, run=run.id)
             raise
         self.runs[run.id] = run
-        self._spawn(self._carry_out, run, caller, work, demand)
         try:
-            await run.admitted.wait()
-            if run.refusal:
-                raise run.refusal
-            await self._store.begin(run.record)
-            run.recorded = True
-        except errors.Busy as refusal:
-            await self._refusals.record(refusal, run=run.id)
+            await self._write_begin(run, ticket, claim)
+        except BaseException:
+            self._admission.leave(ticket)
+            run.request.close()
+            self.runs.pop(run.id, None)
+            run.done.set()
             raise
-        finally:
-            run.written.set()
-            if not run.recorded:
-                run.scope.cancel()
+        self._spawn(self._carry_out, run, ticket, work)
         return run
 
-    async def _carry_out(self, run: Run, caller: Caller, work: Work, demand: Demand) -> None:
-        audit.caller.set(caller.name)
+    async def _write_begin(self, run: Run, ticket: Ticket, claim: Claim | None) -> None:
+        if ticket.has_place:
+            run.begin()
+        owner = await self._store.begin(run.record, claim)
+        if owner.id != run.id:
+            raise KeyTaken(owner)
+
+    async def _carry_out(self, run: Run, ticket: Ticket, work: Work) -> None:
+        audit.caller.set(ticket.caller.name)
         try:
-            with run.scope, span("request", run=run.id, caller=caller.name):
-                await self._take_place(run, caller, work, demand)
+            with run.scope, span("request", run=run.id, caller=ticket.caller.name):
+                with span("queue"):
+                    await self._admission.wait(ticket)
+                self._metrics.waited(ticket.waited)
+                await self._run(run, work)
             if run.scope.cancelled_caught and not run.record.final:
                 run.fail(errors.Aborted("it was cancelled before it ran", fix="send it again"))
+        except errors.Busy as refusal:
+            run.fail(refusal)
         except Exception as error:
             run.fail(_our_bug(run, error))
-            run.refusal = run.refusal or run.error
         finally:
+            self._admission.leave(ticket)
             run.request.close()
             run.output.close()
             with anyio.CancelScope(shield=True):
                 await self._end(run)
 
-    async def _take_place(self, run: Run, caller: Caller, work: Work, demand: Demand) -> None:
-        place = self._admission.place(
-            caller, cpus=demand.cpus, memory=demand.memory, on_position=run.wait_in_queue
-        )  # fmt: skip
-        try:
-            async with AsyncExitStack() as stack:
-                asked = time.monotonic()
-                with span("queue"):
-                    await stack.enter_async_context(place)
-                self._metrics.waited(time.monotonic() - asked)
-                await self._run(run, work)
-        except errors.Busy as refusal:
-            run.turn_away(refusal)
-
     async def _run(self, run: Run, work: Work) -> None:
-        waited = run.record.position is not None
-        run.begin()
-        await run.written.wait()
-        if not run.recorded:
-            return
         try:
-            if waited:
+            if run.record.state != "running":  # it waited
+                run.begin()
                 await self._store.change(run.id, state="running", started=run.record.started)
             self._publisher.run("running", run.record)
             result = await work(run.hear, run.control)
@@ -292,21 +285,18 @@ class RunLifecycle:
 
         The answer does not wait for the record: until it is written the run is among ours, and is known from there.
         """
-        run.change(ended=now())
-        run.live.close(run.record.ended or 0.0)
-        run.admitted.set()
-        await run.written.wait()
-        if run.recorded and not run.record.final:
+        if not run.record.final:
             run.fail(errors.Aborted("the service ended while it was under way"))
-        if run.recorded:
-            self._metrics.hear(run.record)
-            _log_limit(run.record)
+        run.live.close(run.record.ended or 0.0)
         if not run.record.fingerprint:  # else the next may be answered from the record of this one
             run.done.set()
-            await anyio.sleep(_ANSWER_FIRST_SECONDS)  # and more ends go into one commit
-        if run.recorded:
-            self._publisher.run("ended", run.record)
-            await self._record_end(run)
+            await anyio.lowlevel.checkpoint()  # the answer goes out
+        self._metrics.hear(run.record)
+        _log_limit(run.record)
+        if not run.record.fingerprint:
+            await anyio.sleep(_ANSWER_FIRST_SECONDS)  # more ends go into one commit
+        self._publisher.run("ended", run.record)
+        await self._record_end(run)
         self.runs.pop(run.id, None)
         run.done.set()
 

@@ -69,7 +69,10 @@ class Service:
         self.publisher: Publisher = Publisher(settings)
         told: tuple[EventKind, ...] = ("started", "limit", "denied", *LIFE_KINDS)
         self.sinks: Sinks = Sinks(
-            [Sink("events", self.publisher.event, kinds=told), Sink("alerts", self._on_denied, kinds=("denied",))]
+            [
+                Sink("events", self.publisher.event, kinds=told, wanted=self.publisher.hears_events),
+                Sink("alerts", self._on_denied, kinds=("denied",)),
+            ]
         )
         self._denied: deque[tuple[str, str]] = deque(maxlen=_DENIALS_KNOWN)
         self.engine: Engine = Engine(settings, sinks=[self.sinks.hear], on_box=self._on_box)
@@ -156,7 +159,7 @@ class Service:
             return await self.repeats.serve(found, record)
         demand = self.demand(request)
         work = partial(self._run_request, request, record.id)
-        start = partial(self.lifecycle.start, record, caller, work, demand)
+        start = partial(self.lifecycle.start, record, caller, work, demand)  # and the claim of its key
         return await self.repeats.once(caller, key, _fingerprint(request) if key else "", record.id, start)
 
     async def _run_request(self, request: RunRequest, id: str, listener: Listener, control: Control) -> Result:

@@ -29,6 +29,7 @@ from belljar.service.claims import SessionClaims
 from belljar.service.queries import sees
 from belljar.service.run_lifecycle import Demand, Run
 from belljar.service.service import Service
+from belljar.service.store.statements import Claim
 from belljar.session.session import AsyncSession, Checkpoint
 
 _CHECKPOINTS = 16  # that one session may hold
@@ -246,9 +247,9 @@ class Sessions:
         options = {name: value for name, value in options.items() if value is not None}
         turn, name = _TurnWork(code, command, path, options), new_id()
 
-        async def take() -> Run:
+        async def take(claim: Claim | None) -> Run:
             held = self.get(id, caller)
-            return await self._take(name, held, caller, await self._with_code(held, turn))
+            return await self._take(name, held, caller, await self._with_code(held, turn), claim)
 
         return await self._service.repeats.once(caller, key, turn.fingerprint(id) if key else "", name, take)
 
@@ -267,7 +268,7 @@ class Sessions:
         language = self._service.engine.languages.of_file(turn.path).name
         return turn._replace(code=code, options=turn.options | {"language": language})
 
-    async def _take(self, name: str, held: Held, caller: Caller, turn: _TurnWork) -> Run:
+    async def _take(self, name: str, held: Held, caller: Caller, turn: _TurnWork, claim: Claim | None) -> Run:
         if turn.command is not None and isinstance(held.handle, AsyncSession):
             raise errors.InvalidRequest("command: a session takes code", fix='open one with kind="sandbox"')
         if turn.options.get("args") and isinstance(held.handle, AsyncSession):
@@ -289,7 +290,8 @@ class Sessions:
                 return await turn.carry_out(held.handle, on_event=listener, cancel=cancel, id=name)
 
         async with held.used():
-            run = await self._service.lifecycle.start(record, caller, work, Demand())  # its box has its place already
+            demand = Demand()  # its box has its place already
+            run = await self._service.lifecycle.start(record, caller, work, demand, claim)
         self._tasks.start_soon(held.wait_for, run)
         return run
 

@@ -25,7 +25,15 @@ _log = logging.getLogger("belljar")
 
 
 class Sink:
-    """Somebody who wants to hear of events. Who names the kinds it needs is not crowded out by a flood of others."""
+    """Somebody who wants to hear of events. Who names the kinds it needs is not crowded out by a flood of others.
+
+    Args:
+        name: For the log.
+        hear: Is called with each event.
+        kinds: Of events that it hears; none: all.
+        count: Events that may wait.
+        wanted: Is asked before each event whether it is of any use.
+    """
 
     def __init__(
         self,
@@ -34,6 +42,7 @@ class Sink:
         *,
         kinds: Sequence[EventKind] = (),
         count: int = 10_000,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         if count < 1:
             raise errors.InvalidRequest(f"the sink {name} needs room for at least one event")
@@ -43,13 +52,14 @@ class Sink:
         self._hear = hear
         self._kinds = frozenset(kinds)
         self._count = count
+        self._wanted = wanted
         self._events: deque[Event] = deque()
         self._signal = Signal()
         self._closing = False
         self._busy = False
 
     def put(self, event: Event) -> None:
-        if self._kinds and event.kind not in self._kinds:
+        if (self._kinds and event.kind not in self._kinds) or not self._wanted():
             return
         if self._closing:
             self.missed += 1

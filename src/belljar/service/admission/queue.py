@@ -21,17 +21,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import lru_cache
 
 import anyio
-from limits import RateLimitItem, parse
-from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 from belljar.core import errors
 from belljar.core.settings import Settings
 from belljar.protocol.records import Caller
 from belljar.service.admission.memory import free_memory
+from belljar.service.admission.rates import Rate, Rates
 
 RECHECK = 0.5  # seconds between two looks while somebody waits
 LOOK = 0.1  # seconds that a look at the memory counts, and one at a long queue: it may cost a millisecond
@@ -42,19 +39,40 @@ _WEIGHT = 0.2  # of the latest run in the average
 OnPosition = Callable[[int], None]
 
 
-class _Ticket:
+class Ticket:
     """One run that waits for a place, has one, or was refused."""
 
-    def __init__(self, caller: Caller, cpus: float, memory: int, on_position: OnPosition | None) -> None:
+    def __init__(self, caller: Caller, cpus: float, memory: int, on_position: OnPosition | None, asked: float) -> None:
         self.caller, self.cpus, self.memory, self.on_position = caller, cpus, memory, on_position
+        self.asked = asked
         self.position: int | None = None
         self.since: float | None = None  # when it got its place
         self.refusal: Exception | None = None
-        self.settled = anyio.Event()
+        self.settled: anyio.Event | None = None  # somebody waits for it
+
+    @property
+    def has_place(self) -> bool:
+        """Whether its run may begin."""
+        return self.since is not None
+
+    @property
+    def waited(self) -> float:
+        """Seconds between its question and its place."""
+        return 0.0 if self.since is None else self.since - self.asked
+
+    def admit(self, at: float) -> None:
+        """Gives it its place."""
+        self.since, self.position = at, None
+        self._settle()
 
     def refuse(self, why: Exception) -> None:
+        """Says that it gets none."""
         self.refusal = why
-        self.settled.set()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.settled is not None:
+            self.settled.set()
 
 
 class Admission:
@@ -71,9 +89,9 @@ class Admission:
         self._most = settings.max_containers
         self._cpus = settings.service.cpu_overcommit * _cpus()
         self._memory, self._clock = memory, clock
-        self._rates = SlidingWindowCounterRateLimiter(MemoryStorage())
-        self._lines: dict[str, deque[_Ticket]] = {}  # who waits, by caller; the caller whose turn it is comes first
-        self._running: dict[str, set[_Ticket]] = {}  # the same for those with a place
+        self._rates = Rates(clock)
+        self._lines: dict[str, deque[Ticket]] = {}  # who waits, by caller; the caller whose turn it is comes first
+        self._running: dict[str, set[Ticket]] = {}  # the same for those with a place
         self._seen: tuple[float, int | None] = (-math.inf, None)  # the last look at the memory
         self._numbered = -math.inf  # when those who wait were last told where
         self._average = 1.0  # seconds that a run takes
@@ -101,7 +119,16 @@ class Admission:
     async def place(
         self, caller: Caller, *, cpus: float, memory: int, on_position: OnPosition | None = None
     ) -> AsyncIterator[None]:
-        """Gives the caller a place while the block runs.
+        """Gives the caller a place while the block runs; for what is given and raised, see `ask` and `wait`."""
+        ticket = self.ask(caller, cpus=cpus, memory=memory, on_position=on_position)
+        try:
+            await self.wait(ticket)
+            yield
+        finally:  # also of a place that was given at the moment of a cancellation
+            self.leave(ticket)
+
+    def ask(self, caller: Caller, *, cpus: float, memory: int, on_position: OnPosition | None = None) -> Ticket:
+        """Asks for a place, at once or in the queue. What this returns is to be given to `leave`, however it goes.
 
         Args:
             caller: Whose quotas count.
@@ -114,21 +141,32 @@ class Admission:
         """
         if self.draining:
             raise self._going_away()
-        await self.count(caller)
-        ticket = _Ticket(caller, cpus, memory, on_position)
+        self._count(caller)
+        ticket = Ticket(caller, cpus, memory, on_position, self._clock())
         try:
             self._enqueue(ticket)
-            while not ticket.settled.is_set():
-                with anyio.move_on_after(RECHECK) as late:
-                    await ticket.settled.wait()
-                if late.cancelled_caught:
-                    self._admit()
-                    self._renumber()
             if ticket.refusal is not None:
                 raise ticket.refusal
-            yield
-        finally:  # also of a place that was given at the moment of a cancellation
-            self._leave(ticket)
+        except BaseException:
+            self.leave(ticket)
+            raise
+        return ticket
+
+    async def wait(self, ticket: Ticket) -> None:
+        """Returns when a ticket has its place.
+
+        Raises:
+            Busy: It lost its turn to others, or the service is about to end.
+        """
+        while not ticket.has_place and ticket.refusal is None:
+            ticket.settled = anyio.Event()
+            with anyio.move_on_after(RECHECK) as late:
+                await ticket.settled.wait()
+            if late.cancelled_caught:
+                self._admit()
+                self._renumber()
+        if ticket.refusal is not None:
+            raise ticket.refusal
 
     def keep(self, memory: int) -> None:
         """Counts the memory of a box that a session is about to keep; alone, it may be of any size.
@@ -147,17 +185,15 @@ class Admission:
 
     async def count(self, caller: Caller) -> None:
         """One more request of this caller, or `Busy` 429."""
-        rate = _rate(caller.rate or self._service.rate)
-        if await self._rates.hit(rate, caller.name):
-            return
-        window = await self._rates.get_window_stats(rate, caller.name)
-        wait = window.reset_time - time.time() if rate.amount else rate.get_expiry()
-        most = f"more than {rate.amount} runs in {rate.get_expiry()} seconds"
-        raise errors.Busy(most, retry_after=_seconds(wait), fix="ask less often")
+        self._count(caller)
 
-    def _enqueue(self, ticket: _Ticket) -> None:
-        if self.draining:  # since the rate was looked at
-            raise self._going_away()
+    def _count(self, caller: Caller) -> None:
+        rate = Rate.parse(caller.rate or self._service.rate)
+        if wait := self._rates.hit(caller.name, rate):
+            most = f"more than {rate.amount} runs in {rate.seconds} seconds"
+            raise errors.Busy(most, retry_after=_seconds(wait), fix="ask less often")
+
+    def _enqueue(self, ticket: Ticket) -> None:
         self._lines.setdefault(ticket.caller.name, deque()).append(ticket)
         self._admit()
         if self.waiting > self._service.queue:
@@ -166,7 +202,7 @@ class Admission:
         if ticket.since is None and ticket.position is None and ticket.refusal is None:
             _report_position(ticket, self.waiting)  # at most
 
-    def _shorten(self, latest: _Ticket) -> None:
+    def _shorten(self, latest: Ticket) -> None:
         """The queue is full: whoever has most in it loses their latest, so that no one caller can shut out another."""
         longest = max(self._lines.values(), key=len)
         own = self._lines[latest.caller.name]
@@ -183,7 +219,8 @@ class Admission:
         else:
             ticket.refuse(errors.Busy("the queue is full", retry_after=retry, status=503))
 
-    def _leave(self, ticket: _Ticket) -> None:
+    def leave(self, ticket: Ticket) -> None:
+        """Gives a place back, or leaves the queue."""
         name = ticket.caller.name
         if ticket.since is not None:
             self._average += _WEIGHT * (self._clock() - ticket.since - self._average)
@@ -212,12 +249,11 @@ class Admission:
             if line:
                 self._lines[name] = line  # at the end: the others come first now
             self._running.setdefault(name, set()).add(ticket)
-            ticket.since, ticket.position = self._clock(), None
-            ticket.settled.set()
+            ticket.admit(self._clock())
         if self.waiting != before:
             self._renumber()
 
-    def _next(self) -> _Ticket | None:
+    def _next(self) -> Ticket | None:
         return next((line[0] for line in self._lines.values() if not self._has_all(line[0].caller)), None)
 
     def _has_all(self, caller: Caller) -> bool:
@@ -228,7 +264,7 @@ class Admission:
         own = caller.concurrency or self._service.concurrency or math.inf
         return min(own, self._most - self._most // 4) if caller.key else own
 
-    def _fits(self, ticket: _Ticket) -> bool:
+    def _fits(self, ticket: Ticket) -> bool:
         running = [other for line in self._running.values() for other in line if other.cpus]
         if not running or not ticket.cpus:
             return True
@@ -266,7 +302,7 @@ class Admission:
                     _report_position(line[turn], number)
 
 
-def _report_position(ticket: _Ticket, number: int) -> None:
+def _report_position(ticket: Ticket, number: int) -> None:
     if ticket.position == number:
         return
     ticket.position = number
@@ -276,11 +312,6 @@ def _report_position(ticket: _Ticket, number: int) -> None:
         ticket.on_position(number)
     except Exception as error:  # it is that run's trouble, not of the one whose turn made it move
         ticket.refuse(error)
-
-
-@lru_cache(256)
-def _rate(text: str) -> RateLimitItem:
-    return parse(text)
 
 
 def _seconds(wait: float) -> float:

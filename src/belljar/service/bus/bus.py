@@ -42,6 +42,8 @@ class Bus(Protocol):
     def dropped(self) -> int: ...  # messages that nobody will get
     @property
     def waiting(self) -> int: ...  # messages that are not out yet; once it is closed: that nobody got
+    @property
+    def heard(self) -> bool: ...  # somebody may hear a message; else there is no need to make one
 
     def publish(self, subject: str, body: dict[str, Any]) -> None: ...
     def subscribe(self, subject: str) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]: ...
@@ -71,6 +73,10 @@ class LocalBus:
         self._closed = True
         for inbox in self._listeners:
             inbox.close()
+
+    @property
+    def heard(self) -> bool:
+        return bool(self._listeners.subjects)
 
     def publish(self, subject: str, body: dict[str, Any]) -> None:
         inboxes = self._listeners.hearing(subject)
@@ -193,6 +199,7 @@ class BrokerBus:
     """The base of the buses with a broker: the outbox, the tasks in the background, and closing."""
 
     name = "broker"
+    heard = True  # who listens to a broker, it does not tell
     _tasks: TaskGroup
 
     def __init__(

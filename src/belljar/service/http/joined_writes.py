@@ -1,4 +1,4 @@
-"""A transport that sends the head of an answer together with its body."""
+"""A transport that sends the head of an answer together with the beginning of its body."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ _MAX_HELD_BYTES = 64 * KIB  # more is sent at once: the transport itself has to 
 
 
 class JoinedWrites:
-    """Wraps a transport: what is written in one turn of the event loop is sent by one system call.
+    """Wraps a transport: two pieces that are written in one turn of the event loop are sent by one system call.
 
-    Each call costs a tenth of a millisecond, and may wake the client before there is anything for it to do.
+    Each call costs a tenth of a millisecond, and may wake the client before there is anything for it to do. The second
+    piece is not held: what is done after an answer, such as its line in the log, must not keep it waiting.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._parts: list[bytes] = []
-        self._size = 0
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the transport's own."""
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Takes data to be sent before the event loop looks for anything else to do."""
-        if not self._parts:
-            self._loop.call_soon(self._flush)
-        self._parts.append(data)
-        self._size += len(data)
-        if self._size > _MAX_HELD_BYTES:
+        """Takes data to be sent with the next piece, or before the event loop looks for anything else to do."""
+        if self._parts or len(data) > _MAX_HELD_BYTES:
+            self._parts.append(data)
             self._flush()
+        elif data:
+            self._parts.append(data)
+            self._loop.call_soon(self._flush)
 
     def writelines(self, parts: Iterable[bytes]) -> None:
         """Takes several, behind what was written before."""
@@ -47,6 +47,6 @@ class JoinedWrites:
         self._transport.close()
 
     def _flush(self) -> None:
-        parts, self._parts, self._size = self._parts, [], 0
+        parts, self._parts = self._parts, []
         if parts and not self._transport.is_closing():
             self._transport.writelines(parts)

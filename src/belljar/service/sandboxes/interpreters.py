@@ -15,6 +15,7 @@ from belljar.protocol.records import Caller, RunRecord, new_id, now
 from belljar.service.run_lifecycle import Demand, Run
 from belljar.service.sandboxes.held import HeldSandbox
 from belljar.service.service import Service
+from belljar.service.store.statements import Claim
 
 _MOST = 16  # of one sandbox
 
@@ -91,8 +92,8 @@ async def take(
                 body.code, timeout=body.timeout_seconds, on_event=listener, cancel=cancel, id=name
             )
 
-    async def start() -> Run:
-        return await service.lifecycle.start(record, caller, work, Demand(request_bytes=len(body.code)))
+    async def start(claim: Claim | None) -> Run:
+        return await service.lifecycle.start(record, caller, work, Demand(request_bytes=len(body.code)), claim)
 
     asked = hashlib.sha256(repr((held.record.id, id, body.code, body.timeout_seconds)).encode()).hexdigest()
     return await service.repeats.once(caller, key, asked if key else "", name, start)

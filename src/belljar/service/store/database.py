@@ -59,6 +59,10 @@ class Database(Protocol):
         """Does the same in this thread, if nobody has to wait for that. None: it could not, and nothing was done."""
         ...
 
+    def read_inline(self, work: Work[T]) -> Committed[T] | None:
+        """Runs `work`, which changes nothing, in this thread, if nobody has to wait for that. None: it could not."""
+        ...
+
     async def read(self, work: Work[T]) -> T:
         """Runs `work` in a transaction that changes nothing, and returns its value."""
         ...

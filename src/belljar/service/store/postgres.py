@@ -56,6 +56,10 @@ class Postgres:
         """Never does: the database is on the other side of a socket."""
         return None
 
+    def read_inline(self, work: Work[T]) -> Committed[T] | None:
+        """Never does, either."""
+        return None
+
     async def read(self, work: Work[T]) -> T:
         """Runs `work` in a transaction, and once more where the connection was found to be broken."""
         with anyio.fail_after(_READ_SECONDS):

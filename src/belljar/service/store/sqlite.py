@@ -83,13 +83,26 @@ class Sqlite:
         if self._inline_writes % _INLINE_RUN == 0:
             return None
         try:
-            if self._inline is None:
-                self._inline = self._inline_writer.connect()
-            committed = Committed(_transact_directly(self._inline, work))
+            committed = Committed(_transact_directly(self._inline_connection(), work))
         except Exception:
             return None
         self._checkpoints.due()
         return committed
+
+    def read_inline(self, work: Work[T]) -> Committed[T] | None:
+        """Runs a `work` of one statement here and now: who reads waits for no writer."""
+        connection = self._inline_connection()
+        try:
+            return Committed(work(connection))
+        except Exception:
+            return None
+        finally:
+            connection.rollback()
+
+    def _inline_connection(self) -> Connection:
+        if self._inline is None:
+            self._inline = self._inline_writer.connect()
+        return self._inline
 
     def _close_inline(self) -> None:
         if self._inline is not None:

@@ -6,11 +6,25 @@ Each function puts something into the transaction of a connection, with the rows
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Insert, Table, Update, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Insert,
+    Select,
+    Table,
+    Update,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from belljar.protocol.records import Alert, LogLine, Sample
@@ -21,6 +35,26 @@ _TABLE_OF: dict[type, Table] = {LogLine: tables.logs, Sample: tables.samples, Al
 _OUTBOX_LOCK = 0x626F78
 _BEGIN = insert(tables.runs)
 _CHANGE = update(tables.runs).where(tables.runs.c.id == bindparam("changed_id"))
+_STALE_SECONDS = 60.0  # after which a claim without a run is nobody's
+_OF_CALLER = (tables.claims.c.caller == bindparam("claim_caller"), tables.claims.c.key == bindparam("claim_key"))
+_FIND_CLAIM = select(tables.claims.c.id, tables.claims.c.fingerprint).where(
+    *_OF_CALLER, exists().where(tables.runs.c.id == tables.claims.c.id)
+)
+
+
+class Claim(NamedTuple):
+    """An idempotency key that a request came with. `fingerprint` tells requests apart."""
+
+    caller: str
+    key: str
+    fingerprint: str
+
+
+class Owner(NamedTuple):
+    """Whose an idempotency key is: the id of a run, and the fingerprint of its request."""
+
+    id: str
+    fingerprint: str
 
 
 def write_rows(connection: Connection, statement: Insert | Update, *rows: Mapping[str, Any]) -> int:
@@ -40,6 +74,12 @@ def write_rows(connection: Connection, statement: Insert | Update, *rows: Mappin
 def _text(statement: Insert | Update, columns: tuple[str, ...]) -> str:
     """As SQLite takes it, with parameters by name."""
     return str(statement.compile(dialect=sqlite.dialect(paramstyle="named"), column_keys=columns))
+
+
+@cache
+def _query(statement: Select[Any]) -> str:
+    """The same for a query."""
+    return str(statement.compile(dialect=sqlite.dialect(paramstyle="named")))
 
 
 def insert_or_leave(connection: Connection, table: Table) -> Insert:
@@ -98,17 +138,29 @@ def put_part(connection: Connection, id: str, number: int, part: bytes, *, outbo
         _post(connection, [{"kind": "part", "id": id, "body": json.dumps(number)}])
 
 
-def claim_key(connection: Connection, row: dict[str, Any], stale_before: float) -> tuple[str, str]:
-    """Claims an idempotency key, unless somebody else has it; returns id and fingerprint of whoever owns it then."""
-    claim = insert_or_leave(connection, tables.claims)
-    if write_rows(connection, claim, row) > 0:
-        return row["id"], row["fingerprint"]
+def find_owner(connection: Connection, caller: str, key: str) -> Owner | None:
+    """Returns the recorded run that an idempotency key belongs to, or None."""
+    wanted = {"claim_caller": caller, "claim_key": key}
+    if connection.dialect.name != "sqlite":
+        found: Any = connection.execute(_FIND_CLAIM, wanted).first()
+    else:
+        driver: Any = connection.connection.driver_connection
+        found = driver.execute(_query(_FIND_CLAIM), wanted).fetchone()
+    return Owner(*found) if found else None
+
+
+def claim_key(connection: Connection, claim: Claim, id: str) -> Owner:
+    """Claims an idempotency key for a run, unless it belongs to another one; returns whose it is then."""
+    now = time.time()
+    row = {**claim._asdict(), "id": id, "created": now}
+    statement = insert_or_leave(connection, tables.claims)
+    if write_rows(connection, statement, row) > 0:
+        return Owner(id, claim.fingerprint)
     claims, recorded = tables.claims.c, exists().where(tables.runs.c.id == tables.claims.c.id)
-    same = (claims.caller == row["caller"], claims.key == row["key"])
-    connection.execute(delete(tables.claims).where(*same, claims.created < stale_before, ~recorded))
-    write_rows(connection, claim, row)
-    owner = connection.execute(select(claims.id, claims.fingerprint).where(*same)).one()
-    return owner.id, owner.fingerprint
+    same = (claims.caller == claim.caller, claims.key == claim.key)
+    connection.execute(delete(tables.claims).where(*same, claims.created < now - _STALE_SECONDS, ~recorded))
+    write_rows(connection, statement, row)
+    return Owner(*connection.execute(select(claims.id, claims.fingerprint).where(*same)).one())
 
 
 def add_items(connection: Connection, items: Iterable[Item], *, outbox: bool) -> None:

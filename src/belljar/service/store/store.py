@@ -31,6 +31,7 @@ from belljar.service.store.connect import connect
 from belljar.service.store.database import Database, Trouble
 from belljar.service.store.migrate import migrate
 from belljar.service.store.result_text import LargeText, ResultText, result_text
+from belljar.service.store.statements import Claim, Owner
 
 T = TypeVar("T")
 _OPEN = ("queued", "running")
@@ -110,8 +111,19 @@ class Store:
 
     # --- runs
 
-    async def begin(self, record: RunRecord) -> None:
-        await self._writer.begin(tables.run_row(record))
+    async def begin(self, record: RunRecord, claim: Claim | None = None) -> Owner:
+        """Records a run that begins, and the idempotency key that it came with, both or neither.
+
+        Returns:
+            Whose the key is: another run's, and then this one was not recorded; otherwise this run's.
+        """
+        return await self._writer.begin(tables.run_row(record), claim)
+
+    async def owner(self, caller: str, key: str) -> Owner | None:
+        """Returns the recorded run that an idempotency key belongs to, if there is one."""
+        work = partial(statements.find_owner, caller=caller, key=key)
+        found = self.database.read_inline(work)
+        return found.value if found is not None else await self.read(work)
 
     async def change(
         self, id: str, *, text: ResultText | None = None, patience: float = writer.PATIENCE, **fields: Any
@@ -286,18 +298,8 @@ class Store:
 
     # --- claims, keys, images
 
-    async def claim(self, caller: str, key: str, fingerprint: str, id: str) -> tuple[str, str]:
-        """Returns who owns an idempotency key: the id and the fingerprint of the request that came with it first.
-
-        A claim whose run was never recorded (its server died in that moment) is free after a while.
-        """
-        now = time.time()
-        row = {"caller": caller, "key": key, "fingerprint": fingerprint, "id": id, "created": now}
-        work = partial(statements.claim_key, row=row, stale_before=now - _LONG)
-        return await self.write(work, writer.PATIENCE, quick=True)
-
     async def release(self, caller: str, key: str, id: str) -> None:
-        """Gives up the claim of a run that was turned away: the key is good for another try."""
+        """Gives up the claim of a run that could not be recorded: the key is good for another try."""
         claims = tables.claims.c
         mine = (claims.caller == caller, claims.key == key, claims.id == id)
         statement = delete(tables.claims).where(*mine)

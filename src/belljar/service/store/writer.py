@@ -27,7 +27,7 @@ from belljar.protocol.records import FINAL
 from belljar.service.store import statements
 from belljar.service.store.buffer import EVERYTHING, OBJECT_BYTES, SHARE, Buffer
 from belljar.service.store.database import Committed, Database, Trouble
-from belljar.service.store.statements import Item
+from belljar.service.store.statements import Claim, Item, Owner
 
 PATIENCE = 5.0  # seconds that a caller waits for a database that is not there
 _GATHER_SECONDS = 0.05  # that lines are gathered for one transaction
@@ -45,6 +45,7 @@ class Write:
     Attributes:
         work: Puts it into the transaction of a connection, and returns what the caller gets.
         row: Of a run that begins; many are one statement.
+        claim: The idempotency key that it came with: if that is another run's, the row is not written.
         run: The run that ends with this write, whose buffered items go along.
         bytes: Of a change, which stays due even when its caller was told no. Others have none.
         quick: It takes so little time that everybody can wait for it.
@@ -53,6 +54,7 @@ class Write:
 
     work: Callable[[Connection], Any] | None = None
     row: dict[str, Any] | None = None
+    claim: Claim | None = None
     run: str = ""
     bytes: int = 0
     quick: bool = False
@@ -88,7 +90,8 @@ class _Pending:
         self.wait = wait
         self.tried = _Tried.NEVER
         self.deadline = time.monotonic() + patience
-        self.done = anyio.Event()
+        self.is_done = False
+        self._done: anyio.Event | None = None  # somebody waits for it
         self.value: Any = None
         self.error: errors.BelljarError | None = None
 
@@ -98,8 +101,15 @@ class _Pending:
         return self.wait is _Wait.CALLER and self.deadline == math.inf
 
     def finish(self, value: Any = None, error: errors.BelljarError | None = None) -> None:
-        self.value, self.error = value, error
-        self.done.set()
+        self.value, self.error, self.is_done = value, error, True
+        if self._done is not None:
+            self._done.set()
+
+    async def finished(self) -> None:
+        """Waits until it is committed or refused."""
+        if not self.is_done:
+            self._done = anyio.Event()
+            await self._done.wait()
 
 
 class Writer:
@@ -111,6 +121,7 @@ class Writer:
         self._database, self._outbox = database, outbox
         self._waiting: deque[_Pending] = deque()
         self._news = anyio.Event()
+        self._looks_at = math.inf  # when its task looks again by itself
         self._busy = False
         self._short_turn = False  # the last transaction was one of short writes
         self._owed_room = owed_bytes
@@ -124,9 +135,10 @@ class Writer:
 
     # --- the side of the callers
 
-    async def begin(self, row: dict[str, Any]) -> None:
-        """Records a run that begins; returns when that is committed."""
-        await self.ask(Write(row=row, quick=True))
+    async def begin(self, row: dict[str, Any], claim: Claim | None = None) -> Owner:
+        """Records a run that begins, unless its key is another run's; returns when that is committed."""
+        owner: Owner = await self.ask(Write(row=row, claim=claim, quick=True))
+        return owner
 
     async def change(self, id: str, values: dict[str, Any], patience: float = PATIENCE) -> bool:
         """Changes a run; False if there is none. The last change of a run takes its lines along."""
@@ -149,11 +161,11 @@ class Writer:
         self._enqueue(pending)
         try:
             with anyio.move_on_after(patience):
-                await pending.done.wait()
+                await pending.finished()
         except BaseException:  # cancelled: what it began must not stay open in the records for ever
             self._abandon(pending)
             raise
-        if not pending.done.is_set():
+        if not pending.is_done:
             pending.error = self._late(pending, patience)
         if pending.error is not None:
             raise pending.error
@@ -194,15 +206,14 @@ class Writer:
             return
         if pending in self._waiting and pending.tried is not _Tried.UNSURE:
             self._waiting.remove(pending)
-        elif pending.done.is_set() and pending.error is None:
+        elif pending.is_done and pending.error is None:
             self._disown(row)
 
     def add(self, items: Iterable[Item]) -> None:
         """Takes items that nobody waits for."""
-        was_empty = not self.buffer.count
         for item in items:
             self.buffer.put(item)
-        if was_empty or self.buffer.count >= _MAX_ITEMS:
+        if self._looks_at > self.buffer.since + _GATHER_SECONDS or self.buffer.count >= _MAX_ITEMS:
             self._news.set()
 
     async def flush(self, id: str, seconds: float) -> None:
@@ -244,7 +255,7 @@ class Writer:
             until = begun + _RETRY_SECONDS if self.status else gathered
             if (left := until - time.monotonic()) <= 0:
                 return
-            self._news = anyio.Event()
+            self._news, self._looks_at = anyio.Event(), until
             with anyio.move_on_after(left):
                 await self._news.wait()
 
@@ -379,10 +390,23 @@ def _touch(connection: Connection) -> None:
 
 
 def _apply(connection: Connection, writes: list[_Pending], items: list[Item], outbox: bool) -> list[Any]:
+    owners = {pending: _owner(connection, pending.write) for pending in writes if pending.write.row is not None}
     for again in (False, True):
-        tried = [pending.write.row for pending in writes if (pending.tried is not _Tried.NEVER) is again]
-        if rows := [row for row in tried if row is not None]:
+        begun = [pending for pending in owners if (pending.tried is not _Tried.NEVER) is again]
+        rows = [row for each in begun if (row := each.write.row) is not None and row["id"] == owners[each].id]
+        if rows:
             statements.begin_runs(connection, rows, again=again, outbox=outbox)
     if items:
         statements.add_items(connection, items, outbox=outbox)
-    return [pending.write.work(connection) if pending.write.work is not None else None for pending in writes]
+    return [_value(connection, pending.write, owners.get(pending)) for pending in writes]
+
+
+def _owner(connection: Connection, write: Write) -> Owner:
+    """Whose the idempotency key of a run that begins is."""
+    assert write.row is not None
+    id: str = write.row["id"]
+    return statements.claim_key(connection, write.claim, id) if write.claim else Owner(id, "")
+
+
+def _value(connection: Connection, write: Write, owner: Owner | None) -> Any:
+    return write.work(connection) if write.work is not None else owner

@@ -113,7 +113,7 @@ class Live:
         self._kept: deque[LogLine] = deque()
         self._size = 0
         self._ahead = 0
-        self._news = anyio.Event()
+        self._news: anyio.Event | None = None  # somebody follows, and waits for more
         self.closed: bool = False
 
     @property
@@ -143,7 +143,7 @@ class Live:
     def close(self, at: float) -> None:
         self._take(self._lines.end(at))
         self.closed = True
-        self._news.set()
+        self._wake()
 
     def _take(self, lines: list[LogLine]) -> None:
         if not lines:
@@ -156,13 +156,18 @@ class Live:
         self._store.add(*lines)
         while self._size > self._room and len(self._kept) > 1:
             self._size -= len(self._kept.popleft().message) + 64
-        news, self._news = self._news, anyio.Event()
-        news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, None
+        if news is not None:
+            news.set()
 
     async def follow(self, after: int) -> AsyncIterator[list[LogLine]]:
         """Batches of what comes after a number, to the end of the run; an empty one after each `BEAT` of silence."""
         while True:
-            news, closed = self._news, self.closed
+            news = self._news = self._news or anyio.Event()
+            closed = self.closed
             if batch := await self._next(after):
                 after = batch[-1].number
                 yield batch

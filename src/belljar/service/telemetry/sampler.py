@@ -23,6 +23,7 @@ from belljar.service.telemetry.alerts import AlertMonitor
 _log = logging.getLogger("belljar")
 _FIRST = 0.1  # seconds from a sandbox's beginning to the first look, which only sets the counters' zero
 _LEAST = 0.01
+_IDLE_ROUNDS = 20  # without a sandbox, after which the task waits for the next one
 
 
 class _Seen:
@@ -68,7 +69,7 @@ class Sampler:
         self._interval = interval
         self._deadline = interval / 2  # for one look: a box that does not answer must not delay the next round
         self._seen: dict[str, _Seen] = {}
-        self._wanted = anyio.Event()
+        self._wanted: anyio.Event | None = None  # the task waits for a sandbox
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -83,7 +84,8 @@ class Sampler:
     def watch(self, id: str, box: object, limits: Limits, network_allowed: bool) -> None:
         """A box is open. One that cannot be measured is looked at once, and never again."""
         self._seen[id] = _Seen(id, box, limits, network_allowed, time.monotonic())
-        self._wanted.set()
+        if self._wanted is not None:
+            self._wanted.set()
 
     def forget(self, id: str) -> None:
         """It is about to be closed; its alerts are over."""
@@ -95,10 +97,13 @@ class Sampler:
         return seen.sample if seen else None
 
     async def _go_round(self) -> None:
+        idle = 0
         while True:
-            if not self._seen:  # nobody is woken ten times a second for nothing
+            idle = 0 if self._seen else idle + 1
+            if idle > _IDLE_ROUNDS:  # nobody is woken ten times a second for nothing, nor by each of many short runs
                 self._wanted = anyio.Event()
                 await self._wanted.wait()
+                self._wanted, idle = None, 0
             earliest = min((seen.due for seen in self._seen.values()), default=0.0) - time.monotonic()
             await anyio.sleep(min(_FIRST, max(_LEAST, earliest)))  # who comes meanwhile is not due before that
             now = time.monotonic()
