@@ -130,7 +130,7 @@ async def test_the_end_of_a_run_takes_its_lines_along_and_sqlites_journal_stays_
             store.add(a_line(run.id, 1, "x" * 4000))
             await store.change(run.id, state="finished", result=Result(status="success"))
             assert store.buffered == 0
-        assert (tmp_path / "records.db-wal").stat().st_size < 32 * MIB  # of some 90 that were written
+        assert (tmp_path / "records.db-wal").stat().st_size < 40 * MIB  # of some 90 that were written
         assert len(await store.lines(run.id)) == 1
 
 

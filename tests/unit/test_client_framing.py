@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,7 +80,7 @@ def test_a_connection_on_which_more_came_than_was_asked_for_is_not_used_again() 
 
 @given(st.text(), st.binary(), st.binary())
 def test_nothing_that_is_sent_ends_its_line_early(target: str, name: bytes, value: bytes) -> None:
-    for made in (lambda: request_line("GET", target), lambda: lines_of([(name, value)])):
+    for made in (partial(request_line, "GET", target), partial(lines_of, [(name, value)])):
         try:
             line = made()
         except errors.InvalidRequest:

@@ -3,8 +3,8 @@
 SQLAlchemy's asyncio driver for SQLite takes ten times as long for a commit as a thread does. A small write takes even
 less time inline: a commit without a checkpoint is a write to the page cache, and is over before a thread would have
 woken up. Checkpoints wait for the disk, so another thread does them, beside the writers. While something is always
-written it never gets to the journal's end, where it could begin anew, so every so often a commit does the rest, in the
-thread that writes.
+written it may never get to the journal's end, where it could begin anew: it tries again and again while the journal is
+long, and only where that is of no avail a commit does the rest, in the thread that writes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ BUSY_SECONDS = 3  # that a write waits for the lock of another process
 _PREPARE_SECONDS = 30  # that one process waits until others have made the tables
 _PAUSE_SECONDS = 0.02
 _CHECKPOINT_SECONDS = 0.5  # between two checkpoints, at least
-_LONG_JOURNAL_PAGES = 4096  # 16 MiB: a commit that makes it longer checkpoints itself
+_SHORT_JOURNAL_PAGES = 1024  # 4 MiB: the next commits may make it that long before it is cut again
+_TRIES = 10  # of one checkpoint to reach the end of a longer one
+_LONGEST_JOURNAL_PAGES = 8192  # 32 MiB: a commit that makes it longer waits for the disk itself
 _INLINE_RUN = 200  # inline writes between two in the thread, which may do that
 _DOWN = (
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY,
@@ -208,7 +210,17 @@ class _Checkpoints:
                     return
                 self._is_due = False
             with suppress(sqlite3.Error), closing(sqlite3.connect(self._uri, uri=True)) as connection:
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                self._checkpoint(connection)
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> None:
+        """Moves what there is. What comes meanwhile is less each time, until a commit finds nothing left, and begins
+        the journal anew."""
+        before = 0
+        for _ in range(_TRIES):
+            _, length, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if length in (before, -1) or length < _SHORT_JOURNAL_PAGES or self._stopping.is_set():
+                return
+            before = length
 
 
 @contextmanager
@@ -258,7 +270,7 @@ def _prepare(connection: Any, record: object) -> None:
         "PRAGMA journal_mode = WAL",
         "PRAGMA synchronous = NORMAL",
         "PRAGMA journal_size_limit = 67108864",
-        f"PRAGMA wal_autocheckpoint = {_LONG_JOURNAL_PAGES}",
+        f"PRAGMA wal_autocheckpoint = {_LONGEST_JOURNAL_PAGES}",
     ):
         connection.execute(pragma)
 

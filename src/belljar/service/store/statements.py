@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ _TABLE_OF: dict[type, Table] = {LogLine: tables.logs, Sample: tables.samples, Al
 _OUTBOX_LOCK = 0x626F78
 _BEGIN = insert(tables.runs)
 _CHANGE = update(tables.runs).where(tables.runs.c.id == bindparam("changed_id"))
+_BLOCKS = (50, 10, 1)  # rows of one statement: between two, a thread waits for its turn in the interpreter
 _STALE_SECONDS = 60.0  # after which a claim without a run is nobody's
 _OF_CALLER = (tables.claims.c.caller == bindparam("claim_caller"), tables.claims.c.key == bindparam("claim_key"))
 _FIND_CLAIM = select(tables.claims.c.id, tables.claims.c.fingerprint).where(
@@ -58,22 +59,45 @@ class Owner(NamedTuple):
 
 
 def write_rows(connection: Connection, statement: Insert | Update, *rows: Mapping[str, Any]) -> int:
-    """Executes a statement that is kept once for each row, and returns how many rows it changed.
+    """Executes a statement that is kept, for each row, and returns how many rows it changed.
 
-    SQLite's driver gets it as text that was compiled once: SQLAlchemy's own execution takes five times as long.
+    SQLite's driver gets it as text that was compiled once: SQLAlchemy's own execution takes five times as long. Each
+    step of a statement gives the interpreter to other threads, and waits until it gets it back: many rows are one step.
     """
     if connection.dialect.name != "sqlite":
         return connection.execute(statement, rows).rowcount
     driver: Any = connection.connection.driver_connection
-    text = _text(statement, tuple(rows[0]))
-    changed: int = (driver.execute(text, rows[0]) if len(rows) == 1 else driver.executemany(text, rows)).rowcount
+    columns, changed = tuple(rows[0]), 0
+    for first, count in _blocks(len(rows)) if isinstance(statement, Insert) else _singles(len(rows)):
+        text, order = _text(statement, columns, count)
+        values = [row[name] for row in rows[first : first + count] for name in order]
+        changed += driver.execute(text, values).rowcount
     return changed
 
 
+def _blocks(count: int) -> Iterator[tuple[int, int]]:
+    """Cuts so many rows into as few blocks as there are prepared statements for; yields each one's start and size."""
+    start = 0
+    for size in _BLOCKS:
+        while count - start >= size:
+            yield start, size
+            start += size
+
+
+def _singles(count: int) -> Iterator[tuple[int, int]]:
+    return ((number, 1) for number in range(count))
+
+
 @cache
-def _text(statement: Insert | Update, columns: tuple[str, ...]) -> str:
-    """As SQLite takes it, with parameters by name."""
-    return str(statement.compile(dialect=sqlite.dialect(paramstyle="named"), column_keys=columns))
+def _text(statement: Insert | Update, columns: tuple[str, ...], rows: int) -> tuple[str, Sequence[str]]:
+    """As SQLite takes it for so many rows, and the names of one row's parameters in their order."""
+    compiled = statement.compile(dialect=sqlite.dialect(paramstyle="qmark"), column_keys=columns)
+    text, order = str(compiled), tuple(compiled.positiontup or ())
+    if rows > 1:
+        values = f"({', '.join('?' * len(order))})"
+        assert f"VALUES {values}" in text, text
+        text = text.replace(f"VALUES {values}", f"VALUES {', '.join([values] * rows)}")
+    return text, order
 
 
 @cache
@@ -96,7 +120,12 @@ def _insert_or_leave(dialect: str, table: Table) -> Insert:
 
 def insert_or_replace(connection: Connection, table: Table) -> Insert:
     """Returns an insert that takes the place of the row with its key."""
-    maker: Any = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    return _insert_or_replace(connection.dialect.name, table)
+
+
+@cache
+def _insert_or_replace(dialect: str, table: Table) -> Insert:
+    maker: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
     statement = maker(table)
     others = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
     replaced: Insert = statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=others)
@@ -133,7 +162,7 @@ def change_run(connection: Connection, id: str, values: Mapping[str, Any], *, ou
 def put_part(connection: Connection, id: str, number: int, part: bytes, *, outbox: bool) -> None:
     """Writes one part of a large result, in place of one that was tried before."""
     row = {"container_id": id, "number": number, "part": part}
-    connection.execute(insert_or_replace(connection, tables.result_parts), [row])
+    write_rows(connection, insert_or_replace(connection, tables.result_parts), row)
     if outbox:
         _post(connection, [{"kind": "part", "id": id, "body": json.dumps(number)}])
 
