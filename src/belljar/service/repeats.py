@@ -10,7 +10,7 @@ from belljar.engine.engine import Engine
 from belljar.protocol.records import Caller, RunRecord, now
 from belljar.service.claims import another_request
 from belljar.service.run_lifecycle import KeyTaken, Run, RunLifecycle
-from belljar.service.store.statements import Claim, Owner
+from belljar.service.store.statements import Claim, KeyOwner
 from belljar.service.store.store import Store
 
 _NO_LOG_MEMORY = 1  # bytes: such a run has no lines of its own to keep
@@ -49,7 +49,7 @@ class Repeats:
                 await self._store.release(caller.name, key, id)
             raise
 
-    async def _run_of(self, first: Owner, fingerprint: str) -> Run:
+    async def _run_of(self, first: KeyOwner, fingerprint: str) -> Run:
         if first.fingerprint != fingerprint:
             raise another_request()
         owner = first.id

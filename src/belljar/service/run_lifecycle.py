@@ -34,7 +34,7 @@ from belljar.service.pace import OutputPace
 from belljar.service.publisher import Publisher
 from belljar.service.refusals import Refusals
 from belljar.service.store.result_text import LargeText, ResultText, parse, result_text
-from belljar.service.store.statements import Claim, Owner
+from belljar.service.store.statements import Claim, KeyOwner
 from belljar.service.store.store import Store
 from belljar.service.store.tables import as_json
 from belljar.service.telemetry.log_lines import Live
@@ -60,9 +60,9 @@ class Demand(NamedTuple):
 class KeyTaken(Exception):
     """The idempotency key that a run came with belongs to another one, which came just before."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: KeyOwner) -> None:
         super().__init__(owner.id)
-        self.owner: Owner = owner
+        self.owner: KeyOwner = owner
 
 
 class Run:

@@ -51,7 +51,7 @@ class Claim(NamedTuple):
     fingerprint: str
 
 
-class Owner(NamedTuple):
+class KeyOwner(NamedTuple):
     """Whose an idempotency key is: the id of a run, and the fingerprint of its request."""
 
     id: str
@@ -167,7 +167,7 @@ def put_part(connection: Connection, id: str, number: int, part: bytes, *, outbo
         _post(connection, [{"kind": "part", "id": id, "body": json.dumps(number)}])
 
 
-def find_owner(connection: Connection, caller: str, key: str) -> Owner | None:
+def find_owner(connection: Connection, caller: str, key: str) -> KeyOwner | None:
     """Returns the recorded run that an idempotency key belongs to, or None."""
     wanted = {"claim_caller": caller, "claim_key": key}
     if connection.dialect.name != "sqlite":
@@ -175,21 +175,21 @@ def find_owner(connection: Connection, caller: str, key: str) -> Owner | None:
     else:
         driver: Any = connection.connection.driver_connection
         found = driver.execute(_query(_FIND_CLAIM), wanted).fetchone()
-    return Owner(*found) if found else None
+    return KeyOwner(*found) if found else None
 
 
-def claim_key(connection: Connection, claim: Claim, id: str) -> Owner:
+def claim_key(connection: Connection, claim: Claim, id: str) -> KeyOwner:
     """Claims an idempotency key for a run, unless it belongs to another one; returns whose it is then."""
     now = time.time()
     row = {**claim._asdict(), "id": id, "created": now}
     statement = insert_or_leave(connection, tables.claims)
     if write_rows(connection, statement, row) > 0:
-        return Owner(id, claim.fingerprint)
+        return KeyOwner(id, claim.fingerprint)
     claims, recorded = tables.claims.c, exists().where(tables.runs.c.id == tables.claims.c.id)
     same = (claims.caller == claim.caller, claims.key == claim.key)
     connection.execute(delete(tables.claims).where(*same, claims.created < now - _STALE_SECONDS, ~recorded))
     write_rows(connection, statement, row)
-    return Owner(*connection.execute(select(claims.id, claims.fingerprint).where(*same)).one())
+    return KeyOwner(*connection.execute(select(claims.id, claims.fingerprint).where(*same)).one())
 
 
 def add_items(connection: Connection, items: Iterable[Item], *, outbox: bool) -> None:

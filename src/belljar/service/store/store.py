@@ -31,7 +31,7 @@ from belljar.service.store.connect import connect
 from belljar.service.store.database import Database, Trouble
 from belljar.service.store.migrate import migrate
 from belljar.service.store.result_text import LargeText, ResultText, result_text
-from belljar.service.store.statements import Claim, Owner
+from belljar.service.store.statements import Claim, KeyOwner
 
 T = TypeVar("T")
 _OPEN = ("queued", "running")
@@ -111,7 +111,7 @@ class Store:
 
     # --- runs
 
-    async def begin(self, record: RunRecord, claim: Claim | None = None) -> Owner:
+    async def begin(self, record: RunRecord, claim: Claim | None = None) -> KeyOwner:
         """Records a run that begins, and the idempotency key that it came with, both or neither.
 
         Returns:
@@ -119,7 +119,7 @@ class Store:
         """
         return await self._writer.begin(tables.run_row(record), claim)
 
-    async def owner(self, caller: str, key: str) -> Owner | None:
+    async def owner(self, caller: str, key: str) -> KeyOwner | None:
         """Returns the recorded run that an idempotency key belongs to, if there is one."""
         work = partial(statements.find_owner, caller=caller, key=key)
         found = self.database.read_inline(work)

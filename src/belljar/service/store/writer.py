@@ -27,7 +27,7 @@ from belljar.protocol.records import FINAL
 from belljar.service.store import statements
 from belljar.service.store.buffer import EVERYTHING, OBJECT_BYTES, SHARE, Buffer
 from belljar.service.store.database import Committed, Database, Trouble
-from belljar.service.store.statements import Claim, Item, Owner
+from belljar.service.store.statements import Claim, Item, KeyOwner
 
 PATIENCE = 5.0  # seconds that a caller waits for a database that is not there
 _GATHER_SECONDS = 0.05  # that lines are gathered for one transaction
@@ -135,9 +135,9 @@ class Writer:
 
     # --- the side of the callers
 
-    async def begin(self, row: dict[str, Any], claim: Claim | None = None) -> Owner:
+    async def begin(self, row: dict[str, Any], claim: Claim | None = None) -> KeyOwner:
         """Records a run that begins, unless its key is another run's; returns when that is committed."""
-        owner: Owner = await self.ask(Write(row=row, claim=claim, quick=True))
+        owner: KeyOwner = await self.ask(Write(row=row, claim=claim, quick=True))
         return owner
 
     async def change(self, id: str, values: dict[str, Any], patience: float = PATIENCE) -> bool:
@@ -401,12 +401,12 @@ def _apply(connection: Connection, writes: list[_Pending], items: list[Item], ou
     return [_value(connection, pending.write, owners.get(pending)) for pending in writes]
 
 
-def _owner(connection: Connection, write: Write) -> Owner:
+def _owner(connection: Connection, write: Write) -> KeyOwner:
     """Whose the idempotency key of a run that begins is."""
     assert write.row is not None
     id: str = write.row["id"]
-    return statements.claim_key(connection, write.claim, id) if write.claim else Owner(id, "")
+    return statements.claim_key(connection, write.claim, id) if write.claim else KeyOwner(id, "")
 
 
-def _value(connection: Connection, write: Write, owner: Owner | None) -> Any:
+def _value(connection: Connection, write: Write, owner: KeyOwner | None) -> Any:
     return write.work(connection) if write.work is not None else owner
