@@ -191,7 +191,8 @@ class Admission:
         rate = Rate.parse(caller.rate or self._service.rate)
         if wait := self._rates.hit(caller.name, rate):
             most = f"more than {rate.amount} runs in {rate.seconds} seconds"
-            raise errors.Busy(most, retry_after=_seconds(wait), fix="ask less often")
+            again = _seconds(min(wait, rate.seconds))  # who has used up all of it at once may be told so twice
+            raise errors.Busy(most, retry_after=again, fix="ask less often")
 
     def _enqueue(self, ticket: Ticket) -> None:
         self._lines.setdefault(ticket.caller.name, deque()).append(ticket)
