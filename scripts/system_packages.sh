@@ -16,6 +16,7 @@ rustc:rustc:the tests of Rust
 redis-server:redis-server:the tests of the service with Redis
 postgresql:/usr/lib/postgresql:the tests of the service with PostgreSQL
 docker-compose:docker-compose:the tests of deploy/docker-compose.yml by Compose itself
+chromium:chromium:the tests of previews in a real browser
 kubernetes-client:kubectl:the test that kubectl itself renders deploy/kubernetes
 "
 

@@ -56,7 +56,8 @@ async def test_annotations_say_the_worst_that_a_tool_can_do(place: Server) -> No
     async with on_stdio(place) as client:
         hints = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
     read_only = {name for name, hint in hints.items() if hint and hint.read_only_hint}
-    reading = {"file_read", "file_list", "list_languages", "list_processes", "read_output", "wait_for_port"}
+    reading = {"file_read", "file_list", "list_languages", "list_processes", "read_output", "wait_for_port",
+               "preview_status"}  # fmt: skip
     assert read_only == reading
     assert not any(hint and hint.open_world_hint for hint in hints.values()), "no host was granted"
     once = hints["execute_code"]

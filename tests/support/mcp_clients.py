@@ -22,6 +22,7 @@ from serving import Server
 TOOLS = {
     "execute_code", "execute_file", "run_command", "session_open", "session_run", "session_fork", "session_close",
     "start_process", "read_output", "write_input", "wait_for_port", "list_processes", "stop_process",
+    "start_preview", "preview_status", "stop_preview",
     "file_write", "file_read", "file_edit", "file_list", "list_languages",
     "run_tests",
 }  # fmt: skip

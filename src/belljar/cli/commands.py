@@ -61,6 +61,11 @@ COMMANDS = {
     "snapshot": LazyCommand("living.boxes", "snapshot", "Keep the files of a living sandbox as they are now."),
     "snapshots": LazyCommand("living.boxes", "snapshots", "List the snapshots on a server, or remove some."),
     "fork": LazyCommand("living.boxes", "fork", "Open another living sandbox with the files of one."),
+    "preview": LazyCommand(
+        "preview", "preview",
+        "Show a project in a browser: its server runs in a sandbox, and is seen at an address of this machine.",
+        {"ignore_unknown_options": True},
+    ),
     "doctor": LazyCommand("doctor", "doctor", "Show for every backend whether it works here, why not, how to fix it."),
     "setup": LazyCommand("doctor", "setup", "Prepare a backend that needs it, once."),
     "languages": LazyCommand("doctor", "languages", "List the languages that this installation can run now."),

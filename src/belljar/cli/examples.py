@@ -57,6 +57,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "belljar network bs-2e667e04c622411a deny example.org",
     ),
     "snapshot": ("belljar snapshot bs-2e667e04c622411a --label step=1",),
+    "preview": (
+        "belljar preview",
+        "belljar preview web --port 5173 --open -- npm run dev",
+        "belljar preview web --live --api http://127.0.0.1:9000   (your own backend answers /api)",
+    ),
     "snapshots": ("belljar snapshots", "belljar snapshots --remove snap-0123456789abcdef"),
     "fork": ("belljar fork bs-2e667e04c622411a",),
     "doctor": ("belljar doctor", "belljar doctor --json"),

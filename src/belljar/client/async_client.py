@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, Unpack, overload
 
 from belljar.client.living.sandbox import SANDBOXES, SNAPSHOTS, AsyncRemoteLivingSandbox, labelled
 from belljar.client.log_stream import LogFollower
+from belljar.client.previews import AsyncRemotePreview, started
 from belljar.client.runs import EXECUTE, RUNS, Sending, conduct, execution, look, parse, path_part, stop, watch
 from belljar.client.sessions import AsyncRemoteSandbox, AsyncRemoteSession
 from belljar.client.transport import Transport
@@ -41,6 +42,7 @@ from belljar.core.test_results.asked import test_options
 from belljar.core.test_results.model import TestReport, report_in
 from belljar.host.source import with_code
 from belljar.protocol.living import SandboxRecord
+from belljar.protocol.previews import PREVIEW_PORT
 from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
 from belljar.protocol.responses import BackendLanguage, Readiness
 
@@ -280,6 +282,33 @@ class AsyncClient:
             labels: only those that have all of these.
         """
         return parse(list[SandboxRecord], await self._transport.ask("GET", SANDBOXES, params=labelled(labels)))
+
+    async def preview(
+        self, project_path: StrPath, command: str | Iterable[str], port: int = PREVIEW_PORT, *,
+        env: Mapping[str, str] | None = None, live: bool = False, write: bool = False, api: str = "",
+        expires: float | None = None, wait: float = 10.0, backend: str = "auto", image: str | None = None,
+        net: Iterable[str] = (),
+    ) -> AsyncRemotePreview:  # fmt: skip
+        """Starts a project's server in a sandbox of the server, and returns when it runs, has failed, or after `wait`.
+
+        Args:
+            project_path: the project, a folder of the server below one of its project roots.
+            command: what serves it: a line of shell, or a program with its arguments.
+            port: at which it listens inside.
+            env: variables that it finds.
+            live: the folder itself, read-only, and no copy of it.
+            write: the folder itself, and it may be changed.
+            api: the backend that answers /api; one that the administrator listed.
+            expires: seconds until it ends; 30 minutes unless given.
+            wait: seconds to wait until it listens.
+            backend: "auto", or the name of one of the server's backends.
+            image: of a container.
+            net: hosts that it may reach.
+        """
+        return await started(
+            self._transport, project_path, command, port, env=env, live=live, write=write, api=api, expires=expires,
+            wait=wait, backend=backend, image=image, net=list(net),
+        )  # fmt: skip
 
     async def snapshots(self, labels: Mapping[str, str] | None = None) -> list[BoxSnapshot]:
         """Lists the snapshots of your living sandboxes, the newest first.

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, Unpack, overload
 from belljar.client.async_client import RETRIES, TIMEOUT_SECONDS, AsyncClient
 from belljar.client.living.blocking import RemoteLivingSandbox
 from belljar.client.living.sandbox import AsyncRemoteLivingSandbox
+from belljar.client.previews import RemotePreview
 from belljar.client.sessions import RemoteSandbox, RemoteSession
 from belljar.control.callbacks import Cancel, Listener, OutputCallback
 from belljar.control.stream import Stream, blocking
@@ -28,6 +29,7 @@ from belljar.core.result import Result, SandboxHealth
 from belljar.core.test_results.model import TestReport
 from belljar.host import portal
 from belljar.protocol.living import SandboxRecord
+from belljar.protocol.previews import PREVIEW_PORT
 from belljar.protocol.records import LogLine, RunRecord, SandboxMetrics, SessionRecord
 
 
@@ -191,6 +193,22 @@ class Client:
     def sandboxes(self, labels: Mapping[str, str] | None = None) -> list[SandboxRecord]:
         """Lists your living sandboxes; with `labels`, only those that have all of them."""
         return portal.call(self._core.sandboxes, labels)
+
+    def preview(
+        self, project_path: StrPath, command: str | Iterable[str], port: int = PREVIEW_PORT, *,
+        env: Mapping[str, str] | None = None, live: bool = False, write: bool = False, api: str = "",
+        expires: float | None = None, wait: float = 10.0, backend: str = "auto", image: str | None = None,
+        net: Iterable[str] = (),
+    ) -> RemotePreview:  # fmt: skip
+        """Starts a project's server in a sandbox of the server: see `AsyncClient.preview`."""
+        return RemotePreview(
+            portal.call(
+                lambda: self._core.preview(
+                    project_path, command, port, env=env, live=live, write=write, api=api, expires=expires, wait=wait,
+                    backend=backend, image=image, net=net,
+                )
+            )
+        )  # fmt: skip
 
     def snapshots(self, labels: Mapping[str, str] | None = None) -> list[BoxSnapshot]:
         """Lists the snapshots of your living sandboxes; with `labels`, only those that have all of them."""

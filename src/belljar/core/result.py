@@ -204,7 +204,8 @@ class SandboxHealth(Model):
 LifeKind = Literal["opened", "paused", "resumed", "snapshot", "forked", "expired", "closed"]  # of a living sandbox
 LIFE_KINDS: tuple[LifeKind, ...] = get_args(LifeKind)
 EventKind = (
-    Literal["progress", "started", "stdout", "stderr", "display", "limit", "denied", "alert", "finished"] | LifeKind
+    Literal["progress", "started", "stdout", "stderr", "display", "limit", "denied", "alert", "finding", "finished"]
+    | LifeKind
 )
 
 

@@ -13,6 +13,7 @@ from belljar.core.package_names import ANY_NPM, ANY_PYTHON, PackagePattern
 from belljar.core.request import Limits
 from belljar.core.values import GIB, KIB, MIB, ProfilePath, Size, parse_size
 
+_PREVIEW_ADDRESS = r"^((https?://)?[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?(:\d{1,5})?)?$"
 UNPRIVILEGED_UIDS = 1_900_000_000  # above every range that distributions, systemd and rootless containers hand out
 PRIVATE_UIDS = 65_536  # of them: one for each sandbox
 DiskBacking = Literal["memory", "file", "auto"]
@@ -268,6 +269,22 @@ class JwtSettings(Model):
     audience: str = ""
 
 
+class PreviewSettings(Model):
+    """What previews of callers get, and where they are seen."""
+
+    address: Annotated[str, Field(pattern=_PREVIEW_ADDRESS)] = Field(
+        "", description="the wildcard domain below which they are, such as https://previews.example.org"
+    )
+    path: StrictBool = Field(True, description="whether they are also seen below /preview/ of the service's own host")
+    frames: tuple[str, ...] = Field((), description="origins of pages that may show them in a frame")
+    backends: tuple[str, ...] = Field((), description="addresses to which /api of a preview may lead; none: nowhere")
+    lifetime: float = Field(
+        8 * 3600.0, gt=0, le=7 * 86400, allow_inf_nan=False,
+        description="seconds that one may have in all, extensions included",
+    )  # fmt: skip
+    start: float = Field(120, gt=0, le=3600, allow_inf_nan=False, description="seconds that it may take to listen")
+
+
 class ServiceSettings(Model):
     """What `belljar serve` does."""
 
@@ -277,6 +294,7 @@ class ServiceSettings(Model):
     origins: tuple[str, ...] = Field((), description="origins of other web pages that may ask it")
     jwt: Annotated[JwtSettings, Apart()] = Field(default_factory=ours(JwtSettings))
     egress: Annotated[ServiceEgress, Apart()] = Field(default_factory=ours(ServiceEgress))
+    preview: Annotated[PreviewSettings, Apart()] = Field(default_factory=ours(PreviewSettings))
     packages: tuple[PackagePattern, ...] = Field(
         (), max_length=4096, description="that callers may have installed, if packages.names allows it; () is none"
     )

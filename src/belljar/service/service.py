@@ -67,7 +67,7 @@ class Service:
         settings = _with_service_caps(settings)
         self.settings: Settings = settings
         self.publisher: Publisher = Publisher(settings)
-        told: tuple[EventKind, ...] = ("started", "limit", "denied", *LIFE_KINDS)
+        told: tuple[EventKind, ...] = ("started", "limit", "denied", "finding", *LIFE_KINDS)
         self.sinks: Sinks = Sinks(
             [
                 Sink("events", self.publisher.event, kinds=told, wanted=self.publisher.hears_events),

@@ -215,6 +215,10 @@ class Sessions:
         """Returns one that this caller may know of; None: there is none."""
         return self._held[id] if self.holds(id, caller) else None
 
+    def lives(self, id: str) -> Held | None:
+        """Returns one that is open, whoever asks: for whom a name of it was signed."""
+        return self._held.get(id)
+
     def all(self, caller: Caller) -> list[Held]:
         """Returns all that this caller may know of."""
         return [held for held in self._held.values() if sees(caller, held.record.caller)]

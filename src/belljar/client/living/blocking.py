@@ -82,6 +82,10 @@ class RemoteLivingSandbox(LivingPart[AsyncRemoteLivingSandbox]):
         """Returns an address at which whoever has it can read one file for a while: see `AsyncRemoteLivingSandbox`."""
         return portal.call(partial(self._core.link, path, write=write, seconds=seconds))
 
+    def expose(self, port: int, *, seconds: float = 3600.0) -> str:
+        """Returns an address at which whoever has it sees a port of the sandbox in a browser for a while."""
+        return portal.call(partial(self._core.expose, port, seconds=seconds))
+
     def snapshot(self, *, labels: Mapping[str, str] | None = None) -> BoxSnapshot:
         """Keeps its files as they are now: `client.sandbox(snapshot=...)` begins with them."""
         return portal.call(partial(self._core.snapshot, labels=labels))

@@ -33,6 +33,7 @@ from belljar.living.files import AsyncFiles
 from belljar.living.handles import LivingHandle, lacking, pty_size
 from belljar.living.network import AsyncNetwork
 from belljar.protocol.living import ProcessRecord, SandboxRecord, SignedLink
+from belljar.protocol.previews import ExposedPort
 from belljar.test_runs.runs import TestListener, run_tests
 
 SANDBOXES, SNAPSHOTS = "/api/sandboxes", "/api/snapshots"
@@ -360,6 +361,19 @@ class AsyncRemoteLivingSandbox(LivingHandle):
         body = {"path": path, "method": "PUT" if write else "GET", "seconds": seconds}
         made = parse(SignedLink, await self._transport.ask("POST", f"{self._path}/files/links", again=True, json=body))
         return self._transport.url + made.url
+
+    async def expose(self, port: int, *, seconds: float = 3600.0) -> str:
+        """Returns an address at which whoever has it sees a port of the sandbox in a browser for a while.
+
+        Args:
+            port: at which something listens, or will.
+            seconds: for how long; no longer than the sandbox.
+        """
+        check_port(port)
+        check_seconds(seconds=seconds)
+        path = f"{self._path}/ports/{port}/expose"
+        made = parse(ExposedPort, await self._transport.ask("POST", path, again=True, json={"seconds": seconds}))
+        return made.url
 
     # --- beneath ---
 

@@ -31,12 +31,13 @@ from belljar.core.version import __version__
 from belljar.protocol.responses import Problem
 from belljar.service.auth import gate
 from belljar.service.health import Health
-from belljar.service.http import execute, pages, runs, tests
+from belljar.service.http import execute, pages, previews, runs, tests
 from belljar.service.http import sessions as api_sessions
 from belljar.service.http.guard import Guard, problem, retry_header
 from belljar.service.http.openapi import Documented
 from belljar.service.http.request_log import RequestLog, note_error
 from belljar.service.http.sandboxes import routes as living
+from belljar.service.previews.previews import Previews
 from belljar.service.sandboxes.sandboxes import Sandboxes
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
@@ -82,8 +83,9 @@ def create_app(settings: Settings, log: ServerLog | None = None) -> FastAPI:
         sessions = Sessions(service)
         app.state.service, app.state.sessions, app.state.health = service, sessions, Health(service)
         app.state.sandboxes = Sandboxes(service, sessions)
+        app.state.previews = Previews(service, sessions, app.state.sandboxes)
         service.metrics.show("log_dropped", lambda: log.dropped if log else 0)
-        async with service, sessions, _models(service, sessions) as app.state.mcp:
+        async with service, sessions, _models(service, sessions, app.state.previews) as app.state.mcp:
             yield
 
     app = _Application(
@@ -94,6 +96,7 @@ def create_app(settings: Settings, log: ServerLog | None = None) -> FastAPI:
     app.log = log
     execute.add_route(app)
     app.include_router(tests.router)
+    app.include_router(previews.router)  # before what takes any id
     app.include_router(runs.router)
     app.include_router(api_sessions.router)
     for routes in living.ROUTERS:
@@ -131,13 +134,13 @@ class _Authentication:
         await self._app(scope, receive, send)
 
 
-def _models(service: Service, sessions: Sessions) -> AbstractAsyncContextManager[Any]:
+def _models(service: Service, sessions: Sessions, shown: Previews) -> AbstractAsyncContextManager[Any]:
     """What answers MCP, where its library is installed."""
     if not _MCP:
         return nullcontext()
     from belljar.service.mcp.http import mcp_app
 
-    return mcp_app(service, sessions)
+    return mcp_app(service, sessions, previews=shown)
 
 
 def _answer(error: errors.BelljarError) -> Response:

@@ -9,6 +9,8 @@ Fetch     `Sec-Fetch-Site` of another site counts on whatever changes something,
 Body      is counted and timed as it comes (`bodies`); Content-Length is believed only when it says "too much".
 Answers   carry headers that keep browsers from running, framing, guessing at or keeping what guests made.
 
+Previews  are for other hosts, or below `/preview/`: their proxy answers, and no route of the service (`previews`).
+
 WebSockets are held to the same before they are accepted: browsers let any page open one.
 """
 
@@ -22,6 +24,7 @@ from urllib.parse import urlsplit
 from belljar.core import errors, spelling
 from belljar.core.settings import Settings
 from belljar.service.http.bodies import GONE, AsgiMessage, Bodies, Body, Receive
+from belljar.service.http.preview_hosts import Claimed, PreviewHosts
 from belljar.service.http.request_log import note_error
 
 Send = Callable[[AsgiMessage], Awaitable[None]]
@@ -81,12 +84,17 @@ class Guard:
         self._bodies = Bodies(settings.service)
         self._hosts = frozenset(_listed_host(text) for text in settings.service.hosts)
         self._origins = frozenset(_listed_origin(text) for text in settings.service.origins)
+        self._previews = PreviewHosts(settings)
 
     async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         asked = _Asked(scope)
+        claimed = self._previews.claimed(asked.host, scope["path"])
+        if claimed is not None and self._is_for(claimed, asked):
+            await self._previews.answer(scope, receive, send, asked.host, claimed)
+            return
         answer = _Answer(scope, send, self._added(asked))
         try:
             self._check(asked)
@@ -102,6 +110,14 @@ class Guard:
             await answer.send({"type": "http.response.body"})
         else:
             await self._serve(scope, receive, answer)
+
+    def _is_for(self, claimed: Claimed, asked: _Asked) -> bool:
+        """Whether a request is for a preview, and not for a host of ours that is called like one."""
+        authority = Authority.parse(asked.host)
+        if authority is None:
+            return False
+        ours = authority in self._hosts or Authority(authority.host, "") in self._hosts
+        return (ours or authority.host in LOOPBACK) if claimed.prefix else not ours
 
     def _check(self, asked: _Asked) -> None:
         self._check_host(asked)

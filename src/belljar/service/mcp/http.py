@@ -31,6 +31,7 @@ from belljar.service.http.guard import Guard, problem
 from belljar.service.http.streams import still_known
 from belljar.service.mcp.calls import OperatorGrants, granted
 from belljar.service.mcp.server import create_server
+from belljar.service.previews.previews import Previews
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
 from belljar.service.telemetry.log_lines import BEAT
@@ -42,9 +43,12 @@ _CALLER = "belljar.caller"  # in the scope of a request that was authenticated
 class McpApp:
     """An ASGI callable, while `mcp_app` is open."""
 
-    def __init__(self, service: Service, sessions: Sessions, grants: OperatorGrants | None = None) -> None:
+    def __init__(
+        self, service: Service, sessions: Sessions, grants: OperatorGrants | None = None,
+        previews: Previews | None = None,
+    ) -> None:  # fmt: skip
         self._service = service
-        server = create_server(service, sessions, _caller_of, grants=grants)
+        server = create_server(service, sessions, _caller_of, grants=grants, previews=previews)
         server.streamable_http_app(  # makes the transport, which is all that is wanted of it
             max_request_body_size=service.settings.service.request_size,
             # `guard` is in front of everything that listens, and knows the hosts and origins of the settings.
@@ -92,9 +96,18 @@ class McpApp:
 
 
 @asynccontextmanager
-async def mcp_app(service: Service, sessions: Sessions, grants: OperatorGrants | None = None) -> AsyncIterator[McpApp]:
-    """For a lifespan: `async with mcp_app(service, sessions) as app.state.mcp`. `grants`: of its operator."""
-    app = McpApp(service, sessions, grants)
+async def mcp_app(
+    service: Service, sessions: Sessions, grants: OperatorGrants | None = None, previews: Previews | None = None
+) -> AsyncIterator[McpApp]:
+    """For a lifespan: `async with mcp_app(service, sessions) as app.state.mcp`.
+
+    Args:
+        service: what runs things.
+        sessions: what callers hold open.
+        grants: of its operator.
+        previews: those of the service.
+    """
+    app = McpApp(service, sessions, grants, previews)
     async with app.transport.run():
         yield app
 

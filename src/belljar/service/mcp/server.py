@@ -18,9 +18,12 @@ from belljar.service.mcp import sdk
 from belljar.service.mcp.boxes import Boxes
 from belljar.service.mcp.calls import CallerOf, Calls, OperatorGrants, listed
 from belljar.service.mcp.files import FileTools
+from belljar.service.mcp.previews import PreviewTools
 from belljar.service.mcp.processes import ProcessTools
 from belljar.service.mcp.tests import TestTools
 from belljar.service.mcp.tools import Tools
+from belljar.service.previews.previews import Previews
+from belljar.service.sandboxes.sandboxes import Sandboxes
 from belljar.service.service import Service
 from belljar.service.sessions import Sessions
 
@@ -60,9 +63,18 @@ class ToolServer(MCPServer[Any]):
 
 
 def create_server(
-    service: Service, sessions: Sessions, caller_of: CallerOf, *, grants: OperatorGrants | None = None
-) -> ToolServer:
-    """Returns the server with all its tools; `grants`: what its operator lets models' code have."""
+    service: Service, sessions: Sessions, caller_of: CallerOf, *, grants: OperatorGrants | None = None,
+    previews: Previews | None = None,
+) -> ToolServer:  # fmt: skip
+    """Returns the server with all its tools.
+
+    Args:
+        service: what runs things.
+        sessions: what callers hold open.
+        caller_of: finds who calls.
+        grants: what its operator lets models' code have.
+        previews: those of the service around it; None: its own, seen at ports of this machine.
+    """
     logging.getLogger("mcp").setLevel(logging.WARNING)  # below that it logs the ids of MCP sessions
     calls = Calls(service, sessions, caller_of, grants)
     tools, net = Tools(calls, boxes := Boxes(calls)), bool(calls.hosts)
@@ -79,6 +91,8 @@ def create_server(
     once = _once(net, "write" in calls.folders)
     tests = (TestTools(calls, boxes).run_tests, "Run tests", _hints(destroys=True, net=net))  # in a session, maybe
     given = [*_run_tools(tools, net, once), tests, *_process_tools(ProcessTools(calls, boxes), net)]
+    previews = previews or Previews(service, sessions, Sandboxes(service, sessions))
+    given += _preview_tools(PreviewTools(calls, previews), net)
     for tool, title, hints in [*given, *_file_tools(FileTools(calls, boxes))]:
         server.add_tool(tool, title=title, annotations=hints, structured_output=True)
     alias = f"The same as execute_code, under the name that other servers use. {Tools.execute_code.__doc__}"
@@ -137,6 +151,14 @@ def _process_tools(tools: ProcessTools, net: bool) -> list[_Row]:
         (tools.wait_for_port, "Wait for a port", _hints(reads=True)),
         (tools.list_processes, "List processes", _hints(reads=True)),
         (tools.stop_process, "Stop a process", _hints(destroys=True, again=True)),
+    ]
+
+
+def _preview_tools(tools: PreviewTools, net: bool) -> list[_Row]:
+    return [
+        (tools.start_preview, "Start a preview", _hints(destroys=True, net=net)),
+        (tools.preview_status, "Look at a preview", _hints(reads=True)),
+        (tools.stop_preview, "Stop a preview", _hints(destroys=True, again=True)),
     ]
 
 

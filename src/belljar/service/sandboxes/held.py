@@ -28,6 +28,7 @@ class HeldSandbox(Held):
         box: the sandbox.
         interpreters: those that are open, by id.
         opening: how many more are being opened.
+        key: the id of the key by which it was opened; empty: there was none.
         idle_seconds: without use, after which it ends; None: it does not.
     """
 
@@ -46,11 +47,17 @@ class HeldSandbox(Held):
         """
         super().__init__(box, record, math.inf, grant, memory)
         self.box: AsyncSandbox = box
+        self.key: str = ""
         self.interpreters: dict[str, AsyncBoxInterpreter] = {}
         self.opening: int = 0
         self.idle_seconds: float | None = idle
         self._settle = settle
         self._backend = ""
+
+    @property
+    def owner(self) -> str:
+        """Whose it is, and by which credential."""
+        return f"{self.record.caller}\0{self.key}"
 
     @property
     def began(self) -> bool:

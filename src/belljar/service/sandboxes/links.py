@@ -64,7 +64,7 @@ class Links:
             sandbox=sandbox, caller=caller.name, key=caller.key, method=body.method, path=path, until=until
         )
         said = base64.urlsafe_b64encode(granted.model_dump_json().encode()).decode().rstrip("=")
-        signature = await self._signature(said)
+        signature = await self.signature(said)
         return SignedLink(url=f"{PREFIX}/{quote(said)}?signature={signature}", method=body.method, expires=until)
 
     async def judge(self, said: str, signature: str, method: str) -> tuple[Granted, Caller]:
@@ -73,7 +73,7 @@ class Links:
         Raises:
             Unauthorized: it is none of ours, was changed, is over, or is for something else.
         """
-        right = await self._signature(said)
+        right = await self.signature(said)
         if len(said) > _LONGEST or not hmac.compare_digest(right.encode(), signature.encode()):
             raise errors.Unauthorized("this is no link of this service", fix="ask for a new one")
         try:
@@ -96,7 +96,8 @@ class Links:
             raise errors.Unauthorized("a key is needed here by now", fix="ask for a new link")
         return Caller(name=granted.caller, scopes=frozenset({"files"}))
 
-    async def _signature(self, said: str) -> str:
+    async def signature(self, said: str) -> str:
+        """Returns the signature of a text, by the secret of the data folder."""
         if not self._secret:
             self._secret = await anyio.to_thread.run_sync(_secret_of, self._file)
         return hmac.new(self._secret, said.encode(), hashlib.sha256).hexdigest()

@@ -95,6 +95,7 @@ class Sandboxes:
             return await held.box.snapshot(labels=body.labels, owner=caller.name)
 
     async def _hold(self, caller: Caller, held: HeldSandbox) -> SandboxRecord:
+        held.key = caller.key
         await self._sessions.hold(caller, held)
         told = held.told()
         await self._ended.began(told)

@@ -8,8 +8,9 @@ from belljar.core.box_snapshot import BoxSnapshot
 from belljar.core.model import Model
 from belljar.core.net_change import NetworkRecord
 from belljar.core.process import BoxProcess, Chunk, FileStat, PtySize
-from belljar.protocol import living
+from belljar.protocol import living, previews
 
+_LABEL = "bs-7d1e60b2c94f4a35-bb8-6af9e1c0-r5qgpmxgse3rpaz5ejutc3spda"
 _SANDBOX, _AT = "bs-7d1e60b2c94f4a35", 1_794_787_200.25
 
 BODIES: tuple[Model, ...] = (
@@ -30,6 +31,9 @@ BODIES: tuple[Model, ...] = (
     living.MakeSnapshot(labels={"task": "42"}),
     living.ForkSandbox(),
     living.MakeLink(path="out/report.pdf", seconds=600),
+    previews.StartPreview(project_path="/srv/projects/web", command="npm run dev", port=5173),
+    previews.ExtendPreview(seconds=1800.0),
+    previews.ExposePort(seconds=600.0),
 )
 _STAT = FileStat(path="/workspace/notes.txt", kind="file", size=120, mode=0o644, modified=_AT)
 _CHUNK = Chunk(seq=7, stream="stdout", data=b"listening on 3000\n")
@@ -58,6 +62,18 @@ ANSWERS: tuple[Model, ...] = (
     living.SignedLink(url="/links/eyJzYW5kYm94?signature=5f1c", method="GET", expires=_AT + 600),
     living.Names(names=("path", "pathsep")),
     NetworkRecord(mode="listed", net=("*.example.net", "example.org"), denied=("files.example.net",)),
+    previews.PreviewRecord(
+        container_id=_SANDBOX, url=f"http://{_LABEL}.localhost:8080/", path_url=f"/preview/{_LABEL}/", status="running",
+        logs=("ready in 320 ms",), port=5173, expires=_AT + 1800,
+        findings=(
+            previews.PreviewFinding(
+                kind="missing", message="Cannot find module 'left-pad'", suggestion="install it", timestamp=_AT
+            ),
+        ),
+    ),
+    previews.ExposedPort(
+        url=f"http://{_LABEL}.localhost:8080/", path_url=f"/preview/{_LABEL}/", port=3000, expires=_AT + 600
+    ),
 )  # fmt: skip
 PARAMETERS: dict[str, Any] = {
     "label": ["task:42"], "process": "p1", "since": 7, "wait": 0, "timeout": 30, "depth": 1, "mode": "755",
