@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiodocker
 import anyio
 import pytest
 from anyio.abc import SocketStream
@@ -23,6 +24,7 @@ from belljar.core.capabilities import Isolation
 from belljar.core.labels import LABEL, OWNER_LABEL
 from belljar.core.options import request
 from belljar.engine.engine import Engine
+from belljar.host import docker_api
 from belljar.host.docker_api import connected
 from belljar.host.engine_address import DOCKER, EngineAddress
 from belljar.settings import load
@@ -44,6 +46,31 @@ def docker() -> Engine:
     return engines().engine("docker")
 
 
+@pytest.mark.parametrize("flavour", ["docker", "podman"])
+async def test_an_engine_is_asked_for_its_version_once_in_a_probe_and_not_by_who_connects_soon_after(
+    flavour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = aiodocker.Docker._query_json
+
+    async def noted(self: aiodocker.Docker, path: Any, *words: Any, **named: Any) -> Any:
+        asked.append(str(path))
+        return await ask(self, path, *words, **named)
+
+    engine = engines().fresh_engine(flavour)
+    monkeypatch.setattr(docker_api, "_SPOKEN", {})
+    monkeypatch.setattr(aiodocker.Docker, "_query_json", noted)
+    assert (await engine.capabilities(flavour)).available
+    assert asked.count("version") == 1
+    async with connected(backend_of(engine).address) as client:
+        assert (await client.system.info())["Containers"] >= 0
+    assert asked.count("version") == 1
+    docker_api._SPOKEN.clear()
+    async with connected(backend_of(engine).address) as client:
+        assert await client.system.info()
+    assert asked.count("version") == 2
+
+
 # --- the walls, as the engine itself sees them ---
 
 
@@ -51,7 +78,7 @@ async def test_every_container_has_all_its_walls(engine: Engine) -> None:
     seen: list[dict[str, Any]] = []
 
     async def look(_: str) -> None:
-        async with connected(backend_of(engine).address) as client:
+        async with connected(backend_of(engine).known_address) as client:
             for each in await client.containers.list(all=True, filters={"label": [f"{LABEL}=1"]}):
                 seen.append(await each.show())
 
@@ -164,7 +191,7 @@ async def test_an_image_that_is_removed_after_the_probe_is_image_not_found_where
     name = "belljar-test/passing:latest"
     rules = {"image_pull_policy": "never"}
     engine = engines().engine("docker", container={"images": {"execution": name}}, images=rules)
-    async with connected(backend_of(engine).address) as client:
+    async with connected(backend_of(engine).known_address) as client:
         await client.images.tag(IMAGE, repo="belljar-test/passing", tag="latest")
         assert (await engine.capabilities("docker")).available
         await client.images.delete(name)

@@ -46,7 +46,7 @@ def pooled(flavour: str, **options: Any) -> Engine:
 
 async def running(engine: Engine) -> list[str]:
     """The names of our containers that are up, whoever made them."""
-    async with connected(backend_of(engine).address) as client:
+    async with connected(backend_of(engine).known_address) as client:
         found = await list_containers(client, label=f"{LABEL}=1", running=True)
     return [str(each["Names"][0]).lstrip("/") for each in found]
 
@@ -241,7 +241,7 @@ async def greedy(engine: Engine) -> AsyncIterator[str]:
     changes = ["VOLUME /scratch"]
     if engine.settings.backend == "docker":  # Podman's images know no health
         changes.append('HEALTHCHECK --interval=1s CMD ["true"]')
-    async with connected(backend_of(engine).address) as client:
+    async with connected(backend_of(engine).known_address) as client:
         container = await client.containers.create(body)
         try:
             await container.start()
@@ -259,7 +259,7 @@ async def test_an_image_s_volumes_are_held_by_the_disk_limit_and_nobody_looks_af
     shown: list[dict[str, Any]] = []
 
     async def look(_: str) -> None:
-        async with connected(backend_of(engine).address) as client:
+        async with connected(backend_of(engine).known_address) as client:
             for each in await client.containers.list(filters={"label": [f"{LABEL}=1"]}):
                 shown.append(await each.show())
 

@@ -65,7 +65,7 @@ def backend_of(engine: Engine) -> Containers:
 
 async def containers(engine: Engine, pid: int = 0) -> list[dict[str, Any]]:
     """Those of one process: by default of this one."""
-    async with connected(backend_of(engine).address) as client:
+    async with connected(backend_of(engine).known_address) as client:
         found = await list_containers(client, label=f"{LABEL}=1")
     return [each for each in found if each["Labels"][OWNER_LABEL].split(".")[1] == str(pid or os.getpid())]
 
@@ -143,7 +143,7 @@ async def test_other_limits_are_another_kind_and_never_served_by_a_container_tha
 async def test_one_that_died_while_it_waited_is_not_the_callers_trouble(engine: Engine) -> None:
     await run(engine, "print('first')")
     names = await waiting(engine)
-    async with connected(backend_of(engine).address) as client:
+    async with connected(backend_of(engine).known_address) as client:
         for name in names:
             await (await client.containers.get(name)).kill(signal="KILL")
     assert (await run(engine, "print('second')")).stdout == "second\n"
@@ -161,7 +161,7 @@ async def test_what_nobody_asks_for_any_more_is_let_go() -> None:
 async def test_a_name_that_stands_for_another_image_is_not_served_from_the_old_one() -> None:
     name = "belljar-test/moving:latest"
     engine = pooled("docker", images={"execution": name}, pool_idle=600.0)
-    async with connected(backend_of(engine).address) as client:
+    async with connected(backend_of(engine).known_address) as client:
         await client.images.tag(IMAGE, repo="belljar-test/moving", tag="latest")
         try:
             await run(engine, "print('first')")

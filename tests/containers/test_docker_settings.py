@@ -61,7 +61,7 @@ async def seen_by_the_engine(engine: Engine, **options: Any) -> tuple[dict[str, 
     found: list[tuple[dict[str, Any], dict[str, str]]] = []
 
     async def look(_: str) -> None:
-        async with connected(backend.address) as client:
+        async with connected(backend.known_address) as client:
             for each in await client.containers.list(filters={"label": [f"{LABEL}=1"]}):
                 shown = await each.show()
                 if pid := int(shown["State"]["Pid"]):  # else it is somebody else's, and has just ended
@@ -226,7 +226,7 @@ async def inner_network(flavour: str) -> AsyncIterator[str]:
     backend = engine_with(flavour).backend(flavour)
     assert isinstance(backend, Containers)
     name = f"belljar-test-{secrets.token_hex(4)}"
-    async with connected(backend.address) as client:
+    async with connected(backend.known_address) as client:
         try:
             await client.networks.create({"Name": name, "Driver": "bridge", "Internal": True, "CheckDuplicate": True})
         except Exception as error:
@@ -334,7 +334,7 @@ async def another_image(engine: Engine) -> AsyncIterator[str]:
     backend = engine.backend(engine.settings.backend)
     assert isinstance(backend, Containers)
     name = f"localhost/belljar-test/other-{secrets.token_hex(4)}"
-    async with connected(backend.address) as client:
+    async with connected(backend.known_address) as client:
         await client.images.tag(IMAGE, repo=name, tag="1")
         try:
             yield f"{name}:1"
@@ -382,7 +382,7 @@ async def test_the_image_that_a_run_had_is_in_the_audit_log_by_name_and_id(flavo
     assert (await run(engine, "print(1)")).ok
     backend = engine.backend(engine.settings.backend)
     assert isinstance(backend, Containers)
-    async with connected(backend.address) as client:
+    async with connected(backend.known_address) as client:
         id = (await client.images.inspect(IMAGE))["Id"]
     [line] = [line for line in Audit(log).lines() if line["kind"] == "requested"]
     assert (line["image"], line["image_id"]) == (IMAGE, id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
@@ -30,6 +31,9 @@ _IN_USE = 409
 _IN_STREAM = 0  # aiodocker's own status for an error told in the middle of a stream
 _UNREACHABLE = 900  # aiodocker's own status for "no connection"
 _CLOSE_SECONDS = 5
+_UNKNOWN_VERSION = "auto"  # aiodocker asks the engine, then
+_SPOKEN_SECONDS = 60.0  # that an engine is taken for the one that was there, and no other
+_SPOKEN: dict[str, tuple[str, float]] = {}  # by address: the version of the API that was spoken, and when
 _UPLOAD_BYTES = 1 << 20
 _SEND_BYTES = 1 << 18
 _NAMES: dict[int, StreamName] = {1: "stdout", 2: "stderr"}
@@ -79,7 +83,7 @@ async def connected(address: EngineAddress) -> AsyncIterator[Docker]:
         raise errors.NotAvailable("container engines are spoken to with asyncio", fix="run under asyncio") from None
     with translated(f"{address.flavour.name}'s address", errors.NotAvailable, address.flavour.start):
         try:
-            client = aiodocker.Docker(url=address.url or None, api_version=address.version)
+            client = aiodocker.Docker(url=address.url or None, api_version=_version_for(address))
         except AssertionError:  # its way to say that it looked everywhere
             raise errors.NotAvailable(f"no engine listens at {address}", fix=address.flavour.start) from None
         except ValueError as error:
@@ -89,8 +93,17 @@ async def connected(address: EngineAddress) -> AsyncIterator[Docker]:
     try:
         yield client
     finally:
+        if address.url and client.api_version != _UNKNOWN_VERSION:
+            _SPOKEN[address.url] = client.api_version, time.monotonic()
         with anyio.move_on_after(_CLOSE_SECONDS, shield=True), suppress(Exception):
             await client.close()
+
+
+def _version_for(address: EngineAddress) -> str:
+    """The version of its API; where nobody has said, the one spoken a moment ago: asking costs Podman 0.3 s."""
+    version, at = _SPOKEN.get(address.url, (_UNKNOWN_VERSION, 0.0))
+    fresh = time.monotonic() - at < _SPOKEN_SECONDS
+    return version if address.version == _UNKNOWN_VERSION and fresh else address.version
 
 
 @asynccontextmanager
@@ -218,8 +231,7 @@ async def version_of(client: Docker) -> dict[str, Any]:
     aiodocker would ask twice, and each time Podman looks for the packages of its programs: 0.3 s of CPU.
     """
     said: dict[str, Any] = await client._query_json("version", versioned_api=False)
-    if client.api_version == "auto":
-        client.api_version = f"v{said['ApiVersion']}"
+    client.api_version = f"v{said['ApiVersion']}"
     return said
 
 
