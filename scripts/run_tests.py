@@ -1,10 +1,11 @@
-"""Runs the tests in three processes, and the few that failed there once more, alone.
+"""Runs the tests in several processes, and the few that failed there once more, alone.
 
 Usage: run_tests.py [PYTEST_ARGUMENT ...]
 
-Three processes share two cores, engines and the kernel's tables, so a test can fail for what runs beside it. A failure
-that does not repeat itself alone is not fatal: the last line counts those, by name. (What is known to fail at times
-carries the marker `second_try` with its reason, and pytest's own line counts it as rerun.) These are fatal at once: an
+Four processes (or `BELLJAR_TEST_PROCESSES`) share the cores, because a good part of the work is waiting, and engines
+and the kernel's tables, so a test can fail for what runs beside it. A failure that does not repeat itself alone is not
+fatal: the last line counts those, by name. (What is known to fail at times carries the marker `second_try` with its
+reason, and pytest's own line counts it as rerun.) These are fatal at once: an
 attack that got through, more failures than `MAX_ALONE`, and a run that did not end (exit codes other than 1). The
 tests that look up verdicts of one suite on one backend count as one failure: the suite is run once, and falls with its
 engine. While the tests run, what failed so far lies in `belljar-failures-*/failures.txt` among the temporary files.
@@ -13,6 +14,7 @@ engine. While the tests run, what failed so far lies in `belljar-failures-*/fail
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +22,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-LANES = ["-n", "3", "--dist", "loadscope", "--no-loadscope-reorder"]
+LANES = ["-n", os.environ.get("BELLJAR_TEST_PROCESSES") or "4", "--dist", "loadscope", "--no-loadscope-reorder"]
 MAX_ALONE = 6
 TESTS_FAILED = 1  # pytest's exit code
 
