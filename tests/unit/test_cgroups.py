@@ -14,8 +14,9 @@ import pytest
 from belljar.core.request import Limits
 from belljar.core.values import MIB
 from belljar.host import cgroups, kernel_log, ownership
+from belljar.host.block_device import disk_of
 from belljar.host.cgroup_limits import limit_rows
-from belljar.host.cgroups import PREFIX, Cgroups, Group, GroupTotals, detect, disk_of
+from belljar.host.cgroups import PREFIX, Cgroups, Group, GroupTotals, detect
 
 LIMITS = Limits(memory=64 * MIB, pids=7, cpus=0.5)
 

@@ -493,15 +493,3 @@ def group_of(pid: int, name: str, root: Path = Path("/sys/fs/cgroup"), proc: Pat
         ours = {kind: path for kind, path in found.items() if name in str(path) and path.is_dir()}
         return Group(version, ours) if "memory" in ours else None
     return None
-
-
-def disk_of(path: str) -> str | None:
-    """`major:minor` of the whole disk below a path, as throttling wants it; None for what has no disk."""
-    number = os.stat(path).st_dev
-    entry = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
-    if not entry.exists():
-        return None
-    entry = entry.resolve()
-    if (entry / "partition").exists():
-        entry = entry.parent
-    return (entry / "dev").read_text().strip()

@@ -13,7 +13,8 @@ import anyio.to_thread
 
 from belljar.core import errors
 from belljar.core.settings import ContainerSettings
-from belljar.host import apparmor, cgroups
+from belljar.host import apparmor
+from belljar.host.block_device import disk_of
 from belljar.host.docker_api import asking, version_of
 from belljar.host.engine_address import EngineAddress, is_outside
 
@@ -98,7 +99,7 @@ def _disk(address: EngineAddress, said: Mapping[str, Any]) -> str:
     if not address.local or re.search(r"No (blkio throttle|io\.max)", warnings):
         return ""
     with suppress(OSError):
-        number = cgroups.disk_of(str(said.get("DockerRootDir") or ""))
+        number = disk_of(str(said.get("DockerRootDir") or ""))
         found = re.search(r"^DEVNAME=(.+)$", Path(f"/sys/dev/block/{number}/uevent").read_text(), re.MULTILINE)
         if number and found and os.path.exists(f"/dev/{found[1]}"):
             return f"/dev/{found[1]}"

@@ -27,6 +27,7 @@ from belljar.core.request import Limits, Workspace
 from belljar.core.settings import PRIVATE_UIDS, DiskBacking
 from belljar.core.values import MIB
 from belljar.host import cgroups, ownership, process
+from belljar.host.block_device import disk_of
 from belljar.host.egress.access import USUAL, Outside
 from belljar.host.guest_uid import GuestUid
 
@@ -249,7 +250,7 @@ class Native:
     def _throttles(self) -> bool:
         """Whether the disk below /usr really takes a limit: not every disk and kernel does."""
         try:
-            device = cgroups.disk_of("/usr")
+            device = disk_of("/usr")
             group = self.group_for(Limits(io_bps=2**40, io_iops=2**30)) if device else None
         except OSError:
             return False
@@ -317,7 +318,7 @@ class Native:
             return None
         assert self._owner is not None
         own = limits.model_copy(update={"pids": limits.pids + _OWN_PROCESSES})
-        device = cgroups.disk_of("/usr") if limits.io_bps or limits.io_iops else None
+        device = disk_of("/usr") if limits.io_bps or limits.io_iops else None
         name = self._owner.next_name()
         if around:  # without the owner's name, which has our pid in it: guests see what groups inside are called
             return around.inside(name.rpartition("-")[2], own, device)
@@ -328,7 +329,7 @@ class Native:
         if self.groups is None:
             return None
         assert self._owner is not None
-        device = cgroups.disk_of("/usr") if limits.io_bps or limits.io_iops else None
+        device = disk_of("/usr") if limits.io_bps or limits.io_iops else None
         group = self.groups.create(self._owner.next_name(), None, device, freezer=freezer)
         group.hold(limits.memory)
         return group
