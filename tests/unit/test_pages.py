@@ -25,7 +25,7 @@ from pages import PAGES, ROOT, VARIABLE, blocks, named, prose, text_of
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:src|tests|scripts|deploy|examples|backends|core|engine|guest|host|service)/[\w./-]+)`")
 # Of the Makefile; of commands that ask a server; what tests find in a sandbox.
-_NO_SETTINGS = {"BELLJAR_INSTALL", "BELLJAR_SERVER", "BELLJAR_KEY", "BELLJAR_REPORTS"}
+_NO_SETTINGS = {"BELLJAR_INSTALL", "BELLJAR_SERVER", "BELLJAR_KEY", "BELLJAR_REPORTS", "BELLJAR_TEST_PROCESSES"}
 _INTERRUPTED = 130
 README, REFERENCE, CONFIGURATION = (
     text_of(name) for name in ("README.md", "docs/reference.md", "docs/configuration.md")
