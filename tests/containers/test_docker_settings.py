@@ -249,12 +249,19 @@ async def removed(client: Any, network: str) -> bool:
         return False
 
 
-async def test_by_default_there_is_no_network_and_none_to_ask_for(flavour: str) -> None:
+async def test_by_default_there_is_no_network_but_the_way_to_the_proxy_for_those_who_ask(flavour: str) -> None:
     engine = engine_with(flavour, dns=["192.0.2.53"])
-    assert "open" not in (await engine.capabilities(flavour)).egress
     assert (await run(engine, INTERFACES)).stdout == "lo\n"
-    with pytest.raises(errors.PolicyDenied, match="an open network cannot be reached"):
-        await run(engine, INTERFACES, egress=OPEN)
+    if "open" not in (await engine.capabilities(flavour)).egress:  # no listed hosts either: there is no relay here
+        with pytest.raises(errors.PolicyDenied, match="an open network cannot be reached"):
+            await run(engine, INTERFACES, egress=OPEN)
+        return
+    result = await run(engine, INTERFACES, egress=OPEN)
+    assert result.stdout == "lo\n", "what it reaches it reaches by the proxy"
+    assert result.guarantees and result.guarantees.network == "open: any public host, through a filtering proxy"
+    ask = "import urllib.request as u\ntry: u.urlopen('http://127.0.0.1/')\nexcept OSError as error: print(error)\n"
+    private = ask.replace("127.0.0.1", "169.254.169.254")
+    assert "not public but link-local" in (await run(engine, private, egress=OPEN)).stdout
 
 
 async def test_an_open_network_is_for_those_who_ask_and_only_the_one_that_was_set(flavour: str) -> None:

@@ -104,7 +104,7 @@ async def test_stdin_null_and_json_like_texts_reach_the_guest_as_they_are(listen
         ("execute_code", {"code": "1", "timeout": -1}, "timeout: "),
         ("execute_code", {"code": "1", "language": "cobol"}, "cobol"),
         ("execute_code", {"code": "1", "net": ["example.org"]}, "'example.org' may not be reached"),
-        ("execute_code", {"code": "1", "net": ["https://x/"]}, "is not a host name"),
+        ("execute_code", {"code": "1", "net": ["https://x/y"]}, "is not a host name"),
         ("run_command", {"command": 5}, "command"),
         ("run_command", {"command": []}, "command: "),
         ("session_run", {"code": "1", "session_id": "bs-none"}, "there is no open session"),

@@ -140,6 +140,13 @@ async def test_what_administrators_do_not_allow_is_not_to_be_had_by_a_change(sta
         assert (await box.network.allow(f"{ONE}:{server}")).net == (f"{ONE}:{server}",)
 
 
+async def test_an_open_network_is_said_to_be_one_and_has_no_private_address(state_dir: Path, server: int) -> None:
+    code = "import urllib.request as u\ntry: u.urlopen('http://10.0.0.1/')\nexcept OSError as error: print(error)"
+    result = await belljar.arun(code, backend="native", engine=engine_of(state_dir, server), net=["*"])
+    assert "not public but a private network" in result.stdout, result.stdout + result.stderr
+    assert result.guarantees and result.guarantees.network == "open: any public host, through a filtering proxy"
+
+
 async def test_a_backend_that_has_no_network_says_so() -> None:
     async with belljar.AsyncSandbox(backend="wasm") as box:
         with pytest.raises(errors.NotAvailable, match="wasm cannot change it"):

@@ -35,6 +35,8 @@ _log = logging.getLogger("belljar.runs")
 _log.addHandler(logging.NullHandler())  # whoever logs nothing has the result, and needs no line on stderr
 
 IN_MEMORY = "tmpfs size"  # how a backend says that a guest's files are kept in memory
+_ANY_PUBLIC = "open: any public host, through a filtering proxy"
+_ENGINES_OWN = "open: whatever the network that was set up for it reaches"
 ON_DISK = "size of its file system"
 NO_MODULE = "ModuleNotFoundError"
 
@@ -261,7 +263,8 @@ class Lease:
         if promise and getattr(self.box, "on_disk", False):
             promise = promise.model_copy(update={"limits": {**promise.limits, "disk": ON_DISK}})
         if promise and self.plan.egress.mode == "open":
-            return promise.model_copy(update={"network": "open: whatever the network that was set up for it reaches"})
+            by_proxy = getattr(self.box, "proxied", isinstance(self.box, Networked))
+            return promise.model_copy(update={"network": _ANY_PUBLIC if by_proxy else _ENGINES_OWN})
         if promise is None or not hosts:
             return promise
         return promise.model_copy(update={"network": f"only {', '.join(hosts)}, through a filtering proxy"})
