@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.code_cache import CodeCache
+from belljar.cli.code_cache import CodeCache, usual
 
 COUNTED = """
 import atexit, sys
@@ -105,6 +105,20 @@ def test_the_second_start_of_a_command_compiles_a_fifth_of_what_the_first_did(tm
     first, second = (int(end.stderr) for end in ends)
     assert ends[0].stdout == ends[1].stdout
     assert second * 5 < first
+
+
+def test_each_command_has_a_file_of_its_own_since_others_import_other_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "belljar").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for words in (["run", "-c", "1"], ["--server", "http://x", "doctor"], ["no/such command"], []):
+        monkeypatch.setattr(sys, "argv", ["belljar", *words])
+        cache = usual()
+        cache.code("40 + 2", "eval")
+        cache.keep()
+    names = [path.stem.rpartition("-")[2] for path in (tmp_path / "belljar" / "code").iterdir()]
+    assert sorted(names) == ["any", "doctor", "run"]
 
 
 def test_patterns_of_modules_are_kept_with_flags_and_names_and_those_of_others_are_not(place: Path) -> None:

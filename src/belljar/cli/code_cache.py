@@ -24,9 +24,10 @@ from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
+from belljar.cli.examples import EXAMPLES
 from belljar.host import own_files
 
-_MAX_BYTES = 8 << 20  # of the file; one that would be larger begins anew
+_MAX_BYTES = 4 << 20  # of the file; one that would be larger begins anew
 _NAME = "<string>"  # what Python calls a text that is of no file
 _IMPORTING = "<frozen importlib._bootstrap>"  # the file of what runs a module's text
 _UNREADABLE = (KeyError, ValueError, EOFError, TypeError, RuntimeError)
@@ -139,7 +140,8 @@ def _is_importing() -> bool:
 
 
 def usual() -> CodeCache:
-    """Returns the cache of this user and this Python."""
+    """Returns the cache of this user, this Python and the command that was typed: others import other libraries."""
+    command = next((word for word in sys.argv[1:] if word in EXAMPLES), "any")
     folder = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '/')}/.cache"
     version = f"{sys.implementation.cache_tag}-{sys.hexversion:x}-{sys.flags.optimize}"
-    return CodeCache(Path(folder, "belljar", "code", f"{version}.code"))
+    return CodeCache(Path(folder, "belljar", "code", f"{version}-{command}.code"))
