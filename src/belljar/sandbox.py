@@ -27,6 +27,7 @@ from belljar.living.blocking import LivingPart
 from belljar.living.part import AsyncLivingPart
 
 if TYPE_CHECKING:
+    from belljar.core.lasting import Lasting
     from belljar.core.test_results.model import TestReport
     from belljar.test_runs.runs import TestListener
 
@@ -245,6 +246,7 @@ class AsyncSandbox(AsyncLivingPart):
         self._id = id
         self._lease: Lease | None = None
         self.for_session = False  # it is to hold one Python interpreter, and `auto` may choose by that
+        self.lasting: Lasting | None = None  # a living one is to go on where this process ends, or was found again
 
     @classmethod
     async def open(
@@ -387,7 +389,9 @@ class AsyncSandbox(AsyncLivingPart):
 
     @asynccontextmanager
     async def _living(self) -> AsyncIterator[None]:
-        opening = self._engine.open(self._request, keep_files=True, session=self.for_session, id=self._id)
+        opening = self._engine.open(
+            self._request, keep_files=True, session=self.for_session, id=self._id, lasting=self.lasting
+        )
         if self._request.living is not None:
             async with self._living_on(opening, self._request.living):
                 yield
@@ -404,11 +408,11 @@ class AsyncSandbox(AsyncLivingPart):
         from belljar.living.machine import LivingMachine  # here: most sandboxes are not living
 
         beginning = self._beginning
-        if beginning is None and asked.snapshot:
+        if beginning is None and asked.snapshot and not (self.lasting and self.lasting.found):
             from belljar.living.snapshots import beginning_with
 
             beginning = await beginning_with(self._engine, asked.snapshot)
-        machine = LivingMachine(opening, asked, beginning)
+        machine = LivingMachine(opening, asked, beginning, self.lasting.found if self.lasting else None)
         async with machine.opened():
             self._machine = machine
             try:

@@ -30,6 +30,7 @@ class Server:
         self.data_dir = folder / "data"
         self.state_dir = folder / "state"
         self.url = ""
+        self.environ = environ
         self._port = 0
         self._environ = _environment(folder, environ)
         self._process: subprocess.Popen[bytes] | None = None

@@ -431,3 +431,19 @@ def test_an_image_that_a_backend_cannot_have_is_an_objection_which_names_it() ->
     with pytest.raises(errors.PolicyDenied, match="team/app:1 is asked for") as caught:
         routing.choose(Plan(image="team/app:1", backend="native"), [NATIVE])
     assert "leave out the image" in caught.value.fix
+
+
+def test_a_living_sandbox_is_not_sent_to_a_runtime_that_has_none() -> None:
+    runc, runsc = Guarantees(isolation=Isolation.NAMESPACE), Guarantees(isolation=Isolation.KERNEL)
+    docker = offer(
+        "docker", guarantees=runc, runtimes={"runc": runc, "runsc": runsc}, living=frozenset({"pty"}),
+        lifeless={"runsc": "it cannot end one program for its memory"},
+    )  # fmt: skip
+    assert routing.choose(Plan(living=True), [docker]).backend == "docker"
+    assert routing.choose(Plan(isolation=Isolation.KERNEL), [docker]).backend == "docker"
+    for asked in ({"isolation": Isolation.KERNEL}, {"runtime": "runsc"}):
+        for backend in ("auto", "docker"):
+            with pytest.raises(errors.PolicyDenied, match="no living sandboxes on runsc: it cannot end one program"):
+                routing.choose(Plan(living=True, backend=backend, **asked), [docker])
+    strict = offer("vm", Isolation.KERNEL, living=frozenset())
+    assert routing.choose(Plan(living=True, isolation=Isolation.KERNEL), [docker, strict]).backend == "vm"

@@ -15,7 +15,7 @@ from belljar.control.control import Control
 from belljar.core.capabilities import Capabilities, LanguageSupport
 from belljar.core.plan import Command, Plan
 from belljar.core.process import BoxProcess
-from belljar.core.request import Egress
+from belljar.core.request import Egress, Limits
 from belljar.core.result import Collected, Entry, EventKind, File, Result, Status
 
 Emit = Callable[[EventKind, str], Awaitable[None]]
@@ -245,6 +245,39 @@ class Living(Box, Protocol):
         ...
 
 
+@runtime_checkable
+class LastingBox(Living, Protocol):
+    """A living box that may go on without this process, as `Plan.absence` says.
+
+    Attributes:
+        place: by which its backend finds it again; empty: it ends with us all the same.
+        left: whether it goes on though it is closed: it has been left.
+        stopped: whether its processes are stopped where they are, if it was found again.
+        life: seconds that it may live on, as things are; None: no end is known.
+    """
+
+    left: bool
+    stopped: bool
+    life: Callable[[], float | None]
+
+    @property
+    def place(self) -> Mapping[str, str | int]: ...
+
+    def leave(self) -> None:
+        """Has it go on when it is closed, with the processes that have a `Control.feed`."""
+        ...
+
+    async def rejoin(self, place: Mapping[str, str | int], limits: Limits, emit: Emit, control: Control) -> Result:
+        """Waits for the end of a process that an earlier server started (`StartedGuest.place`), as `run` does.
+
+        Nothing that it prints is heard any more.
+
+        Raises:
+            SessionEnded: it has ended, and nothing is known of its end.
+        """
+        ...
+
+
 class Backend(Protocol):
     """A runtime that opens sandboxes."""
 
@@ -264,6 +297,23 @@ class Backend(Protocol):
 
     async def reap(self) -> int:
         """Removes what a Belljar that died left behind; returns how many sandboxes that were."""
+        ...
+
+
+@runtime_checkable
+class Finding(Backend, Protocol):
+    """A backend whose boxes may go on without the process that opened them."""
+
+    def find(self, plan: Plan, place: Mapping[str, str | int]) -> AbstractAsyncContextManager[Box]:
+        """Takes over a box that an earlier process left (`LastingBox.place`), and removes it at the end.
+
+        Raises:
+            SessionEnded: it is not there any more, or not what it was.
+        """
+        ...
+
+    async def discard(self, id: str, place: Mapping[str, str | int]) -> None:
+        """Removes such a box, if it is still there and ours; `id`: that of its plan."""
         ...
 
 

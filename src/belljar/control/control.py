@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -20,6 +20,7 @@ class StartedGuest(NamedTuple):
     pid: int
     signal: Callable[[int], Awaitable[None]]  # ProcessLookupError: it has ended
     resize: Callable[[PtySize], Awaitable[None]]  # its terminal, if it has one
+    place: Mapping[str, str | int] = {}  # by which its box finds it again, if that may go on without us
 
 
 class Control:

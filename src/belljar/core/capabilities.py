@@ -90,6 +90,9 @@ class Capabilities(Model):
     living: frozenset[str] | None = Field(
         None, description="what its living sandboxes can do beside starting processes; None: it has none"
     )
+    lifeless: Mapping[str, str] = Field(
+        default_factory=dict, description="container runtime -> why it has no living sandboxes, where others have"
+    )
     checkpoints: bool = Field(False, description="can a session be copied, forked and rolled back?")
     profiles: frozenset[str] = Field(frozenset(), description="what a run can find imported")
     setup: str = Field("", description="what must be done once before it is available, if it can be done here")

@@ -1,5 +1,6 @@
 """What was decided: the plan of a box, and the commands that are started in it."""
 
+import hashlib
 import uuid
 from collections.abc import Mapping
 
@@ -21,6 +22,20 @@ OFFLINE_ENV = {
     "PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "npm_config_fetch_retries": "0", "CARGO_NET_RETRY": "0",
     "UV_HTTP_RETRIES": "0",
 }  # fmt: skip
+
+_WALLS = (
+    "limits", "egress", "files", "workspace", "packages", "home", "user", "isolation", "image", "runtime",
+    "seccomp_profile",
+)  # fmt: skip
+
+
+def _ordered(value: object) -> object:
+    """The same with sets and names in one order, which is another in each process."""
+    if isinstance(value, Model):
+        return _ordered(dict(value))
+    if isinstance(value, Mapping):
+        return sorted((name, _ordered(one)) for name, one in value.items())
+    return sorted(map(str, value)) if isinstance(value, frozenset) else value
 
 
 class Needs(Model):
@@ -47,6 +62,8 @@ class Plan(Model):
     home: str = Field(HOME, description="the guest's home in a living sandbox")
     user: User = Field("user", description="as whom a living sandbox runs its programs")
     features: frozenset[Feature] = Field(frozenset(), description="what the living sandbox must be able to do")
+    absence: float = Field(0.0, description="seconds that it goes on without this process, where it can; 0: it ends")
+    latest: float = Field(0.0, description="when it is nobody's any more in that case, in seconds since 1970")
     isolation: Isolation = Isolation.WASM
     image: str | None = None
     runtime: str | None = None
@@ -68,6 +85,12 @@ class Plan(Model):
     def must_count_fuel(self) -> bool:
         """Whether the request itself limits fuel."""
         return self.limits.fuel is not None and not self.fuel_by_default
+
+    @property
+    def walls(self) -> str:
+        """What a box of this plan may do and use, as a checksum."""
+        told = {name: _ordered(getattr(self, name)) for name in _WALLS}
+        return hashlib.sha256(repr(told).encode()).hexdigest()
 
     @property
     def inputs(self) -> str:

@@ -201,7 +201,9 @@ class SandboxHealth(Model):
     """What to do about it."""
 
 
-LifeKind = Literal["opened", "paused", "resumed", "snapshot", "forked", "expired", "closed"]  # of a living sandbox
+LifeKind = Literal[  # of a living sandbox
+    "opened", "paused", "resumed", "snapshot", "forked", "expired", "closed", "left", "found"
+]
 LIFE_KINDS: tuple[LifeKind, ...] = get_args(LifeKind)
 EventKind = (
     Literal["progress", "started", "stdout", "stderr", "display", "limit", "denied", "alert", "finding", "finished"]

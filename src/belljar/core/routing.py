@@ -139,6 +139,12 @@ def promise(plan: Plan, candidate: Capabilities) -> Guarantees | None:
     return next((held for held in known if held and held.isolation.rank >= plan.isolation.rank), candidate.guarantees)
 
 
+def _runtime(plan: Plan, candidate: Capabilities) -> str:
+    """The container runtime that the plan would get; empty: the backend has none to choose from."""
+    held = promise(plan, candidate)
+    return plan.runtime or next((name for name, one in candidate.runtimes.items() if one is held), "")
+
+
 def _named(plan: Plan, candidates: Sequence[Capabilities]) -> Choice:
     candidate = next((candidate for candidate in candidates if candidate.backend == plan.backend), None)
     if candidate is None:
@@ -210,6 +216,9 @@ def _lacks_life(plan: Plan, candidate: Capabilities) -> Iterator[str]:
     if candidate.living is None:
         yield "it has no living sandboxes"
         return
+    runtime = _runtime(plan, candidate)
+    if runtime in candidate.lifeless:
+        yield f"it has no living sandboxes on {runtime}: {candidate.lifeless[runtime]}"
     for feature in sorted(plan.features - candidate.living):
         yield f"its living sandboxes {LACKS[feature]}"
 

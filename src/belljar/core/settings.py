@@ -315,6 +315,10 @@ class ServiceSettings(Model):
         30 * 86400.0, gt=0, le=30 * 86400.0, allow_inf_nan=False,
         description="seconds that a living sandbox may have in all, extensions included",
     )  # fmt: skip
+    living_absence: float = Field(
+        600.0, ge=0, le=86400.0, allow_inf_nan=False,
+        description="seconds that a living sandbox goes on without its server, where it can; at most twice that",
+    )  # fmt: skip
     cpu_overcommit: float = Field(8, gt=0, description="CPUs that running guests may have for each of ours")
     memory_headroom: Size = Field(128 * MIB, ge=0, description="bytes of the host that guests leave alone")
     drain: float = Field(30, ge=0, allow_inf_nan=False, description="seconds that runs have to end after SIGTERM")

@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
-from belljar.backends.base import Backend, Preparable, Rememberable
+from belljar.backends.base import Backend, Box, Finding, LastingBox, Preparable, Rememberable
 from belljar.backends.outcome import WENT_ON
 from belljar.control.callbacks import Listener, notify
 from belljar.control.control import Control
@@ -34,6 +34,9 @@ from belljar.engine.libraries import LibrarySearch
 from belljar.engine.probe_cache import ProbeCache
 from belljar.engine.tracing import span
 from belljar.settings import load as load_settings
+
+if TYPE_CHECKING:
+    from belljar.core.lasting import BoxMark, Lasting, Place
 
 _KEEPERS = ("docker", "podman")  # the backends that can keep a container
 _USUAL_LANGUAGE = "python"
@@ -210,8 +213,9 @@ class Engine:
 
     @asynccontextmanager
     async def open(
-        self, request: RunRequest, *, keep_files: bool = False, session: bool = False, id: str = ""
-    ) -> AsyncIterator[Lease]:
+        self, request: RunRequest, *, keep_files: bool = False, session: bool = False, id: str = "",
+        lasting: Lasting | None = None,
+    ) -> AsyncIterator[Lease]:  # fmt: skip
         """A sandbox for several requests. It stays where it is: its files cannot be run again elsewhere.
 
         Args:
@@ -219,13 +223,22 @@ class Engine:
             keep_files: whether its files will be put or got.
             session: whether it is for one Python interpreter.
             id: its name; a new one unless given.
+            lasting: it is to go on where this process ends, or was found and is taken over.
+
+        Raises:
+            SessionEnded: what was found is not there any more, or policy would not open it like that today.
         """
         if request.require_libraries:
             raise errors.InvalidRequest("require_libraries: is asked of one run", fix="use `run`, or name a backend")
         if request.retry != "never":
             raise errors.InvalidRequest("retry: an open sandbox stays where it is", fix="use `run`, or name a backend")
         plan, choice = await self._choose(request, id=id, keep_files=keep_files, session=session)
-        async with self._lease(plan, choice) as lease:
+        found = lasting.found if lasting else None
+        if lasting:
+            plan = plan.model_copy(update={"absence": lasting.absence, "latest": lasting.latest})
+        if found and found.walls != plan.walls:
+            raise errors.SessionEnded("the settings give it other walls or limits today", fix="open a new one")
+        async with self._lease(plan, choice, found) as lease:
             yield lease
 
     async def _choose(
@@ -293,17 +306,28 @@ class Engine:
         figures = plan.figures and (await self.capabilities(backend)).figures
         return plan.model_copy(update={"figures": figures, "keep_files": plan.keep_files or figures})
 
+    async def discard(self, backend: str, id: str, place: Place) -> None:
+        """Removes a living sandbox that an earlier process left on a backend, if it is there and still what it was."""
+        found = self.backend(backend) if backend in self.known else None
+        if isinstance(found, Finding):
+            await found.discard(id, place)
+
     @asynccontextmanager
-    async def _lease(self, plan: Plan, choice: Choice) -> AsyncIterator[Lease]:
+    async def _lease(self, plan: Plan, choice: Choice, found: BoxMark | None = None) -> AsyncIterator[Lease]:
         backend, capabilities = self.backend(choice.backend), await self.capabilities(choice.backend)
         async with AsyncExitStack() as stack:
             leaving = stack.enter_context(ExitStack())
             await stack.enter_async_context(self._capacity.place(living=plan.living))
-            await self.record("created", run=plan.id, backend=choice.backend, reasons=choice.reasons)
-            stack.push_async_callback(self._record_end, plan.id)
+            how = "found" if found else "created"
+            await self.record(how, run=plan.id, backend=choice.backend, reasons=choice.reasons)
+            stack.push_async_callback(self._record_end, plan.id, opened := list[Box]())
             async with self.recording_failure(run=plan.id):
                 with span("start", run=plan.id, backend=choice.backend):
-                    box = await stack.enter_async_context(backend.open(plan))
+                    opening = backend.open(plan)
+                    if found:
+                        assert isinstance(backend, Finding)  # else there would be no mark of it
+                        opening = backend.find(plan, found.place)
+                    opened.append(box := await stack.enter_async_context(opening))
             lease = Lease(self, plan, box, capabilities, choice.reasons)
             self._on_box(lease, True)
             stack.callback(self._on_box, lease, False)
@@ -345,9 +369,10 @@ class Engine:
             duration_ms=result.duration_ms,
         )  # fmt: skip
 
-    async def _record_end(self, run: str) -> None:
+    async def _record_end(self, run: str, opened: Sequence[Box]) -> None:
+        left = any(isinstance(box, LastingBox) and box.left for box in opened)
         with anyio.CancelScope(shield=True):
-            await self._record_late("destroyed", run=run)
+            await self._record_late("left" if left else "destroyed", run=run)
 
     async def _record_late(self, kind: str, **facts: Any) -> None:
         """What has happened has happened: a record that cannot be made any more takes no result away."""

@@ -63,13 +63,15 @@ class Lease:
         return await self.conduct(request, work, listener=listener, id=id)
 
     async def conduct(
-        self, request: RunRequest, work: Callable[[Emit], Awaitable[Result]], *, listener: Listener | None, id: str
-    ) -> Result:
+        self, request: RunRequest, work: Callable[[Emit], Awaitable[Result]], *, listener: Listener | None, id: str,
+        again: bool = False,
+    ) -> Result:  # fmt: skip
         """What `work` comes to, with all that is to be told of it before, meanwhile and after. `id`: its own name,
-        where the box has another because it is a session's."""
+        where the box has another because it is a session's; `again`: it was announced by an earlier server."""
         run = id or self.box.id
         async with self.engine.recording_failure(**self._about(run)):
-            await self._announce(request, run)
+            if not again:
+                await self._announce(request, run)
             emit = self.emitter(listener, run)
             with span("run", run=run, backend=self.capabilities.backend, language=self._language(request)) as seen:
                 result = await self._watching_git(work, emit)

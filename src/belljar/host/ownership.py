@@ -136,11 +136,29 @@ def claim_uid(uids: range) -> tuple[int, socket.socket]:
     start = random.randrange(len(uids))
     for step in range(len(uids)):
         uid = uids[(start + step) % len(uids)]
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            claim.bind(f"\0belljar-uid-{uid}")
-        except OSError:
-            claim.close()
-            continue
-        return uid, claim
+        if claim := _claimed(uid):
+            return uid, claim
     raise errors.StartFailed(f"all {len(uids)} uids from {uids[0]} on are in use")
+
+
+def claim_again(uid: int, uids: range) -> socket.socket:
+    """Claims the uid of a sandbox that goes on though the process that had claimed it has ended.
+
+    Raises:
+        StartFailed: another sandbox has it by now.
+    """
+    if len(uids) == 1 or uid not in uids:  # it was not claimed: all share it, or it is a granted folder's
+        return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    if claim := _claimed(uid):
+        return claim
+    raise errors.StartFailed(f"another sandbox has the uid {uid} by now")
+
+
+def _claimed(uid: int) -> socket.socket | None:
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0belljar-uid-{uid}")
+    except OSError:
+        claim.close()
+        return None
+    return claim

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import TaskGroup
 
-from belljar.backends.base import Living
+from belljar.backends.base import LastingBox, Living
 from belljar.core import errors
+from belljar.core.lasting import BoxMark
 from belljar.core.process import Feature
 from belljar.core.request import Life
 from belljar.core.result import Event, LifeKind, Status
@@ -20,12 +21,12 @@ from belljar.host.box_tree import HostTree
 from belljar.host.lifetime import LifetimeTask
 from belljar.host.loops import lone_errors
 from belljar.living.handles import lacking
+from belljar.living.process import AsyncProcess
 
 if TYPE_CHECKING:
     from belljar.control.box_tree import BoxTree
     from belljar.engine.lease import Lease
     from belljar.living.interpreter import AsyncBoxInterpreter
-    from belljar.living.process import AsyncProcess
 
 _END_SECONDS = 20.0  # that all its processes may take to end, beside their grace
 _KEPT_PROCESSES = 32  # that have ended and are still told of, with their output
@@ -45,18 +46,22 @@ class LivingMachine:
         ended: how it ended; empty while it lives.
         expires: when it ends by itself, in seconds since 1970; None: never.
         over: is set when nothing of it is left.
+        leaving: it is closed because the server ends, and goes on if it can.
+        left: by what it is found again, if it goes on.
         left_out: what the sandbox or snapshot that it began with had, and it has not.
     """
 
     def __init__(
-        self, opening: AbstractAsyncContextManager[Lease], asked: Life, beginning: Beginning | None = None
-    ) -> None:
+        self, opening: AbstractAsyncContextManager[Lease], asked: Life, beginning: Beginning | None = None,
+        found: BoxMark | None = None,
+    ) -> None:  # fmt: skip
         """Nothing is opened yet.
 
         Args:
             opening: opens the box.
             asked: what was asked of the sandbox.
             beginning: lays out the files that it begins with.
+            found: what an earlier server wrote down of it, if it left it running.
         """
         self.asked = asked
         self.processes: dict[str, AsyncProcess] = {}
@@ -67,6 +72,9 @@ class LivingMachine:
         self.left_out: list[str] = []
         self._opening = opening
         self._beginning = beginning
+        self._found = found
+        self.leaving: bool = False
+        self.left: BoxMark | None = None
         self._held = LifetimeTask(self._holding())
         self._lease: Lease | None = None
         self._tasks: TaskGroup
@@ -79,6 +87,7 @@ class LivingMachine:
         self._stopping = anyio.Lock()
         self._told = 0
         self.over: anyio.Event = anyio.Event()
+        self.changed: anyio.Event = anyio.Event()  # is set, and another takes its place, when `mark` has changed
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Lease]:
@@ -209,6 +218,38 @@ class LivingMachine:
         self._started += 1
         return f"p{self._started}"
 
+    # --- going on without us ---
+
+    def mark(self) -> BoxMark | None:
+        """Returns by what it is found again, as it is now; None: it ends with us."""
+        box = self._lease.box if self._lease is not None and not self.ended else None
+        if self._lease is None or not isinstance(box, LastingBox) or not box.place:
+            return None
+        marks = (process.mark() for process in self.processes.values())
+        return BoxMark(
+            place=box.place, walls=self._lease.plan.walls, ends=self.expires, paused=self.paused,
+            left_out=tuple(self.left_out), started=self._started, processes=tuple(mark for mark in marks if mark),
+        )  # fmt: skip
+
+    def note_change(self) -> None:
+        """Says that `mark` would tell something else now."""
+        changed, self.changed = self.changed, anyio.Event()
+        changed.set()
+
+    async def _take_over(self, found: BoxMark) -> None:
+        """Goes on with what an earlier server left."""
+        box = self.lease.box
+        assert isinstance(box, LastingBox)
+        self.left_out, self._started = [*found.left_out], found.started
+        if box.stopped and not found.paused:  # it was stopped for a moment, whose end was lost
+            await box.resume()
+        self.paused = box.stopped and found.paused
+        if found.ends is not None:
+            self.extend(found.ends - time.time())
+        for mark in found.processes:
+            self.processes[mark.id] = process = AsyncProcess.found_again(mark)
+            self._tasks.start_soon(process.join, self)
+
     # --- pause and time ---
 
     async def pause(self) -> None:
@@ -220,6 +261,7 @@ class LivingMachine:
             with anyio.CancelScope(shield=True):  # who gives up must not leave it stopped without our knowing
                 await self.box.pause()
                 self.paused = True
+        self.note_change()
         await self.tell("paused")
 
     async def resume(self) -> None:
@@ -274,6 +316,7 @@ class LivingMachine:
     def _wake(self) -> None:
         moved, self._moved = self._moved, anyio.Event()
         moved.set()
+        self.note_change()
 
     async def _watch(self) -> None:
         """Ends it, or pauses it, when its time is over or nobody has used it for long."""
@@ -340,15 +383,26 @@ class LivingMachine:
     async def _begin(self) -> None:
         if self._beginning is not None:
             await self._beginning(self)
-        if self.asked.expires is not None:
+        if isinstance(self.lease.box, LastingBox):
+            self.lease.box.life = self._life_left
+        if self._found is not None:
+            await self._take_over(self._found)
+        elif self.asked.expires is not None:
             self.extend(self.asked.expires)
         self._used = time.monotonic()
-        await self.tell("opened", backend=self.lease.capabilities.backend)
+        await self.tell("found" if self._found else "opened", backend=self.lease.capabilities.backend)
         self._tasks.start_soon(self._watch)
+
+    def _life_left(self) -> float | None:
+        """Seconds until it ends by itself; None: it does not, or is paused then."""
+        ends = None if self.asked.on_expire == "pause" else self._deadline
+        return None if ends is None else ends - time.monotonic()
 
     async def _end(self) -> None:
         """Ends all that runs; what does not end in time is left to the box' own end."""
         assert self._lease is not None
+        if await self._leave():
+            return
         reason = Status.KILLED if self.ended else Status.ABORTED
         self.ended = self.ended or "it was closed"
         with anyio.move_on_after(self._lease.plan.limits.grace + _END_SECONDS, shield=True):
@@ -366,3 +420,21 @@ class LivingMachine:
                 process.stop(reason)
             for process in running:
                 await process.gone()
+
+    async def _leave(self) -> bool:
+        """Has it go on without us, if that is wanted and can be; whether it does."""
+        assert self._lease is not None
+        box = self._lease.box
+        if not (self.leaving and isinstance(box, LastingBox) and box.place) or self.ended:
+            return False
+        with anyio.move_on_after(_END_SECONDS, shield=True):
+            for interpreter in () if self.paused else tuple(self.interpreters):
+                with suppress(errors.BelljarError):
+                    await interpreter.close()
+            with suppress(errors.BelljarError):
+                await self.tell("left")
+        mark = self.mark()
+        box.leave()
+        if box.left:
+            self.left, self.ended = mark, "the service ended, and left it running"
+        return box.left

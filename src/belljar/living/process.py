@@ -5,27 +5,30 @@ from __future__ import annotations
 import errno
 import signal as signals
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
 
-from belljar.backends.base import Emit
+from belljar.backends.base import Emit, LastingBox
 from belljar.control.control import Control
 from belljar.control.output_log import OutputLog
 from belljar.core import errors
+from belljar.core.lasting import ProcessMark
 from belljar.core.process import Chunk, PtySize, shell_text
-from belljar.core.request import RunRequest
+from belljar.core.request import Life, Limits, RunRequest
 from belljar.core.result import STREAMS, Result, Status, StreamName
 from belljar.host.loops import lone_errors
 from belljar.living.handles import pty_size
 
 if TYPE_CHECKING:
+    from belljar.engine.lease import Lease
     from belljar.living.machine import LivingMachine
 
 _PIECE_BYTES = 64 * 1024  # of what is written at once
 _WAITING_PIECES = 16  # that may wait until the program reads them
 _END_OF_INPUT = b"\x04"  # what Ctrl-D types
+_LEAST_SECONDS = 0.1  # of a time that was over while nobody looked
 
 
 class AsyncProcess:
@@ -40,6 +43,7 @@ class AsyncProcess:
         pty: the size that its terminal began with; None: it has none.
         log: its output so far.
         started: when it was started, in seconds since 1970.
+        found: whether an earlier server started it: nothing that it prints is heard any more, and it gets no input.
     """
 
     def __init__(self, id: str, request: RunRequest, pty: PtySize | None, labels: Mapping[str, str]) -> None:
@@ -57,6 +61,30 @@ class AsyncProcess:
         self._over = anyio.Event()
         self._result: Result | None = None
         self._error: errors.BelljarError | None = None
+        self._found: ProcessMark | None = None
+        self.found: bool = False
+        self._run = ""  # the name under which it is recorded
+
+    @classmethod
+    def found_again(cls, mark: ProcessMark) -> AsyncProcess:
+        """Returns a process that an earlier server started, and left running; it is joined by `begin`."""
+        limits = {} if mark.timeout is None else {"timeout": mark.timeout}
+        asked = RunRequest(command=mark.argv, limits=Limits(**limits), living=Life())
+        process = cls(mark.id, asked, mark.pty, mark.labels)
+        process.started, process._found, process.found, process._run = mark.started, mark, True, mark.run
+        process.forgo()
+        process.log.close()
+        return process
+
+    def mark(self) -> ProcessMark | None:
+        """Returns by what it is found again; None: it cannot be, or has ended."""
+        place = self._control.guest.place if self._control.guest else {}
+        if not (place and self.running):
+            return None
+        return ProcessMark(
+            id=self.id, argv=self._request.command or (), labels=self.labels, pty=self.pty, started=self.started,
+            timeout=self._request.limits.named().get("timeout"), place=place, run=self._run,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         state = "runs" if self.running else f"ended: {self._result.status if self._result else self._error}"
@@ -179,24 +207,26 @@ class AsyncProcess:
         Raises:
             BelljarError: it could not be started.
         """
+        self._run = id
         machine.tasks.start_soon(self._live, machine, id)
         await self._begun.wait()
         if self._error is not None:
             machine.processes.pop(self.id, None)
             raise self._error
 
+    async def join(self, machine: LivingMachine) -> None:
+        """Waits for the end of one that was found again."""
+        await self._live(machine, self._run)
+
     async def _live(self, machine: LivingMachine, id: str) -> None:
         try:
-            lease = machine.lease
-            command = (await lease.command(self._request)).model_copy(update={"pty": self.pty})
-
-            async def work(emit: Emit) -> Result:
-                return self._with_output(await lease.box.run(command, emit, self._control))
-
+            work = await self._work(machine.lease)
             with lone_errors():
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._note_start)
-                    self._result = await lease.conduct(self._request, work, listener=None, id=id)
+                    tasks.start_soon(self._note_start, machine)
+                    self._result = await machine.lease.conduct(
+                        self._request, work, listener=None, id=id, again=self._found is not None
+                    )
                     tasks.cancel_scope.cancel()
         except errors.BelljarError as error:
             self._error = error
@@ -210,10 +240,31 @@ class AsyncProcess:
             self._feed.close()
             self._over.set()
             self._begun.set()
+            machine.note_change()
 
-    async def _note_start(self) -> None:
+    async def _work(self, lease: Lease) -> Callable[[Emit], Awaitable[Result]]:
+        """What runs it to its end, or waits for the end of one that was found again."""
+        box, mark = lease.box, self._found
+        if mark is None:
+            command = (await lease.command(self._request)).model_copy(update={"pty": self.pty})
+
+            async def run(emit: Emit) -> Result:
+                return self._with_output(await box.run(command, emit, self._control))
+
+            return run
+        assert isinstance(box, LastingBox)
+        limits, place = lease.limits(self._request), mark.place
+        rest = max(_LEAST_SECONDS, limits.timeout - (time.time() - self.started))
+
+        async def wait(emit: Emit) -> Result:
+            return await box.rejoin(place, limits.model_copy(update={"timeout": rest}), emit, self._control)
+
+        return wait
+
+    async def _note_start(self, machine: LivingMachine) -> None:
         await self._control.started()
         self._begun.set()
+        machine.note_change()
 
     def _with_output(self, result: Result) -> Result:
         """The backend's result with what is kept of its output, by which it is diagnosed."""

@@ -267,6 +267,10 @@ class ProcessRecord(Model):
     status: str | None = None
     result: Result | None = Field(None, description="when it has ended; its outputs are what is kept of them")
     problem: dict[str, Any] | None = Field(None, description="how it was lost")
+    found: bool = Field(
+        False,
+        description="an earlier server started it: what it prints is not heard any more, and it gets no input",
+    )
 
 
 class SignalSent(Model):

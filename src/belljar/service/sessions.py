@@ -60,7 +60,7 @@ class Held:
         self.reason: str = ""  # why it is to end, where somebody wants that
         self.copying: anyio.Lock = anyio.Lock()
         self.busy: int = 0
-        self._end = anyio.current_time() + self.lifetime
+        self._end = anyio.current_time() + min(self.lifetime, record.expires - time.time())
         self._life = anyio.CancelScope()
         self.touch()
 
@@ -91,6 +91,9 @@ class Held:
         with self._life:
             await self.over.wait()
 
+    def leave(self) -> None:
+        """Is called when the service is about to end, before that is ended with it."""
+
     async def settle(self) -> None:
         """Is called when nothing of it is left."""
 
@@ -114,6 +117,7 @@ class Sessions:
     ) -> None:
         for held in self._held.values():
             held.reason = held.reason or "the service ended"
+            held.leave()
             held.over.set()
         with anyio.move_on_after(0 if kind else 10, shield=True):  # who is in a hurry waits for nobody's opening
             for held in [*self._held.values()]:
@@ -141,8 +145,18 @@ class Sessions:
 
     async def hold(self, caller: Caller, held: Held) -> SessionRecord:
         """Opens one and keeps it, if there is a place for it; returns when it is open."""
+        return await self._hold(held, caller)
+
+    async def take_over(self, held: Held) -> None:
+        """Keeps one that an earlier server had, if there is a place for it."""
+        await self._hold(held, None)
+
+    async def _hold(self, held: Held, caller: Caller | None) -> SessionRecord:
         try:
-            await self._admit(caller, held.memory)
+            if caller is not None:
+                await self._admit(caller, held.memory)
+            else:
+                self._make_place(held.memory)
             self._held[held.record.id] = held
             self._service.admission.held = len(self._held)
             await self._tasks.start(self._live, held)
@@ -164,6 +178,9 @@ class Sessions:
         most = caller.concurrency or self._service.settings.service.concurrency
         if 0 < most <= mine or (caller.key and mine >= max(1, self._most - 1)):  # the last one is for somebody else
             raise errors.Busy(f"{mine} sessions of yours are open", retry_after=60, fix="close one")
+        self._make_place(memory)
+
+    def _make_place(self, memory: int) -> None:
         if len(self._held) >= self._most:
             soonest = min(held.record.expires for held in self._held.values()) - time.time()
             raise errors.Busy(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from belljar.backends.containers.box import ContainerHost, DockerBox
 from belljar.backends.containers.cleanup import Cleanup
 from belljar.backends.containers.facts import EngineFacts, ask_facts, has_own_kernel, no_life
 from belljar.backends.containers.images_for import ImagesFor
+from belljar.backends.containers.living import again
 from belljar.backends.containers.living.box import LivingBox
 from belljar.backends.containers.pool import Pool
 from belljar.backends.containers.probe import Knowledge, Probe, image_missing, own_network_stack
@@ -206,6 +207,34 @@ class Containers:
             if plan.keep_files or box.copies or await box.needs_holder():
                 await stack.enter_async_context(box.holding())
             yield box
+
+    @asynccontextmanager
+    async def find(self, plan: Plan, place: Mapping[str, str | int]) -> AsyncIterator[DockerBox]:
+        """Takes over a living sandbox that an earlier process left, and removes it in the end.
+
+        Args:
+            plan: What it may do.
+            place: What it told of itself (`LivingBox.place`).
+
+        Raises:
+            SessionEnded: It is not there any more, or not what it was.
+        """
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(connected(self.address))
+            knowledge = self._knowledge = self._knowledge or await self._ask(client)
+            host, uid = self._host(client, plan, knowledge, False, copies=False), int(place["uid"])
+            if why_not := no_life(knowledge.facts, host.runtime or knowledge.facts.default):
+                raise errors.SessionEnded(f"{self.name} has no living sandboxes here any more: {why_not}")
+            claim = await anyio.to_thread.run_sync(ownership.claim_again, uid, self._uids)
+            stack.callback(claim.close)
+            box = LivingBox(host, plan, uid)
+            await stack.enter_async_context(box.found(place))
+            yield box
+
+    async def discard(self, id: str, place: Mapping[str, str | int]) -> None:
+        """Removes one that nobody takes over, if it is still there and ours."""
+        async with connected(self.address) as client:
+            await again.discard(client, id, place)
 
     def _host(self, client: Docker, plan: Plan, knowledge: Knowledge, pooled: bool, copies: bool) -> ContainerHost:
         facts, images = knowledge.facts, self.images

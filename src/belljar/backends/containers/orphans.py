@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from belljar.backends.containers import egress_relay, spec
 from belljar.backends.containers.cleanup import Cleanup, Leftovers, remove
-from belljar.core.labels import BOOT_LABEL, CREATED_LABEL, KEPT_LABEL, LABEL, OWNER_LABEL
+from belljar.core.labels import BOOT_LABEL, CREATED_LABEL, KEPT_LABEL, LABEL, LATEST_LABEL, OWNER_LABEL, RUN_LABEL
 from belljar.host import ownership
 from belljar.host.docker_api import asking, list_containers, list_volumes
 
@@ -34,8 +34,15 @@ async def reap(client: Docker, cleanup: Cleanup, state_dir: Path) -> int:
     async with asking("the list of containers"):
         containers = await list_containers(client, label=f"{LABEL}=1")
         volumes = await list_volumes(client, label=f"{LABEL}=1")
-    dead = [str(each["Id"]) for each in containers if _is_orphan(each.get("Labels"), each.get("State") == "running")]
-    folders = [str(each["Name"]) for each in volumes if _is_orphan(each.get("Labels"), False)]
+    waiting = {(each.get("Labels") or {}).get(RUN_LABEL) for each in containers if _waits_for_owner(each)}
+    dead = [
+        str(each["Id"]) for each in containers
+        if not _waits_for_owner(each) and _is_orphan(each.get("Labels"), each.get("State") == "running")
+    ]  # fmt: skip
+    folders = [
+        str(each["Name"]) for each in volumes
+        if (each.get("Labels") or {}).get(RUN_LABEL) not in waiting and _is_orphan(each.get("Labels"), False)
+    ]  # fmt: skip
     async with anyio.create_task_group() as tasks:
         for each in dead:
             tasks.start_soon(_remove, client, cleanup, Leftovers([each]))
@@ -46,6 +53,12 @@ async def reap(client: Docker, cleanup: Cleanup, state_dir: Path) -> int:
 async def _remove(client: Docker, cleanup: Cleanup, leftovers: Leftovers) -> None:
     if not await remove(client, leftovers):
         cleanup.remove_later(leftovers)
+
+
+def _waits_for_owner(container: Mapping[str, Any]) -> bool:
+    """Whether it goes on without its server, which may be started again; it ends by itself where it is not."""
+    latest = (container.get("Labels") or {}).get(LATEST_LABEL, "")
+    return container.get("State") in ("running", "paused") and latest.isdigit() and time.time() < int(latest)
 
 
 def _is_orphan(labels: Mapping[str, str] | None, running: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,8 +108,11 @@ class Probe:
         return Capabilities(
             backend=name, available=True, version=facts.version, guarantees=runtimes[wanted], egress=egress,
             sessions=LANGUAGES, workspace=True, images=True, runtimes=runtimes, notes=tuple(self._notes),
-            living=living,
+            living=living, lifeless={} if living is None else self._lifeless(runtimes),
         )  # fmt: skip
+
+    def _lifeless(self, runtimes: Iterable[str]) -> dict[str, str]:
+        return {name: why for name in runtimes if (why := no_life(self._facts, name))}
 
     def _note(self, text: str) -> None:
         self._notes.append(text[:_NOTE_LENGTH])

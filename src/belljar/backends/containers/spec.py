@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 from belljar.backends.guest_text import shell_script
 from belljar.core import errors
-from belljar.core.labels import BOOT_LABEL, CREATED_LABEL, KEPT_LABEL, LABEL, OWNER_LABEL, RUN_LABEL, USER_LABEL
+from belljar.core.labels import (
+    BOOT_LABEL,
+    CREATED_LABEL,
+    KEPT_LABEL,
+    LABEL,
+    LATEST_LABEL,
+    OWNER_LABEL,
+    RUN_LABEL,
+    USER_LABEL,
+)
 from belljar.core.plan import INPUTS
 from belljar.core.request import Limits, Workspace
 from belljar.core.values import MIB, WORKSPACE
@@ -97,6 +106,7 @@ class ContainerSpec(NamedTuple):
     options: Options = Options()
     kept: bool = False  # is it to be kept when it has ended?
     places: Mapping[str, GuestFolder] = {}  # of a living box: there are no other writable folders then
+    latest: float = 0.0  # of one that goes on without its owner: when it is nobody's; 0: at once
 
 
 def container(guest: ContainerSpec) -> dict[str, Any]:
@@ -109,10 +119,10 @@ def container(guest: ContainerSpec) -> dict[str, Any]:
         "WorkingDir": "/",
         **({} if guest.beside else {"Hostname": "belljar"}),
         "Env": [f"{name}={value}" for name, value in guest.env.items()],
-        "Labels": labels(guest.owner, guest.run, kept=guest.kept),
-        "OpenStdin": True,
-        "StdinOnce": True,
-        "AttachStdin": True,
+        "Labels": labels(guest.owner, guest.run, kept=guest.kept, latest=guest.latest),
+        "OpenStdin": not guest.latest,  # what goes on without us must not end with our end of its stdin
+        "StdinOnce": not guest.latest,
+        "AttachStdin": not guest.latest,
         "AttachStdout": True,
         "AttachStderr": True,
         "Tty": False,
@@ -230,7 +240,14 @@ def _mount(path: str, place: str, *, read_only: bool) -> dict[str, Any]:
 
 
 def volume(
-    name: str, limits: Limits, owner: str, run: str, *, kept: bool = False, place: GuestFolder | None = None
+    name: str,
+    limits: Limits,
+    owner: str,
+    run: str,
+    *,
+    kept: bool = False,
+    place: GuestFolder | None = None,
+    latest: float = 0.0,
 ) -> dict[str, Any]:
     """Returns the request body for a folder in memory that several containers share, as large as a box may fill."""
     place = place or GuestFolder(KEEPER, limits.kept_bytes, 0o1777)
@@ -241,11 +258,11 @@ def volume(
     return {
         "Name": name, "Driver": "local",
         "DriverOpts": {"type": "tmpfs", "device": "tmpfs", "o": f"{options},nosuid,nodev"},
-        "Labels": labels(owner, run, kept=kept),
+        "Labels": labels(owner, run, kept=kept, latest=latest),
     }  # fmt: skip
 
 
-def labels(owner: str, run: str, *, kept: bool = False) -> dict[str, str]:
+def labels(owner: str, run: str, *, kept: bool = False, latest: float = 0.0) -> dict[str, str]:
     """Returns labels that say who made a thing and when, for whoever finds it when we are gone."""
     return {
         LABEL: "1",
@@ -255,6 +272,7 @@ def labels(owner: str, run: str, *, kept: bool = False) -> dict[str, str]:
         CREATED_LABEL: str(int(time.time())),
         USER_LABEL: str(os.geteuid()),
         **({KEPT_LABEL: "1"} if kept else {}),
+        **({LATEST_LABEL: str(int(latest))} if latest else {}),
     }
 
 

@@ -56,14 +56,24 @@ class Standby:
                 container = await client.containers.create(body, name=name)
         return cls(container, name, str(body["User"]))
 
-    async def start(self, *, local: bool) -> None:
-        """Starts the container, which then awaits its command; `local`: its processes are on this machine."""
-        stream = self.container.attach(stdin=True, stdout=True, stderr=True)
-        self.streams = await self._open.enter_async_context(ProgramStreams.open(stream, "the container's streams"))
+    async def start(self, *, local: bool, attached: bool = True) -> None:
+        """Starts the container, which then awaits its command.
+
+        Args:
+            local: its processes are on this machine.
+            attached: it gets its command by its stdin, and ends with it.
+        """
+        if attached:
+            stream = self.container.attach(stdin=True, stdout=True, stderr=True)
+            self.streams = await self._open.enter_async_context(ProgramStreams.open(stream, "the container's streams"))
         async with asking("the container could not be started", errors.StartFailed):
             await self.container.start()
             facts = await self.container.show()
-            self.image = str(facts["Image"])
+        self.note(facts, local=local)
+
+    def note(self, facts: Mapping[str, Any], *, local: bool) -> None:
+        """Notes what the engine says of the container, which runs."""
+        self.image = str(facts["Image"])
         if local:
             self.first = int(facts["State"]["Pid"])
             self.group = cgroups.group_of(self.first, str(self.container.id))

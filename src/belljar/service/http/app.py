@@ -82,10 +82,11 @@ def create_app(settings: Settings, log: ServerLog | None = None) -> FastAPI:
         service = Service(settings)
         sessions = Sessions(service)
         app.state.service, app.state.sessions, app.state.health = service, sessions, Health(service)
-        app.state.sandboxes = Sandboxes(service, sessions)
+        app.state.sandboxes = Sandboxes(service, sessions, lasting=True)
         app.state.previews = Previews(service, sessions, app.state.sandboxes)
         service.metrics.show("log_dropped", lambda: log.dropped if log else 0)
         async with service, sessions, _models(service, sessions, app.state.previews) as app.state.mcp:
+            await app.state.sandboxes.find_again()
             yield
 
     app = _Application(

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
 
 import anyio
 
 from belljar.core import errors
+from belljar.core.lasting import BoxMark
 from belljar.living.interpreter import AsyncBoxInterpreter
 from belljar.living.machine import LivingMachine
 from belljar.protocol.living import SandboxRecord
 from belljar.protocol.records import SessionRecord
 from belljar.sandbox import AsyncSandbox
+from belljar.service.sandboxes.again import Again
+from belljar.service.sandboxes.ended import EndedSandboxes
 from belljar.service.sessions import Grant, Held
 
-Settle = Callable[[SandboxRecord], Awaitable[None]]  # writes down how one ended
 _END_RECORD_SECONDS = 5.0
 
 
@@ -33,7 +36,8 @@ class HeldSandbox(Held):
     """
 
     def __init__(
-        self, box: AsyncSandbox, record: SessionRecord, grant: Grant, memory: int, *, idle: float | None, settle: Settle
+        self, box: AsyncSandbox, record: SessionRecord, grant: Grant, memory: int, *, idle: float | None,
+        ended: EndedSandboxes,
     ) -> None:  # fmt: skip
         """Nothing is opened yet.
 
@@ -43,7 +47,7 @@ class HeldSandbox(Held):
             grant: the folder of the host that it was granted.
             memory: bytes that it may take.
             idle: seconds without use after which it ends.
-            settle: is told how it ended.
+            ended: where it is written down.
         """
         super().__init__(box, record, math.inf, grant, memory)
         self.box: AsyncSandbox = box
@@ -51,8 +55,10 @@ class HeldSandbox(Held):
         self.interpreters: dict[str, AsyncBoxInterpreter] = {}
         self.opening: int = 0
         self.idle_seconds: float | None = idle
-        self._settle = settle
+        self._ended = ended
         self._backend = ""
+        self._leaving = False
+        self._left: tuple[SandboxRecord, LivingMachine] | None = None  # as it was when the service was about to end
 
     @property
     def owner(self) -> str:
@@ -144,6 +150,8 @@ class HeldSandbox(Held):
         machine = self.box._machine
         assert machine is not None
         self.told()  # while its backend is known
+        if self._leaving:  # the service was to end before this was open
+            self.leave()
 
         async def until_over() -> None:
             await machine.over.wait()
@@ -151,16 +159,51 @@ class HeldSandbox(Held):
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_over)
+            tasks.start_soon(self._note_changes, machine)
             await super().wait_for_end()
             tasks.cancel_scope.cancel()
         self.reason: str = machine.ended or self.reason or "the longest life that it may have was over"
 
+    async def note(self) -> None:
+        """Writes it down as it is now."""
+        machine = self.box._machine
+        if machine is not None and not machine.ended:
+            await self._ended.began(self.told(), self._again(machine.mark()))
+
+    async def _note_changes(self, machine: LivingMachine) -> None:
+        while True:
+            await machine.changed.wait()
+            with suppress(errors.SessionEnded):
+                await self.note()
+
+    def _again(self, mark: BoxMark | None) -> Mapping[str, Any] | None:
+        """What the next server needs to go on with it; None: it ends with this one."""
+        lasting = self.box.lasting
+        if lasting is None or mark is None:
+            return None
+        again = Again(
+            request=self.box._request, mark=mark, latest=self.end, absence=lasting.absence, folder=self.grant[0],
+            writable=self.grant[1], memory=self.memory, idle=self.idle_seconds,
+        )  # fmt: skip
+        return again.model_dump(mode="json", exclude_unset=True)
+
+    def leave(self) -> None:
+        """The service is about to end: has it go on, if it can."""
+        machine = self.box._machine
+        self._leaving = True
+        if self.box.lasting is not None and machine is not None and not machine.ended:
+            self._left = self.told(), machine
+            machine.leaving = True
+
     async def settle(self) -> None:
-        """Writes down how it ended, if it ever began."""
+        """Writes down how it ended, if it ever began, or that it goes on without us."""
         if not self.began:
             return
         with anyio.move_on_after(_END_RECORD_SECONDS, shield=True):
-            await self._settle(self.told().model_copy(update={"expires": None}))
+            if self._left is not None and (again := self._again(self._left[1].left)):
+                await self._ended.began(self._left[0], again, left=True)
+            else:
+                await self._ended.ended(self.told().model_copy(update={"expires": None}))
 
 
 def over_lifetime(seconds: float, left: float) -> errors.PolicyDenied:

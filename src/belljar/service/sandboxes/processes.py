@@ -41,7 +41,7 @@ def record_of(process: AsyncProcess, *, whole: bool = True) -> ProcessRecord:
         state="running" if process.running else "lost" if error else "ended", started=process.started,
         last=process.log.last, exit_code=result.exit_code if result else None,
         status=result.status if result else None, result=result if whole else None,
-        problem=told(error, "http") if error else None,
+        problem=told(error, "http") if error else None, found=process.found,
     )  # fmt: skip
 
 

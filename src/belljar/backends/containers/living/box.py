@@ -7,7 +7,7 @@ its own and not that. It ends with our end of its stdin, so that a Belljar that 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,11 @@ from belljar.backends.containers import archive as docker_files
 from belljar.backends.containers import inside, spec, typescript
 from belljar.backends.containers.box import ContainerHost, DockerBox
 from belljar.backends.containers.cleanup import Leftovers
-from belljar.backends.containers.living import user_entry
+from belljar.backends.containers.living import again, upkeep, user_entry
 from belljar.backends.containers.living.command import LivingCommand, LivingContainer
 from belljar.backends.containers.living.from_host import AccessFromHost, can_reach
 from belljar.backends.containers.living.inputs import Delivery
+from belljar.backends.containers.living.upkeep import Upkeep
 from belljar.backends.containers.standby import Standby
 from belljar.backends.granted import GrantedCopy
 from belljar.backends.guest_text import shell_script
@@ -32,6 +33,7 @@ from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.plan import INPUTS, Command, Plan
 from belljar.core.process import BoxProcess
+from belljar.core.request import Limits
 from belljar.core.result import Result, Usage
 from belljar.core.values import MIB, WORKSPACE
 from belljar.host.docker_api import asking
@@ -72,13 +74,33 @@ class LivingBox(DockerBox):
         self._starts = 0  # programs that the engine is about to start
         self._access: AccessFromHost
         self._tasks: TaskGroup
+        self._owner = host.owner  # the process that made the container
+        self.left: bool = False
+        self.stopped: bool = False
+        self.life: Callable[[], float | None] = lambda: None
+
+    @property
+    def _lasting(self) -> bool:
+        """Whether it may go on without us. What a copied folder has changed is brought back by nobody else."""
+        return self.plan.absence > 0 and not self.copies
+
+    @property
+    def place(self) -> Mapping[str, str | int]:
+        """By which its backend finds it again."""
+        if not self._lasting:
+            return {}
+        return again.place(str(self._standby.container.id), self._standby.first, self._owner, self.uid, self._path)
+
+    def leave(self) -> None:
+        """Has it go on when it is closed, with the processes that were started to go on."""
+        self.left = self._lasting
 
     # --- its life ---
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[None]:
         """Makes and starts the container, and removes it in the end."""
-        name = f"{self.id}-living"
+        name = again.name(self.id)
         images, client = self._host.images, self._host.client
         image = await images.ready(client, await self._image_for(self.plan.language, None))
         declared = await images.volumes_of(client, image)
@@ -88,13 +110,8 @@ class LivingBox(DockerBox):
                 await self._make_volumes()
                 self._standby = await Standby.create(client, name, spec.container(self._facts(image, declared)))
                 stack.push_async_callback(self._end)
-                await self._standby.start(local=self._host.local)
-                self._holder = self._standby.container
-                self._machine = self._as_machine(self._standby.container)
-                stack.enter_context(lone_errors())
-                self._tasks = await stack.enter_async_context(anyio.create_task_group())
-                stack.callback(self._tasks.cancel_scope.cancel)
-                self._tasks.start_soon(self._watch)
+                await self._standby.start(local=self._host.local, attached=not self._lasting)
+                await self._attend(stack)
                 await self._make_ready()
                 await self._open_access(stack)
                 await self._name_guest()
@@ -103,13 +120,44 @@ class LivingBox(DockerBox):
                     stack.push_async_callback(self._bring_back, self._granted)
                 yield
         finally:
-            self._holder = None
+            self._hang_up(name)
+
+    @asynccontextmanager
+    async def found(self, place: Mapping[str, str | int]) -> AsyncIterator[None]:
+        """Takes over the container that an earlier server left, and removes it in the end."""
+        self._standby, self.stopped = await again.look(self._host, self.plan.id, place)
+        self._path, self._owner = str(place["path"]), str(place["owner"])
+        if not self._host.flavour.owned_folders:
+            self._volumes = self._names_of_volumes()
+        try:
+            async with AsyncExitStack() as stack:
+                stack.push_async_callback(self._end)
+                await self._attend(stack)
+                await self._deliveries.begin(dict(self.plan.files), {}, there=True)
+                await self._open_access(stack)
+                yield
+        finally:
+            self._hang_up(again.name(self.plan.id))
+
+    async def _attend(self, stack: AsyncExitStack) -> None:
+        """Notes the container's end from here on."""
+        self._holder = self._standby.container
+        self._machine = self._as_machine(self._standby.container)
+        stack.enter_context(lone_errors())
+        self._tasks = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(self._tasks.cancel_scope.cancel)
+        self._tasks.start_soon(self._watch)
+
+    def _hang_up(self, name: str) -> None:
+        self._holder = None
+        if not self.left:
             self._host.cleanup.remove_later(Leftovers([name], list(self._volumes)))
 
     async def _end(self) -> None:
         """Ends all that runs, whatever the engine does, and hangs up."""
         with anyio.CancelScope(shield=True):
-            if self._standby.up and not self._ended.is_set():
+            self.left = self.left and not self._ended.is_set()
+            if self._standby.up and not self._ended.is_set() and not self.left:
                 await self._standby.kill()
             await self._standby.close()
 
@@ -117,14 +165,20 @@ class LivingBox(DockerBox):
         """What its files take is memory that its programs cannot have."""
         limits, granted = self.plan.limits, self.plan.workspace
         walls = limits.model_copy(update={"disk": limits.kept_bytes, "pids": self._pids()})
+        hold = upkeep.hold(self.plan.absence) if self._lasting else ("/bin/sh", "-c", spec.HOLD)
         return spec.ContainerSpec(
-            self._host.flavour, image, ("/bin/sh", "-c", spec.HOLD), spec.KEEPER, walls, self._host.owner, self.id,
+            self._host.flavour, image, hold, spec.KEEPER, walls, self._host.owner, self.id,
             runtime=self._host.runtime, env=spec.GUEST_ENV | {"PATH": self._path},
             workspace=None if self.copies else granted,
             volumes=self._volumes, declared=declared,
             small_buffers=self._host.small_buffers, options=self._host.options_for(self.plan.language),
-            places=self._places(),
+            places=self._places(), latest=self._latest,
         )  # fmt: skip
+
+    @property
+    def _latest(self) -> float:
+        """When it is nobody's, whoever started it; 0: with its owner's end."""
+        return self.plan.latest + 2 * self.plan.absence if self._lasting else 0.0
 
     def _places(self) -> dict[str, spec.GuestFolder]:
         """The writable folders, and that of the read-only files, which only the keeper can write to."""
@@ -147,14 +201,16 @@ class LivingBox(DockerBox):
         async with self._starting():
             await inside.execute(self._keeper(), argv, self._grantee, data, what="the granted folder")
 
+    def _names_of_volumes(self) -> dict[str, str]:
+        bound = WORKSPACE if self.plan.workspace and not self.copies else ""
+        return {f"{self.id}-{place[1:].replace('/', '-')}": place for place in self._places() if place != bound}
+
     async def _make_volumes(self) -> None:
         """Where an engine cannot say whose a fresh folder is, it is a volume."""
         if self._host.flavour.owned_folders:
             return
         places = self._places()
-        if self.plan.workspace and not self.copies:
-            del places[WORKSPACE]
-        self._volumes = {f"{self.id}-{place[1:].replace('/', '-')}": place for place in places}
+        self._volumes = self._names_of_volumes()
         for name, path in self._volumes.items():
             body = spec.volume(name, self.plan.limits, self._host.owner, self.id, place=places[path])
             async with asking("the sandbox's folders could not be made", errors.StartFailed):
@@ -176,6 +232,17 @@ class LivingBox(DockerBox):
         except OSError as error:
             raise errors.StartFailed(f"the container ended early: {error.strerror}") from None
         await self.open_network()
+        if self._lasting:
+            kept = Upkeep(self.plan.absence, self._life_left, self._say)
+            await kept.hold(self._access.root, stack.enter_context)
+            self._tasks.start_soon(kept.renew)
+
+    def _life_left(self) -> float | None:
+        return self.life()
+
+    async def _say(self, argv: list[str]) -> None:
+        async with self._starting():
+            await inside.execute(self._keeper(), argv, spec.KEEPER, b"", what="the sandbox's life")
 
     async def open_network(self) -> None:
         """Opens the way to the proxy, once there is something that may be reached."""
@@ -202,7 +269,8 @@ class LivingBox(DockerBox):
 
     def _pids(self) -> int:
         """Those of the guest, of ours, one beside each command, and what it takes to start a program."""
-        return self.plan.limits.pids + _OWN_PIDS + len(self._commands) + (_STARTING_PIDS if self._starts else 0)
+        own = _OWN_PIDS + (upkeep.PIDS if self._lasting else 0) + len(self._commands)
+        return self.plan.limits.pids + own + (_STARTING_PIDS if self._starts else 0)
 
     @asynccontextmanager
     async def _starting(self) -> AsyncIterator[None]:
@@ -249,7 +317,8 @@ class LivingBox(DockerBox):
         return LivingContainer(
             container, self.uid, self._ended, self.how_it_ended, self._look, group=group,
             oom_kills=lambda: group.usage().oom_kills,
-            full=lambda: self._state.get("OOMKilled") is True,
+            full=lambda: self._state.get("OOMKilled") is True, left=lambda: self.left,
+            told=(lambda word: again.exit_code(self._access.root, word)) if self._lasting else None,
         )  # fmt: skip
 
     async def _make_ready(self) -> None:
@@ -345,6 +414,20 @@ class LivingBox(DockerBox):
             return result
         async with self._one_at_a_time:
             return await self._granted.finish(result)
+
+    async def rejoin(
+        self, place: Mapping[str, str | int], limits: Limits, emit: Emit, control: Control
+    ) -> Result:  # fmt: skip
+        """Waits for the end of a process that an earlier server started; nothing that it prints is heard."""
+        self._require_life()
+        command = Command(argv=("",))
+        living = LivingCommand(self.id, self._machine, command, limits, emit, control)
+        self._commands.add(living)
+        try:
+            return await living.rejoin(self._host.client, place)
+        finally:
+            self._commands.discard(living)
+            self._allow()
 
     async def measure(self) -> Usage | None:
         """Returns what the whole box uses now."""

@@ -35,6 +35,7 @@ from belljar.host.loops import lone_errors
 from belljar.host.process_table import number_inside
 
 if TYPE_CHECKING:
+    from aiodocker import Docker
     from aiodocker.containers import DockerContainer
     from aiodocker.execs import Exec
 
@@ -48,6 +49,7 @@ _LOOK_SECONDS = 2.0  # between questions to the engine whether the command still
 _RESIZE_TRIES = 20
 _RESIZE_PAUSE_SECONDS = 0.05
 _UNKNOWN_EXIT_CODE = 255
+_FOUND_LOOK_SECONDS = 0.1  # between looks at a process that nothing is heard of
 _END_OF_INPUT = b"\x04"  # what Ctrl-D sends
 _BECOME_SECONDS = 5.0  # that the launcher's shell may take to become the command; the start is told then in any case
 _BECOME_LOOK_SECONDS = 0.002
@@ -66,6 +68,8 @@ class LivingContainer(NamedTuple):
     oom_kills: Callable[[], int]  # as far as the host's kernel tells
     full: Callable[[], bool]  # was it killed for memory, as a whole?
     group: cgroups.Group  # where the host sees the guest's processes
+    left: Callable[[], bool] = lambda: False  # does it go on without us?
+    told: Callable[[str], int | None] | None = None  # what launchers wrote down as exit codes, by their words
 
 
 class LivingCommand:
@@ -121,7 +125,8 @@ class LivingCommand:
             self.outcome.end(self._control.reason)
             return self.outcome.result(Ending(None))
         pty = self._command.pty
-        words = ["/bin/sh", "-c", _LAUNCH, self._word.decode(), cwd, "terminal" if pty else "", *argv]
+        code_file = f"/run/.{self._word.decode()}" if self._goes_on else ""
+        words = ["/bin/sh", "-c", _LAUNCH, self._word.decode(), cwd, "terminal" if pty else "", code_file, *argv]
         before = self._machine.oom_kills()
         with anyio.CancelScope(shield=True):
             async with asking("the command could not be started", errors.StartFailed):
@@ -138,9 +143,75 @@ class LivingCommand:
             return await self._result(before)
         finally:
             await self._room.aclose()
-            if not self._over.is_set() or (self._stopping and not self._ended):
+            if (not self._over.is_set() or (self._stopping and not self._ended)) and not self._left_alone:
                 with anyio.move_on_after(_KILL_SECONDS, shield=True):
                     await self._kill()
+            if self._over.is_set() and self._machine.told is not None and self._goes_on:
+                self._machine.told(self._word.decode())  # nobody will ask for it
+
+    async def rejoin(self, client: Docker, place: Mapping[str, str | int]) -> Result:
+        """Waits for the end of a command that an earlier process of ours started, and stops it as any other.
+
+        Args:
+            client: of the engine.
+            place: what that process wrote down (`StartedGuest.place`).
+
+        Raises:
+            SessionEnded: the engine knows nothing of it any more.
+        """
+        from aiodocker.execs import Exec
+
+        assert self._machine.told is not None
+        before, number = self._machine.oom_kills(), int(place["runs"])
+        self._call = Exec(client, str(place["call"]))
+        async with asking("the process", errors.SessionEnded):
+            facts = await self._call.inspect()
+        first = int(facts.get("Pid") or 0) if facts.get("Running") else 0
+        if first and number_inside(first) == place["launcher"] and first in self._machine.group.pids():
+            self._first, self._kin = first, {first}
+        self._teller.said.update({b"ready": int(place["launcher"]), b"runs": number})
+        self._begun.set()
+        await self.outcome.begin()
+        self._control.begin(StartedGuest(number, self._signal, self._resize, place))
+        try:
+            async with anyio.create_task_group() as watchers:
+                for watch in (self._clock, self._obey):
+                    watchers.start_soon(watch)
+                await self._await_launcher()
+                await self._await_engine()
+                code = self._machine.told(str(place["word"]))  # Docker forgets it when we hang up
+                self._teller.said[b"ended"] = _UNKNOWN_EXIT_CODE if code is None else code
+                self._over.set()
+                watchers.cancel_scope.cancel()
+            return await self._result(before)
+        finally:
+            if not self._over.is_set() and not self._left_alone:
+                with anyio.move_on_after(_KILL_SECONDS, shield=True):
+                    await self._kill()
+
+    async def _await_launcher(self) -> None:
+        while True:
+            if not (self._first and number_inside(self._first)) or self._machine.ended.is_set():
+                return
+            await anyio.sleep(_FOUND_LOOK_SECONDS)
+
+    async def _await_engine(self) -> None:
+        """Waits until the engine knows of its end, too."""
+        with anyio.move_on_after(_KILL_SECONDS), suppress(errors.BelljarError):
+            while not self._machine.ended.is_set():
+                async with asking("the process"):
+                    if (await self._call.inspect()).get("Running") is False:
+                        return
+                await anyio.sleep(_FOUND_LOOK_SECONDS)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether it is a process that goes on without us where its box does."""
+        return self._machine.told is not None and self._control.feed is not None
+
+    @property
+    def _left_alone(self) -> bool:
+        return self._machine.left() and self._goes_on
 
     async def _attend(self) -> None:
         async with anyio.create_task_group() as watchers:
@@ -194,7 +265,9 @@ class LivingCommand:
         if self._control.hear:
             with anyio.move_on_after(_BECOME_SECONDS):
                 await anyio.to_thread.run_sync(_await_command, self._machine.group, number, abandon_on_cancel=True)
-        self._control.begin(StartedGuest(number, self._signal, self._resize))
+        place: dict[str, str | int] = {"call": self._call.id, "launcher": self.launcher, "runs": number}
+        place["word"] = self._word.decode()
+        self._control.begin(StartedGuest(number, self._signal, self._resize, place))
 
     def _told_end(self) -> bool:
         ended = b"ended" in self._teller.said

@@ -29,9 +29,14 @@ class Delivery:
         self._users: dict[str, int] = {}  # how many commands that run use each of these
         self._left: list[str] = []  # folders whose command has ended
 
-    async def begin(self, given: Mapping[str, bytes], programs: Mapping[str, bytes]) -> None:
-        """Lays the files that all commands find, and programs."""
+    async def begin(
+        self, given: Mapping[str, bytes], programs: Mapping[str, bytes], *, there: bool = False
+    ) -> None:  # fmt: skip
+        """Lays the files that all commands find, and programs; `there`: an earlier server has laid them."""
         self._always = given
+        if there:  # nobody knows what else lies there, or which of these is another's by now
+            self._users = dict.fromkeys(given, 1)
+            return
         self._there = dict(given)
         self._users = dict.fromkeys(given, 1)
         await self._lay(_packed(given, programs), [])
