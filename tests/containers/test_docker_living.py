@@ -124,7 +124,7 @@ async def test_a_runtime_with_a_kernel_of_its_own_says_why_it_has_no_living_sand
     offer = await engines().engine("gvisor").capabilities("docker")
     assert offer.living is None
     assert any("no living sandboxes: runsc" in note for note in offer.notes)
-    with pytest.raises(errors.NotAvailable, match="no living sandboxes"):
+    with pytest.raises(errors.PolicyDenied, match="no living sandboxes"):
         async with living(engines().engine("docker"), runtime="runsc"):
             pass
 

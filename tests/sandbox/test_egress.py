@@ -351,3 +351,26 @@ async def test_what_a_session_is_denied_is_told_with_its_turn_and_recorded(made:
     assert denied[0] in turn.denied
     (line,) = [line for line in map(json.loads, log.read_text().splitlines()) if line["kind"] == "denied"]
     assert (line["run"], line["session"], line["message"]) == ("bj-turn", "bs-given", denied[0])
+
+
+@needs_443
+async def test_a_living_sandbox_reaches_listed_hosts_and_only_them_from_every_program(
+    made: Maker, upstream: list[bytes]
+) -> None:
+    backend = made({"listed.example": ADDRESS}, private=[f"{ADDRESS}:443"])
+    listed, other = (f"CONNECT {name}.example:443 HTTP/1.1\r\nHost: x".encode() for name in ("listed", "other"))
+    async with belljar.AsyncSandbox(backend=backend, living=True, net=["listed.example"]) as box:
+        started = await box.start(["python3", "-c", ask(listed)])
+        told = await box.run(ask(listed, other))
+        (first, second), third = told.stdout.splitlines(), (await started.wait(30)).stdout
+        assert "200" in first and "pong" in first and "200" in third and "pong" in third, told.stdout + third
+        assert "403" in second
+        assert told.denied == (unlisted("listed.example"),)
+        straight = await box.run(
+            "import socket\n"
+            f"for target in (('{ADDRESS}', 443), ('192.0.2.1', 443), ('listed.example', 443)):\n"
+            "    try: socket.create_connection(target, timeout=5); print('got out')\n"
+            "    except OSError: print('no way')"
+        )
+        assert straight.stdout == "no way\n" * 3, straight.stdout + straight.stderr
+    assert upstream == [b"ping", b"ping"]

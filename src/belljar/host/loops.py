@@ -6,11 +6,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 
+# The thread for which a blocking call does what is done; None: this is async code.
+asking_thread: ContextVar[int | None] = ContextVar("asking_thread", default=None)
 _ROUNDS = 4  # of the event loop, for everybody else, between two turns of those that give way
 _giving_way: anyio.lowlevel.RunVar[anyio.Lock] = anyio.lowlevel.RunVar("giving_way")
 

@@ -17,6 +17,7 @@ from anyio.from_thread import BlockingPortal
 
 from belljar.core import errors
 from belljar.host.lifetime import Openable
+from belljar.host.loops import asking_thread
 
 T = TypeVar("T")
 OpenableT = TypeVar("OpenableT", bound=Openable)
@@ -92,7 +93,8 @@ def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
         finally:
             done.set()
 
-    future: Future[T] = _loop.portal().start_task_soon(tracked)
+    with _asking():
+        future: Future[T] = _loop.portal().start_task_soon(tracked)
     try:
         return future.result()
     except BaseException:
@@ -105,7 +107,33 @@ def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
 def enter(context: AbstractAsyncContextManager[T]) -> AbstractContextManager[T]:
     """Returns an async context manager as a blocking one."""
     _refuse_callbacks()
-    return _loop.portal().wrap_async_context_manager(context)
+    return _Entered(_loop.portal().wrap_async_context_manager(context))
+
+
+class _Entered(AbstractContextManager[T]):
+    """A context of the loop, entered on behalf of the thread that enters it."""
+
+    def __init__(self, context: AbstractContextManager[T]) -> None:
+        self._context = context
+
+    def __enter__(self) -> T:
+        with _asking():
+            return self._context.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._context.__exit__(kind, error, trace)
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """What is started in the loop meanwhile knows for which thread it is done."""
+    token = asking_thread.set(threading.get_ident())
+    try:
+        yield
+    finally:
+        asking_thread.reset(token)
 
 
 @contextmanager

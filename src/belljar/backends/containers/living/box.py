@@ -424,7 +424,7 @@ class LivingBox(DockerBox):
         living = LivingCommand(self.id, self._machine, command, limits, emit, control)
         self._commands.add(living)
         try:
-            return await living.rejoin(self._host.client, place)
+            return await living.rejoin(place)
         finally:
             self._commands.discard(living)
             self._allow()

@@ -28,14 +28,13 @@ from belljar.core.plan import Command
 from belljar.core.process import PtySize
 from belljar.core.request import Limits
 from belljar.core.result import STREAMS, Result, Status, StreamName
-from belljar.host import cgroups, process, procfs
+from belljar.host import cgroups, ownership, process, procfs
 from belljar.host.docker_api import EngineRefusal, ProgramStreams, asking, refusals
 from belljar.host.guest_uid import group_of
 from belljar.host.loops import lone_errors
 from belljar.host.process_table import number_inside
 
 if TYPE_CHECKING:
-    from aiodocker import Docker
     from aiodocker.containers import DockerContainer
     from aiodocker.execs import Exec
 
@@ -149,25 +148,18 @@ class LivingCommand:
             if self._over.is_set() and self._machine.told is not None and self._goes_on:
                 self._machine.told(self._word.decode())  # nobody will ask for it
 
-    async def rejoin(self, client: Docker, place: Mapping[str, str | int]) -> Result:
+    async def rejoin(self, place: Mapping[str, str | int]) -> Result:
         """Waits for the end of a command that an earlier process of ours started, and stops it as any other.
 
+        The engine is not asked: it forgets what somebody does not hear to its end.
+
         Args:
-            client: of the engine.
             place: what that process wrote down (`StartedGuest.place`).
-
-        Raises:
-            SessionEnded: the engine knows nothing of it any more.
         """
-        from aiodocker.execs import Exec
-
         assert self._machine.told is not None
         before, number = self._machine.oom_kills(), int(place["runs"])
-        self._call = Exec(client, str(place["call"]))
-        async with asking("the process", errors.SessionEnded):
-            facts = await self._call.inspect()
-        first = int(facts.get("Pid") or 0) if facts.get("Running") else 0
-        if first and number_inside(first) == place["launcher"] and first in self._machine.group.pids():
+        first = int(str(place["first"]).split(".")[1])
+        if ownership.name_of(first) == place["first"] and first in self._machine.group.pids():
             self._first, self._kin = first, {first}
         self._teller.said.update({b"ready": int(place["launcher"]), b"runs": number})
         self._begun.set()
@@ -178,8 +170,7 @@ class LivingCommand:
                 for watch in (self._clock, self._obey):
                     watchers.start_soon(watch)
                 await self._await_launcher()
-                await self._await_engine()
-                code = self._machine.told(str(place["word"]))  # Docker forgets it when we hang up
+                code = self._machine.told(str(place["word"]))
                 self._teller.said[b"ended"] = _UNKNOWN_EXIT_CODE if code is None else code
                 self._over.set()
                 watchers.cancel_scope.cancel()
@@ -194,15 +185,6 @@ class LivingCommand:
             if not (self._first and number_inside(self._first)) or self._machine.ended.is_set():
                 return
             await anyio.sleep(_FOUND_LOOK_SECONDS)
-
-    async def _await_engine(self) -> None:
-        """Waits until the engine knows of its end, too."""
-        with anyio.move_on_after(_KILL_SECONDS), suppress(errors.BelljarError):
-            while not self._machine.ended.is_set():
-                async with asking("the process"):
-                    if (await self._call.inspect()).get("Running") is False:
-                        return
-                await anyio.sleep(_FOUND_LOOK_SECONDS)
 
     @property
     def _goes_on(self) -> bool:
@@ -265,8 +247,11 @@ class LivingCommand:
         if self._control.hear:
             with anyio.move_on_after(_BECOME_SECONDS):
                 await anyio.to_thread.run_sync(_await_command, self._machine.group, number, abandon_on_cancel=True)
-        place: dict[str, str | int] = {"call": self._call.id, "launcher": self.launcher, "runs": number}
-        place["word"] = self._word.decode()
+        place: dict[str, str | int] = {}
+        if self._goes_on:
+            first = await anyio.to_thread.run_sync(_seen_from_host, self._machine.group, self.launcher)
+            place = {"first": ownership.name_of(first), "launcher": self.launcher, "runs": number}
+            place["word"] = self._word.decode()
         self._control.begin(StartedGuest(number, self._signal, self._resize, place))
 
     def _told_end(self) -> bool:
