@@ -26,7 +26,9 @@ pytestmark = [
     pytest.mark.containers,
     pytest.mark.second_try("an engine that is asked by several servers may miss a deadline on a busy machine"),
 ]
-LIVING = ("docker", "podman")
+_LONG = pytest.mark.exhaustive(
+    "three servers, each of which proves its engines; one test of those runs before each commit"
+)
 SECONDS = 60.0
 
 
@@ -93,7 +95,7 @@ def marks(server: Server, box: OpenBox) -> list[Mapping[str, Any]]:
     return list(noted(server, box)["again"]["mark"]["processes"])
 
 
-@pytest.mark.parametrize("flavour", LIVING)
+@pytest.mark.parametrize("flavour", ["docker", pytest.param("podman", marks=_LONG)])
 def test_a_server_that_was_stopped_or_killed_goes_on_with_its_sandboxes(flavour: str) -> None:
     with serving(flavour) as server:
         with asking(server) as http:
@@ -173,6 +175,7 @@ def test_nothing_lives_on_whose_server_does_not_come_back_and_nothing_foreign_is
         assert nothing_left("docker")
 
 
+@_LONG
 def test_of_two_servers_one_goes_on_with_what_a_third_left() -> None:
     with serving("docker") as server:
         with asking(server) as http:

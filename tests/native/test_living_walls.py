@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import belljar
+from belljar.host import mounted
 
 pytestmark = pytest.mark.anyio
 
@@ -99,3 +100,21 @@ async def test_no_command_can_read_another_before_it_runs_or_while_it_runs() -> 
         await box.files.write("enough", "")
         result = await lurker.wait(20)
     assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize("by_host", [True, False])
+async def test_the_number_of_files_is_limited_by_the_host_and_where_it_cannot_by_the_machine_itself(
+    by_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_host and not mounted.can_limit_files():
+        pytest.skip("NOT CHECKED: only root on Linux 5.2 or later limits the number of files from outside")
+    monkeypatch.setattr(mounted, "can_limit_files", lambda: by_host)
+    async with belljar.AsyncSandbox(backend="native", living=True, memory="64M", disk="4M") as box:
+        code = (
+            "import os\n"
+            "most, made = os.statvfs('/workspace').f_files, 0\n"
+            "try:\n"
+            "    while made < 5000: open(f'{made}', 'w').close(); made += 1\n"
+            "except OSError as error: print(most, most - made < 200, error.strerror)"
+        )
+        assert (await box.run(code)).stdout == "2048 True No space left on device\n"

@@ -28,7 +28,7 @@ from belljar.core.process import BoxProcess
 from belljar.core.request import Egress, Limits
 from belljar.core.result import Result, Usage
 from belljar.core.values import MIB, WORKSPACE
-from belljar.host import cgroups, disk_image, files, process, procfs
+from belljar.host import cgroups, disk_image, files, mounted, process, procfs
 from belljar.host.box_network import BoxNetwork
 from belljar.host.box_tree import HostTree
 from belljar.host.egress import guest
@@ -76,6 +76,8 @@ class NativeLivingBox(NativeBox):
                 self._first = await stack.enter_async_context(opening)
             await self._make_disk()
             root = stack.enter_context(files.opened(self._place))
+            if self._machine.counted:
+                self._limit_files(root)
             self._open_folders(root, stack)
             if self.on_disk and self._machine.home not in self._machine.writable:
                 await self.tree.make_dir(self._machine.home)
@@ -89,6 +91,12 @@ class NativeLivingBox(NativeBox):
                 self._own_processes = len(await anyio.to_thread.run_sync(listing.members, self._first.pid))
                 self._tasks.start_soon(self._watch_memory)
             yield
+
+    def _limit_files(self, root: int) -> None:
+        try:
+            mounted.limit_files(root, self.plan.limits.kept_inodes)
+        except OSError as error:
+            raise errors.StartFailed(f"the number of the sandbox's files cannot be limited: {error.strerror}") from None
 
     async def _make_disk(self) -> None:
         """Gives it a disk that is not memory, if the settings say so; `auto`: where that can be."""
@@ -115,7 +123,7 @@ class NativeLivingBox(NativeBox):
         return walls.MachineSpec(
             bubblewrap=self._host.bubblewrap, limits=self.plan.limits, home=_home(self.plan.home),
             user=self.plan.user, workspace=workspace, grants=self._equipment.grants, files=dict(self.plan.files),
-            links=self._equipment.links, binds=self._equipment.binds,
+            links=self._equipment.links, binds=self._equipment.binds, counted=mounted.can_limit_files(),
         )  # fmt: skip
 
     def _open_folders(self, root: int, stack: AsyncExitStack) -> None:

@@ -58,6 +58,7 @@ class MachineSpec(NamedTuple):
     files: Mapping[str, bytes]  # read-only inputs
     links: Mapping[str, str]  # names for programs -> where they are
     binds: Mapping[str, str] = {}  # inside -> a folder of the host
+    counted: bool = False  # does the host itself limit the number of files?
 
     @property
     def writable(self) -> tuple[str, ...]:
@@ -130,7 +131,8 @@ def machine_arguments(machine: MachineSpec, stack: ExitStack) -> tuple[list[str]
         args += ["--ro-bind", folder, f"{at}{inside}"]
     for name, content in machine.files.items():
         args += text(f"{INPUTS}/{name}", content)
-    first = ["/bin/sh", "-c", shell_script("native/machine"), "belljar", at, str(machine.limits.kept_inodes)]
+    most = "" if machine.counted else str(machine.limits.kept_inodes)
+    first = ["/bin/sh", "-c", shell_script("native/machine"), "belljar", at, most]
     return [*args, "--remount-ro", "/", "--chdir", "/", "--", *first], fds
 
 
