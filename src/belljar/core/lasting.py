@@ -9,6 +9,7 @@ from pydantic import Field
 
 from belljar.core.model import Model
 from belljar.core.process import PtySize
+from belljar.core.request import Egress
 
 Place = Mapping[str, str | int]  # by which a backend finds again what it made: its own words
 
@@ -37,6 +38,8 @@ class BoxMark(Model):
     """By which its backend finds it again."""
     walls: str
     """What its plan said of its walls and limits: one that policy would open otherwise today is not taken over."""
+    egress: Egress | None = None
+    """What it may reach, if that was changed since it was opened."""
     ends: float | None = None
     """When its time is over, in seconds since 1970; None: never."""
     paused: bool = False

@@ -14,7 +14,7 @@ from belljar.backends.base import LastingBox, Living
 from belljar.core import errors
 from belljar.core.lasting import BoxMark
 from belljar.core.process import Feature
-from belljar.core.request import Life
+from belljar.core.request import Egress, Life
 from belljar.core.result import Event, LifeKind, Status
 from belljar.core.values import WORKSPACE
 from belljar.host.box_tree import HostTree
@@ -77,6 +77,7 @@ class LivingMachine:
         self.left: BoxMark | None = None
         self._held = LifetimeTask(self._holding())
         self._lease: Lease | None = None
+        self._egress: Egress | None = None  # what it could reach when it was opened, or found
         self._tasks: TaskGroup
         self._started = 0
         self._deadline: float | None = None  # by the monotonic clock
@@ -226,7 +227,9 @@ class LivingMachine:
         if self._lease is None or not isinstance(box, LastingBox) or not box.place:
             return None
         marks = (process.mark() for process in self.processes.values())
+        now = self._lease.plan.egress
         return BoxMark(
+            egress=self._found.egress if self._found and now == self._egress else None if now == self._egress else now,
             place=box.place, walls=self._lease.plan.walls, ends=self.expires, paused=self.paused,
             left_out=tuple(self.left_out), started=self._started, processes=tuple(mark for mark in marks if mark),
         )  # fmt: skip
@@ -383,6 +386,7 @@ class LivingMachine:
     async def _begin(self) -> None:
         if self._beginning is not None:
             await self._beginning(self)
+        self._egress = self.lease.plan.egress
         if isinstance(self.lease.box, LastingBox):
             self.lease.box.life = self._life_left
         if self._found is not None:

@@ -149,7 +149,10 @@ class AsyncLivingPart(LivingHandle):
         return AsyncNetwork(self._change_network)
 
     async def _change_network(self, change: NetworkChange | None) -> NetworkRecord:
-        return await self.lease.change_network(change)
+        told = await self.lease.change_network(change)
+        if self._machine is not None:
+            self._machine.note_change()
+        return told
 
     # --- files and interpreters ---
 

@@ -51,7 +51,8 @@ def sandbox(service: Service, record: SandboxRecord, again: Again) -> AsyncSandb
     absence = service.settings.service.living_absence
     if not absence:
         raise errors.SessionEnded("the settings let nothing go on without its server", fix="open a new one")
-    asked = again.request.model_copy(update={"backend": record.backend})
+    changed = {} if again.mark.egress is None else {"egress": again.mark.egress}
+    asked = again.request.model_copy(update={"backend": record.backend} | changed)
     box = AsyncSandbox(engine=service.engine, id=record.id)
     box._request = projects.check(asked, service.settings.service.projects)
     box.lasting = Lasting(absence, again.latest, again.mark)
