@@ -82,7 +82,7 @@ async def tell_network(box: TheBox) -> NetworkRecord:
 async def change_network(body: ChangeNetwork, box: TheBox) -> NetworkRecord:
     """Changes what it may reach, at once: open connections to hosts that are no longer allowed are cut."""
     async with box.used() as one:
-        return await one.lease.change_network(box.may_reach(body.change()))
+        return await one._change_network(box.may_reach(body.change()))
 
 
 @router.post("/{id}/run", response_model=Executed, responses=ACCEPTED)
