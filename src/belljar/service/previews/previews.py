@@ -252,7 +252,7 @@ class Previews:
         grant = (folder.path, folder.write) if folder else (copied, False) if copied else NO_GRANT
         held = HeldPreview(
             AsyncSandbox(**asked), record, grant, service.demand(wanted, kept=True).memory, idle=None,
-            settle=service.ended.ended,
+            ended=service.ended,
         )  # fmt: skip
         held.key = caller.key
         held.environment = wanted.packages if isinstance(wanted.packages, str) else None
