@@ -5,6 +5,7 @@ The folder is copied into a living sandbox of type `test-runner`, its tests are 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -134,7 +135,10 @@ async def test_folder(
             f"timeout: {asked.timeout:g} s is over the cap of {engine.settings.caps.timeout:g} s",
             fix="ask for less, or have the administrator raise the cap", context={"field": "timeout"},
         )  # fmt: skip
-    project = await anyio.to_thread.run_sync(_project, folder)
+    try:
+        project = await anyio.to_thread.run_sync(_project, folder)
+    except OSError as error:
+        raise errors.InvalidRequest(f"path: {folder[:200]!r} cannot be read: {error.strerror}") from None
     found = detect(project) if asked.command is None else None
     given = {"type": TEST_RUNNER, **{name: value for name, value in options.items() if value is not None}}
     if given.get("workspace") is not None:
@@ -143,7 +147,7 @@ async def test_folder(
     if image := _image(engine.settings, backend, given, asked, found):
         given["image"] = image
     async with AsyncSandbox(living=True, backend=backend, engine=engine, id=id, **given) as box:
-        await box.files.upload(folder, WORKSPACE)
+        await _copy(box, folder)
         report, result = await run_tests(box, asked, on_event=on_event, on_test=on_test, cancel=cancel, found=found)
         if extra is not None:
             names = ", ".join(extra.names) or "nothing"
@@ -155,6 +159,17 @@ async def test_folder(
             report = report.model_copy(update={"kept": kept})
             result = with_report(result, report)
     return report, result
+
+
+async def _copy(box: AsyncSandbox, folder: str) -> None:
+    try:
+        await box.files.upload(folder, WORKSPACE)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise errors.InvalidRequest(
+                "path: the project does not fit into the sandbox", fix="raise `disk`, and `memory` on native"
+            ) from None
+        raise errors.InvalidRequest(f"path: the project cannot be copied: {error}") from None
 
 
 test_folder.__test__ = False  # type: ignore[attr-defined]

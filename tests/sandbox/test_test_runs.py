@@ -311,6 +311,9 @@ def test_what_cannot_be_asked_for_is_refused_before_anything_runs(engine: Engine
     for wrong in ({"path": tmp_path / "none"}, {"path": tmp_path}, {"path": tmp_path, "timeout": 301.0}):
         with pytest.raises(errors.BelljarError):
             belljar.test(engine=engine, **wrong)  # type: ignore[arg-type]
+    (tmp_path / "large").write_bytes(bytes(3 << 20))
+    with pytest.raises(errors.InvalidRequest, match="does not fit"):
+        belljar.test(tmp_path, "true", engine=engine, disk="1M")
     with pytest.raises(errors.PolicyDenied, match="cap"):
         belljar.test(tmp_path, "true", engine=engine, timeout=301)
 

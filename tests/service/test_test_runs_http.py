@@ -88,6 +88,7 @@ def test_what_may_not_be_or_makes_no_sense_is_refused_and_nothing_is_run(http: h
         ({"project_path": str(projects / "sums"), "timeout_seconds": 301}, 403),
         ({"project_path": str(projects / "sums"), "shard": "3/2"}, 422),
         ({"project_path": str(projects / "sums"), "reports": ["../../etc/*"]}, 422),
+        ({"project_path": str(projects / "sums"), "test_command": False}, 422),
     ):  # fmt: skip
         answer = http.post("/api/sandbox/test", json=body)
         assert answer.status_code == code, (body, answer.text)

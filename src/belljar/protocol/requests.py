@@ -38,7 +38,7 @@ from belljar.core.request import (
     Workspace,
     check_job,
 )
-from belljar.core.test_results.asked import MAX_REPEATS, CommandLine, Shard, TestOptions
+from belljar.core.test_results.asked import MAX_REPEATS, CommandLine, Shard, TestOptions, test_options
 from belljar.core.values import Bytes, EnvName, EnvText, GuestPath, Text
 
 
@@ -248,8 +248,12 @@ class RunTests(RequestBody):
         return named | {"limits": self.limits.named() if self.limits else None}
 
     def test_options(self, usual_seconds: float) -> TestOptions:
-        """Returns the fields of the tests."""
-        return TestOptions(
+        """Returns the fields of the tests.
+
+        Raises:
+            InvalidRequest: one of them makes no sense.
+        """
+        return test_options(
             command=self.test_command, environment=self.environment, timeout=self.timeout_seconds or usual_seconds,
             coverage=self.coverage, only=self.only, shard=self.shard, repeat=self.repeat, reports=self.reports,
         )  # fmt: skip

@@ -36,6 +36,7 @@ async def submit_tests(service: Service, body: RunTests, caller: Caller, *, key:
         PolicyDenied: it was turned away, or the folder is not below a root of service.projects.
         NotAvailable: it could not be recorded.
     """
+    body.test_options(usual_seconds(service.settings))  # which raises, before anything is recorded
     asked = await service.check(_sandbox(body), caller)  # the folder by its real name
     assert asked.workspace is not None
     record = service.new_record(_named(body, asked), caller)

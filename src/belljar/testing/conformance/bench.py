@@ -41,7 +41,7 @@ class Bench:
         self.capabilities = capabilities
         self.languages: frozenset[str] = frozenset(support.name for support in languages if support.available)
         self._machines: UsedMachines | None = None
-        self.had_used = False  # did a check get a living sandbox in which another check had been?
+        self.had_used: bool = False  # did a check get a living sandbox in which another check had been?
 
     def sharing(self, machines: UsedMachines) -> Self:
         """Returns a bench for one check, whose living sandboxes may have served other checks."""
