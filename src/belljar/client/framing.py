@@ -56,7 +56,7 @@ class AnswerReader:
     """Takes the bytes of one answer, however they come."""
 
     def __init__(self) -> None:
-        self.reusable = False  # after a whole answer: whether the connection may be asked again
+        self.reusable: bool = False  # after a whole answer: whether the connection may be asked again
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []

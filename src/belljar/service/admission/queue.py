@@ -43,8 +43,11 @@ class Ticket:
     """One run that waits for a place, has one, or was refused."""
 
     def __init__(self, caller: Caller, cpus: float, memory: int, on_position: OnPosition | None, asked: float) -> None:
-        self.caller, self.cpus, self.memory, self.on_position = caller, cpus, memory, on_position
-        self.asked = asked
+        self.caller: Caller = caller
+        self.cpus: float = cpus
+        self.memory: int = memory
+        self.on_position: OnPosition | None = on_position
+        self.asked: float = asked
         self.position: int | None = None
         self.since: float | None = None  # when it got its place
         self.refusal: Exception | None = None
