@@ -2,7 +2,7 @@
 
 Usage: run_tests.py [PYTEST_ARGUMENT ...]
 
-Four processes (or `BELLJAR_TEST_PROCESSES`) share the cores, because a good part of the work is waiting, and engines
+Three processes (or `BELLJAR_TEST_PROCESSES`) share the cores, because a good part of the work is waiting, and engines
 and the kernel's tables, so a test can fail for what runs beside it. A failure that does not repeat itself alone is not
 fatal: the last line counts those, by name. (What is known to fail at times carries the marker `second_try` with its
 reason, and pytest's own line counts it as rerun.) These are fatal at once: an
@@ -22,7 +22,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-LANES = ["-n", os.environ.get("BELLJAR_TEST_PROCESSES") or "4", "--dist", "loadscope", "--no-loadscope-reorder"]
+LANES = ["-n", os.environ.get("BELLJAR_TEST_PROCESSES") or "3", "--dist", "loadscope", "--no-loadscope-reorder"]
 MAX_ALONE = 6
 TESTS_FAILED = 1  # pytest's exit code
 

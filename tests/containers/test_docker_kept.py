@@ -14,12 +14,12 @@ import pytest
 import belljar
 from belljar.core.labels import KEPT_LABEL
 from belljar.engine.engine import Engine
-from engines import backend_of, engines, nothing_left
+from engines import PODMAN_AGAIN, backend_of, engines, nothing_left
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
 
 
-@pytest.fixture(params=["docker", "podman"])
+@pytest.fixture(params=["docker", PODMAN_AGAIN])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     found = engines().engine(request.param)
     yield found

@@ -17,7 +17,7 @@ from belljar.backends.containers.backend import Containers
 from belljar.core.labels import LABEL, OWNER_LABEL
 from belljar.engine.engine import Engine
 from belljar.host.docker_api import connected, list_containers
-from engines import FLAVOURS, IMAGE, engines
+from engines import FLAVOURS, IMAGE, PODMAN_AGAIN, engines
 
 pytestmark = [
     pytest.mark.anyio,
@@ -52,7 +52,7 @@ def made(flavour: str, container: dict[str, Any]) -> Engine:
     return engines().engine(flavour, container=container)
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=["docker", "gvisor", PODMAN_AGAIN])
 def engine(request: pytest.FixtureRequest) -> Engine:
     return pooled(request.param)
 

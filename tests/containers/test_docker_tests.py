@@ -9,13 +9,13 @@ import pytest
 import belljar
 from belljar.core import errors
 from belljar.engine.engine import Engine
-from engines import engines, nothing_left
+from engines import PODMAN_AGAIN, engines, nothing_left
 from small_projects import HANGS, LEAVES, SUMS, project
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.containers]
 
 
-@pytest.fixture(params=("docker", "podman"))
+@pytest.fixture(params=["docker", PODMAN_AGAIN])
 def engine(request: pytest.FixtureRequest) -> Engine:
     return engines().engine(request.param)
 

@@ -16,6 +16,7 @@ import pytest
 
 from belljar.core import errors
 from belljar.images.images import Images
+from engines import PODMAN_AGAIN
 from image_engine import ImageEngine, socket_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.containers]
@@ -28,7 +29,7 @@ container=$({docker} create --network none "$1" none)
 {ruff} check --isolated --no-cache --select S --output-format sarif "$folder\""""
 
 
-@pytest.fixture(params=["docker", "podman"])
+@pytest.fixture(params=["docker", PODMAN_AGAIN])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> ImageEngine:
     return ImageEngine(socket_of(request.param), tmp_path, request.param)
 

@@ -17,7 +17,7 @@ def js() -> Iterator[belljar.Session]:
         yield session
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def bash() -> Iterator[belljar.Session]:
     with belljar.Session(language="bash", backend="native") as session:
         yield session

@@ -35,6 +35,8 @@ FLAVOURS = {
     "gvisor": ("docker", "runsc", "runsc"),
     "podman": ("podman", "", "podman"),
 }
+# For tests of what Docker's API is asked, which is Podman's too: no check and no attack of the suites is among them.
+PODMAN_AGAIN = pytest.param("podman", marks=pytest.mark.exhaustive("what Docker is asked, by the same API"))
 _START_SECONDS = 600  # the first time, packages and an image are fetched
 _SHARED: dict[tuple[object, ...], Engine] = {}
 

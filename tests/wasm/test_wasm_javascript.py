@@ -326,6 +326,7 @@ queueMicrotask(() => console.log('microtask'))
 let n = 0
 const every = setInterval(() => { if (++n === 3) { clearInterval(every); console.log('three') } }, 1)
 clearTimeout(setTimeout(() => console.log('never'), 0))
+for (const due = Date.now() + 3; Date.now() < due;);  // as in Node, timers go before immediates once they are due
 console.log('first')"""
     order = "first,tick,promise,microtask,late tick,timer 0,immediate,three,timer 20"
     assert box.prints(code).strip().split("\n") == order.split(",")
