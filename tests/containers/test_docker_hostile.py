@@ -23,7 +23,7 @@ from belljar.engine.backends import containers
 from belljar.engine.engine import Engine
 from belljar.host import files
 from belljar.host.docker_api import connected, list_containers
-from engines import FLAVOURS, IMAGE, backend_of, engines, nothing_left, run
+from engines import FLAVOURS, IMAGE, PODMAN_AGAIN, backend_of, engines, nothing_left, run
 
 pytestmark = [
     pytest.mark.anyio,
@@ -341,7 +341,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("flavour", ["docker", "podman"])
+@pytest.mark.parametrize("flavour", ["docker", PODMAN_AGAIN])
 async def test_a_crowd_of_connections_takes_few_of_our_descriptors_and_closes_nobody_else_s_door(
     flavour: str, state_dir: Path
 ) -> None:

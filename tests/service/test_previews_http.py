@@ -293,6 +293,7 @@ def test_answers_that_are_none_are_explained(seen: Seen) -> None:
         assert (answer.status_code, "does not answer" in answer.text) == (502, True)
 
 
+@pytest.mark.exhaustive("a thousand requests take ten seconds; each kind of them is in the tests above")
 def test_a_thousand_requests_at_once_and_in_a_row_all_get_their_own_answer(seen: Seen) -> None:
     def ask(number: int) -> bool:
         return bool(seen.get(f"/n/{number}").json()["path"] == f"/n/{number}")

@@ -14,13 +14,13 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Seconds that the longest groups take with two cores; what is not named takes less. Only their order matters.
 SECONDS: dict[str, float] = {
-    "conformance on gvisor": 105,
+    "conformance on gvisor": 145,
     "escape on apple's stand-in": 105,
-    "conformance on podman": 95,
+    "conformance on podman": 220,
     "conformance on apple's stand-in": 95,
-    "escape on gvisor": 95,
+    "escape on gvisor": 125,
     "containers/test_docker_settings.py": 85,
-    "conformance on docker": 80,
+    "conformance on docker": 100,
     "escape on podman": 75,
     "images/test_images_build.py": 75,
     "images/test_images_pull.py": 75,
