@@ -43,6 +43,11 @@ def test_a_package_that_the_wasm_runtime_has_is_to_be_had_there(way: str) -> Non
     assert "wasm" not in python("ModuleNotFoundError: No module named 'numpy'", Around()).suggestion
 
 
+def test_a_module_that_python_is_to_run_and_has_not_is_a_missing_package() -> None:
+    failed = shell("/usr/bin/python3: No module named pytest\n", 1)
+    assert failed.error_type is ErrorType.MISSING_PACKAGE and "pytest is not installed" in failed.suggestion
+
+
 def test_a_loop_that_took_all_of_its_time_on_wasm_is_faster_on_native_and_cheaper_with_fuel() -> None:
     wasm = Around(counts_fuel=True)
     assert "with backend=native" in ended(Status.TIMEOUT, wasm)

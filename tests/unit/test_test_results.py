@@ -296,6 +296,7 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
         ({"pyproject.toml": 'dependencies = ["pytest>=8"]'}, "pytest", "python3 -m pytest"),
         ({"tests/conftest.py": ""}, "pytest", "python3 -m pytest"),
         ({"test_a.py": "import pytest\n"}, "pytest", "python3 -m pytest"),
+        ({"test_a.py": "def test_a():\n    assert 1\n"}, "pytest", "python3 -m pytest"),
         ({"test_a.py": "import unittest\n"}, "unittest", "python3 -m unittest discover"),
         ({"tests/test_a.py": "", "x.py": ""}, "unittest", "python3 -m unittest discover -s tests"),
         ({"package.json": '{"scripts": {"test": "vitest run"}}'}, "vitest", "npm test"),

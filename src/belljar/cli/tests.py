@@ -24,6 +24,7 @@ from belljar.control.control import Control
 from belljar.core import errors
 from belljar.core.display import neutralise
 from belljar.core.result import TIMEOUT_EXIT_CODE, Event
+from belljar.core.spelling import respelled
 from belljar.core.test_results.model import TestCase, TestFailure, TestReport
 from belljar.host.loops import lone_errors
 
@@ -110,7 +111,7 @@ async def _conduct(engine: Engine, folder: str, asked: dict[str, Any], view: _Vi
             tasks.start_soon(stop)
             report = await _run(engine, folder, asked, view, cancel)
             tasks.cancel_scope.cancel()
-    return report
+    return respelled(report, "cli")
 
 
 async def _run(engine: Engine, folder: str, asked: dict[str, Any], view: _View, cancel: Cancel) -> TestReport:

@@ -75,6 +75,7 @@ NAME = r"(?P<package>[\w.@/+~-]{1,120})"
 ANY_LANGUAGE = _signs(
     (_MISSING, rf"(?:^|: ){NAME}: (?:command )?not found$", _PROGRAM),
     (_MISSING, rf"^env: \W?{NAME}\W?: No such file or directory$", _PROGRAM),
+    (_MISSING, rf"^\S{{0,200}}python[\d.]*: No module named {NAME}$", PYTHON_PACKAGE),
     (_E.NETWORK_ERROR, r"ERROR: No matching distribution found for |suitable TLS CA certificate bundle", REGISTRY),
     (_E.NETWORK_ERROR, r"\bnpm (?:error|ERR!) (?:code )?(?:EAI_AGAIN|ENOTFOUND|ECONNREFUSED|network)", REGISTRY),
     (_E.NETWORK_ERROR, r"unable to resolve host address", NETWORK),

@@ -9,11 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from belljar.core import errors
 from belljar.core.result import Result
 
+if TYPE_CHECKING:
+    from belljar.core.test_results.model import TestReport
+
+Answer = TypeVar("Answer", Result, "TestReport")
 Surface = Literal["python", "cli", "http", "mcp"]
 
 _VALUE = r"([\w*](?:[\w.*@/:+-]{0,251}[\w*])?)"
@@ -77,8 +81,8 @@ def respell(suggestion: str, surface: Surface) -> str:
     return suggestion
 
 
-def respelled(result: Result, surface: Surface) -> Result:
-    """Returns a result whose suggestion is in the words of a surface."""
+def respelled(result: Answer, surface: Surface) -> Answer:
+    """Returns a result, or a report of tests, whose suggestion is in the words of a surface."""
     if result.error is None:
         return result
     failure = result.error.model_copy(update={"suggestion": respell(result.error.suggestion, surface)})

@@ -131,6 +131,8 @@ def _pytest(project: Project) -> FoundFramework | None:
     for name in test_files_of_python(project.names):
         if re.search(r"(?m)^\s*(import pytest|from pytest import)\b", texts.get(name, "")):
             return FoundFramework("pytest", _PYTEST, f"{name} imports pytest")
+        if re.search(r"(?m)^(async )?def test\w*\(", texts.get(name, "")):  # which unittest does not see
+            return FoundFramework("pytest", _PYTEST, f"{name} has tests that are plain functions")
     return None
 
 
